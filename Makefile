@@ -1,0 +1,112 @@
+# Everything that is done with this project, from a fresh machine on: Python 3.11 with pip and venv,
+# make, and a C compiler (without one the build is plain Python, and says so).
+#
+# Environments, each with only what its targets need, remade when what they hold is out of date:
+#
+#   .venv        compiled: the wheel of src/, and the tools of `test` and `check`
+#   .venv-pure   the same source uncompiled and editable, and the tools of `test`: for quick work,
+#                `.venv-pure/bin/pytest tests/unit` sees each change of src/ at once
+#   .venv-run    compiled, with what the examples need
+#   .venv-bench  compiled, and nothing else
+#
+# The wheel is built once for all of them, in build/; C is compiled again only if a hot module
+# (setup.py lists them) has changed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
+QUICK_TESTS := $(wildcard tests/unit tests/property)
+PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
+CRASH_IMAGES_ALL := 1000000
+TEST_EXTRAS := [test,check]
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help setup run test check lint crash bench format clean FORCE
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make setup   both development environments, .venv (compiled) and .venv-pure"
+	@echo "make run     the main job: flight events through the engine, killed and recovered"
+	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
+	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
+	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"
+	@echo "make bench   the figures"
+	@echo "make format  let ruff write the format and what else it can mend"
+	@echo "make clean   remove environments, build and caches"
+
+setup: .venv/ready .venv-pure/ready
+
+run: .venv-run/ready
+	@test -f examples/flights.py || { echo "make run: examples/flights.py is missing" >&2; exit 66; }
+	.venv-run/bin/python examples/flights.py $(ARGS)
+
+test: lint .venv-pure/ready
+	.venv/bin/python -m pytest tests
+	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(PURE_TESTS)
+
+check: lint
+	.venv/bin/python -m pytest $(QUICK_TESTS) tests/test_house.py
+
+lint: .venv/ready
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy --strict src tests/helpers
+	PYTHONPATH=src .venv/bin/lint-imports --no-logo
+
+crash: .venv/ready
+	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) .venv/bin/python -m pytest tests/crash --timeout=0 -s
+
+bench: .venv-bench/ready
+	@test -f bench/run.py || { echo "make bench: bench/run.py is missing" >&2; exit 66; }
+	.venv-bench/bin/python bench/run.py $(ARGS)
+
+format: .venv/ready
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean:
+	rm -rf build .venv .venv-pure .venv-run .venv-bench src/penstock.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+# --- environments ---
+
+# The list changes when a module comes or goes, which no file's time would show.
+build/sources.txt: FORCE
+	@mkdir -p build
+	@echo "$(SOURCES)" | cmp -s - $@ || echo "$(SOURCES)" > $@
+
+# What earlier builds left of the plain modules goes; what they compiled stays, unless setup.py,
+# which lists what is compiled, is another.
+build/wheel.ready: build/sources.txt $(SOURCES) pyproject.toml setup.py LICENSE
+	@rm -rf build/wheels $(if $(filter setup.py,$?),build/lib.*)
+	@find build -path 'build/lib*' -name '*.py' -delete
+	$(PYTHON) -m pip wheel -v --no-deps --wheel-dir build/wheels . > build/wheel.log 2>&1 \
+		|| { cat build/wheel.log; exit 1; }
+	@sed -n 's/^ *\(penstock: installing\)/\1/p' build/wheel.log | sort -u
+	@touch $@
+
+# $(call install,ENVIRONMENT,EXTRAS): the version is the same after each change, hence by force.
+define install
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/penstock-*.whl
+	$(1)/bin/python -m pip install --quiet "$$(ls build/wheels/penstock-*.whl)$(2)"
+	$(1)/bin/penstock --version
+	@touch $(1)/ready
+endef
+
+.venv/ready: build/wheel.ready
+	$(call install,.venv,$(TEST_EXTRAS))
+
+.venv-run/ready: build/wheel.ready
+	$(call install,.venv-run,[examples])
+
+.venv-bench/ready: build/wheel.ready
+	$(call install,.venv-bench,)
+
+.venv-pure/ready: pyproject.toml setup.py
+	test -x .venv-pure/bin/python || $(PYTHON) -m venv .venv-pure
+	PENSTOCK_PURE=1 .venv-pure/bin/python -m pip install --quiet -e '.[test]'
+	.venv-pure/bin/penstock --version
+	@touch $@

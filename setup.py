@@ -1,0 +1,133 @@
+"""The part of the build that is not a table: which modules mypyc compiles, and when it does not.
+
+The same source runs compiled and as plain Python. It is left uncompiled
+
+* when PENSTOCK_PURE=1 is set while installing,
+* in an editable install (`pip install -e`), so that src/ never holds a compiled module beside its
+  newer source,
+* when there is no C compiler or no Python.h, or when the compiler fails: then the build says so in
+  one line on stderr (pip shows it with -v) and goes on.
+
+A module that mypyc itself refuses is a mistake of ours, not of the machine, and ends the build.
+`penstock --version` says which of the two was installed.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+# The hot modules, listed here and nowhere else.
+HOT_MODULES = (
+    "penstock.message",
+    "penstock.storage.record",
+    "penstock.storage.transaction_log",
+    "penstock.storage.queue_segment",
+    "penstock.storage.queue_index",
+    "penstock.storage.message_store",
+    "penstock.storage.recovery",
+    "penstock.storage.engine",
+)
+
+# The one that compiles: its C runs against the librt that [project.dependencies] asks for.
+COMPILER_REQUIREMENT = "mypy==2.4.1"
+
+BUILDING = {"bdist_wheel", "build", "build_ext", "install"}
+
+
+def c_compiler() -> str | None:
+    """The command of a C compiler that exists, the one Python was built with first."""
+    configured = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    for command in (configured, "cc", "gcc", "clang"):
+        if shutil.which(command.split()[0]):
+            return str(command)
+    return None
+
+
+def why_pure() -> str | None:
+    """Why this build leaves the modules uncompiled; None if it compiles them."""
+    if os.environ.get("PENSTOCK_PURE", "0") not in ("", "0"):
+        return "PENSTOCK_PURE is set"
+    if "editable_wheel" in sys.argv or "develop" in sys.argv:
+        return "the install is editable"
+    if c_compiler() is None:
+        return "no C compiler was found (looked for CC, cc, gcc, clang)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h was not found (Debian and Ubuntu: apt install python3-dev)"
+    return None
+
+
+def say(reason: str) -> None:
+    print(f"penstock: installing the pure Python build: {reason}", file=sys.stderr)
+
+
+class BuildHotModules(build_ext):
+    """Builds all of the hot modules or none: half of them would not import."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception:
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            self.extensions = []
+            say("the C compiler failed, with its output above")
+
+    def build_extensions(self) -> None:
+        """Compile an extension's C files side by side; they are linked when all are done."""
+        compile_all = self.compiler.compile
+
+        def compile_parallel(sources: list[str], **options: Any) -> list[str]:
+            def compile_one(source: str) -> list[str]:
+                return list(compile_all([source], **options))
+
+            with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+                return [name for names in workers.map(compile_one, sources) for name in names]
+
+        self.compiler.compile = compile_parallel
+        for extension in self.extensions:
+            # A newer compiler with a new warning is no reason to do without.
+            extension.extra_compile_args = [
+                option for option in extension.extra_compile_args or [] if option != "-Werror"
+            ]
+        super().build_extensions()
+
+
+def hot_files() -> list[str]:
+    files = [Path("src", *module.split(".")).with_suffix(".py") for module in HOT_MODULES]
+    return [str(file) for file in files if file.exists()]
+
+
+def setup_arguments() -> dict[str, Any]:
+    reason = why_pure()
+    if reason is not None:
+        if BUILDING & set(sys.argv):
+            say(reason)
+        return {}
+    if not BUILDING & set(sys.argv):
+        # Only asked what it needs: pip installs this into the build's own environment.
+        return {"setup_requires": [COMPILER_REQUIREMENT]}
+    os.environ.setdefault("CC", c_compiler() or "cc")
+    from mypyc.build import mypycify
+
+    mypycify_typed: Callable[..., list[Any]] = mypycify
+    return {
+        "ext_modules": mypycify_typed(
+            hot_files(),
+            opt_level="3",
+            debug_level="1",
+            multi_file=True,
+            group_name="penstock",
+        ),
+        "cmdclass": {"build_ext": BuildHotModules},
+    }
+
+
+setup(**setup_arguments())

@@ -1,0 +1,63 @@
+"""Clock, and the two that there are: the system's, and one that a test moves by hand.
+
+Why so.  Whatever asks for the time is handed a Clock, so that any test can replay any run and
+none has to sleep. This is the only module of penstock that asks the system what time it is.
+
+Two times, because they answer different questions. `monotonic` never goes back, and is for
+measuring how long ago something was: when a checkpoint is due, how long a sync took. `wall_ms` is
+the calendar's, may jump either way when somebody sets the clock, and is for what is written to
+disk or shown: the arrival and the expiry of messages.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What tells the time."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 00:00 UTC; may jump when the system's clock is set."""
+        ...
+
+
+class SystemClock:
+    """The time of this machine."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 00:00 UTC."""
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """Stands still until `advance` is called. For tests and simulations.
+
+    monotonic: seconds it begins at. wall_ms: milliseconds since 1970 it begins at.
+    """
+
+    def __init__(self, monotonic: float = 0.0, wall_ms: int = 1_700_000_000_000) -> None:
+        self._start: float = monotonic
+        self._start_ms: int = wall_ms
+        self._advanced: float = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds, as last advanced."""
+        return self._start + self._advanced
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, as last advanced."""
+        return self._start_ms + round(self._advanced * 1000)
+
+    def advance(self, seconds: float) -> None:
+        """Move both times forward. ValueError if `seconds` is negative: time never goes back."""
+        if seconds < 0:
+            raise ValueError(f"a clock goes forward only, not by {seconds} s")
+        self._advanced += seconds

@@ -1,0 +1,126 @@
+"""Every exception that Penstock raises on purpose.
+
+One root, ``PenstockError``, so that a caller can tell Penstock's errors from a
+program's own. ``StorageError`` is the disk's side: each says what was expected,
+what was found, and where. All keep their arguments as attributes.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PenstockError(Exception):
+    """Root of all errors that Penstock raises on purpose."""
+
+
+class StorageError(PenstockError):
+    """Something about the files on disk."""
+
+
+class CorruptionError(StorageError):
+    """A file holds what was never written. A torn tail is not this."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path}: at byte {position}: {reason}")
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+
+class LockedError(StorageError):
+    """Another process, or another part of this one, owns the directory."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(f"{path}: locked by {holder}")
+        self.path = path
+        self.holder = holder
+
+
+class VersionError(StorageError):
+    """Written by a version of Penstock whose files this one does not read."""
+
+    def __init__(self, path: str, expected: object, found: object) -> None:
+        super().__init__(f"{path}: expected version {expected}, found {found}")
+        self.path = path
+        self.expected = expected
+        self.found = found
+
+
+class NotAStoreError(StorageError):
+    """The path is not a data directory of Penstock."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: not a store of Penstock: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class NetworkFileSystemError(StorageError):
+    """The directory is on a network file system, whose locks and syncs cannot be trusted."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(f"{path}: is on a network file system ({kind})")
+        self.path = path
+        self.kind = kind
+
+
+class DiskFullError(StorageError):
+    """Too little free space to go on."""
+
+    def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
+        super().__init__(f"{path}: {free_bytes} bytes free, {needed_bytes} needed")
+        self.path = path
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
+
+
+class SyncFailedError(StorageError):
+    """A sync failed: what was written may be lost, and no retry can tell. Rule [10]."""
+
+    def __init__(self, path: str, cause: OSError) -> None:
+        super().__init__(f"{path}: sync failed: {cause}")
+        self.path = path
+        self.cause = cause
+
+
+class StoppedError(StorageError):
+    """The engine stopped after a failed sync; it must be reopened from the disk."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the store has stopped: {reason}")
+        self.reason = reason
+
+
+class TransactionTooLargeError(StorageError):
+    """A commit would take more log than a transaction may."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"transaction of {size_bytes} log bytes, the limit is {limit_bytes}")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class UnknownQueueError(StorageError):
+    """No queue of that name or number."""
+
+    def __init__(self, queue: str | int) -> None:
+        super().__init__(f"no queue {queue!r}")
+        self.queue = queue
+
+
+class OptionError(PenstockError):
+    """An option's name is unknown or its value is not allowed.
+
+    expected: a text that says which values are right (the value was wrong), or the
+    names of all options (the name was: the nearest right one is suggested).
+    """
+
+    def __init__(self, name: str, given: object, expected: object) -> None:
+        text = f"option {name}: given {given!r}, expected {expected}"
+        if isinstance(expected, Iterable) and not isinstance(expected, str):
+            near = difflib.get_close_matches(name, [str(known) for known in expected], n=1)
+            text = f"unknown option {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        super().__init__(text)
+        self.name = name
+        self.given = given
+        self.expected = expected

@@ -1,0 +1,387 @@
+"""Checkpointer: makes a checkpoint beside the traffic, in slices, in the order of rule [5].
+
+    begin     the cut: the open group is closed, the epoch rises; from here on every part keeps its
+              state as of this LSN at its first change (O(1), [3])
+    slices    queue by queue: what is only in RAM or log goes to slots and .qs, or, for a small
+              queue, into a section of the checkpoint with its bodies in one new store file; at most
+              `slice_ms` at a time
+    sync      data files, the store and their directories, off the owner's thread; and the log must
+              be durable up to the cut, because counts and bitmaps rely on it [4]
+    write     checkpoint-<n> and CURRENT (checkpoint.py)
+    clean     what no manifest names any more is deleted [6]: segment files, store files, log
+              segments, queue directories, the checkpoint before
+
+What may be left out of the slices is only what a *durable* dequeue took since the cut [4]: every
+queue's `limbo` has what left RAM meanwhile. A purged entry is written all the same, because its
+slot will be read for its references.
+
+A checkpoint that runs out of space is given up: nothing that it wrote is named by anything, the
+one before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops
+the engine [10].
+"""
+
+import contextlib
+import errno
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import CorruptionError
+from penstock.message import Entry
+from penstock.storage import checkpoint
+from penstock.storage.checkpoint import Head
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.message_store import FileState
+from penstock.storage.queue_index import QueueIndex, Row, Section
+
+if TYPE_CHECKING:
+    from penstock.storage.engine import StorageEngine
+
+IDLE: Final = "idle"
+SLICES: Final = "slices"
+SYNC: Final = "sync"
+WRITE: Final = "write"
+CLEAN: Final = "clean"
+CHUNK: Final = 256  # entries written between two looks at the clock
+ROW_BYTES: Final = 64  # what an entry of a section is counted for, beside its header
+
+
+class Small:
+    """A small queue of the checkpoint in progress: its section, and the rows that are new."""
+
+    __slots__ = ("fresh", "queue", "section")
+
+    def __init__(self, queue: QueueIndex, section: Section, fresh: list[tuple[int, Row]]) -> None:
+        self.queue: QueueIndex = queue
+        self.section: Section = section
+        self.fresh: list[tuple[int, Row]] = fresh
+
+
+class Writing:
+    """A queue whose entries are being written to slots; `at` is how far that is."""
+
+    __slots__ = ("at", "entries", "queue")
+
+    def __init__(self, queue: QueueIndex, entries: list[Entry]) -> None:
+        self.queue: QueueIndex = queue
+        self.entries: list[Entry] = entries
+        self.at: int = 0
+
+
+class Checkpointer:
+    """One per engine. `phase` is idle, or what a checkpoint in progress is at.
+
+    number: of the checkpoint that is CURRENT; bytes: of its file; count: how many were made.
+    """
+
+    def __init__(self, engine: "StorageEngine", number: int) -> None:
+        self._engine = engine
+        self.number: int = number
+        self.bytes: int = 0
+        self.count: int = 0
+        self.phase: str = IDLE
+        self._is_clean = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head = Head()
+        self._queues: list[QueueIndex] = []
+        self._small: list[Small] = []
+        self._small_bytes = 0
+        self._writing: Writing | None = None
+        self._sections: list[bytes] = []  # encoded QUEUE sections
+        self._leaving: list[tuple[int, int]] = []  # (store file, id): bodies of rows that got slots
+        self._encoded: list[tuple[int, bytes]] = []
+        self._reaping: dict[tuple[int, int], bytearray] = {}
+        self._dead: list[tuple[int, int]] = []
+        self._dead_files: list[str] = []
+        self._deleted: list[QueueIndex] = []
+        self._data_is_synced = False
+
+    # ---- the cut -------------------------------------------------------------------------------
+
+    def begin(self, *, is_clean: bool = False) -> None:
+        """The cut, now. The caller sees to it that no checkpoint and no large commit is running."""
+        assert self.phase == IDLE
+        engine = self._engine
+        state, store = engine.state, engine.state.store
+        segment, position, lsn = engine.log.position()
+        self._reset()
+        self._is_clean = is_clean
+        ticks = state.ticks
+        ticks.epoch += 1
+        store.cut(ticks.epoch)
+        self._head = Head(
+            lsn, segment, position, state.factory.start, state.next_queue, state.slots,
+            store.next_file, store.next_own_file,
+        )  # fmt: skip
+        self._queues = [q for q in state.queues.values() if q.is_durable]
+        self._queues.sort(key=lambda q: q.changed)  # popped from the end: see _is_small
+        self._dead, ticks.dead = ticks.dead, []
+        self._dead_files = store.take_dead()
+        self._deleted, state.deleted = state.deleted, []
+        self._reaping = dict(state.reaping)
+        self.phase = SLICES
+
+    # ---- slices --------------------------------------------------------------------------------
+
+    def step(self, until: float) -> None:
+        """Go on with the slices until this monotonic time (seconds), a chunk at the least.
+        OSError of a write: the caller gives the checkpoint up."""
+        assert self.phase == SLICES
+        clock = self._engine.clock
+        while True:
+            if self._writing is not None:
+                self._write_chunk(self._writing)
+            elif self._queues:
+                self._slice(self._queues.pop())
+            else:
+                self._finish_slices()
+                return
+            if clock.monotonic() >= until:
+                return
+
+    def _slice(self, queue: QueueIndex) -> None:
+        """Decide what the queue's section will be. Entries are taken over from its holder and its
+        limbo here, so from now on it owes nothing more to this checkpoint."""
+        section = queue.capture()
+        durable = self._engine.log.durable_lsn
+        owed = [x.entry for x in queue.limbo or () if x.is_purged or x.lsn > durable]
+        ram = list(queue.holder.materialise(queue.cut_seq))
+        if self._is_small(section) or not self._load_bodies(queue, section, ram):
+            owed += [e for e in ram if e.seq not in section.rows]
+            fresh = [(e.seq, Row(e.message, 0)) for e in owed]
+            self._small.append(Small(queue, section, fresh))
+            rows = [*section.rows.values(), *(row for _, row in fresh)]
+            self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
+        else:
+            in_ram = {e.seq for e in ram}
+            owed += ram
+            owed += [Entry(q, r.message) for q, r in section.rows.items() if q not in in_ram]
+            owed.sort(key=lambda entry: entry.seq)
+            self._leaving += [(r.body_file, r.message.id) for r in section.rows.values()]
+            self._writing = Writing(queue, owed)
+            rows_before, section.rows = section.rows, {}
+            self._sections.append(
+                checkpoint.encode_queue(queue.number, section, self._engine.state.slots)
+            )
+            section.rows = rows_before
+        queue.sliced()
+
+    def _is_small(self, section: Section) -> bool:
+        """Few entries and few bytes; and all sections together stay below their limit. The queues
+        come latest changed first, so those over the limit are the longest unchanged."""
+        options = self._engine.options
+        return (
+            section.count < options.small_queue_entries
+            and section.bytes < options.small_queue_bytes
+            and self._small_bytes < options.small_queues_bytes_max
+        )
+
+    def _load_bodies(self, queue: QueueIndex, section: Section, ram: list[Entry]) -> bool:
+        """Bodies that belong into .qs and are only in the store, because their queue was small,
+        come back to RAM to be written. False if one is damaged: then the queue stays in its
+        section, and whoever reads that message is told."""
+        messages = [row.message for row in section.rows.values()]
+        for m, row in zip(messages, section.rows.values(), strict=True):
+            if m.body is None and not m.store_file:
+                try:
+                    m.body = self._engine.state.store.read(row.body_file, m.id)
+                except CorruptionError as error:
+                    self._engine.event("corruption", f"queue {queue.number}: {error}")
+                    return False
+        for entry in ram:
+            kept = section.rows.get(entry.seq)
+            if kept is not None and entry.message.body is None:
+                entry.message.body = kept.message.body
+        return True
+
+    def _write_chunk(self, writing: Writing) -> None:
+        """The next entries go to their slots; what paging put there meanwhile is left as it is."""
+        queue = writing.queue
+        chunk = writing.entries[writing.at : writing.at + CHUNK]
+        fresh = [e for e in chunk if not e.on_slot]
+        if fresh:
+            self._engine.written_bytes += queue.write(fresh)
+        for entry in fresh:
+            entry.on_slot = True
+        queue.holder.materialised(fresh)
+        for entry in chunk:
+            row = queue.section.pop(entry.seq, None)
+            if row is not None and row.body_file:
+                self._engine.state.store.unref(row.body_file, row.message.id)
+        writing.at += CHUNK
+        if writing.at >= len(writing.entries):
+            self._writing = None
+
+    def _finish_slices(self) -> None:
+        """All queues are done: bodies of the small ones into one store file, encode the rest."""
+        state = self._engine.state
+        store = state.store
+        bodies: dict[int, tuple[bytes, int]] = {}
+        with_body: list[tuple[Small, int, Row]] = []
+        for small in self._small:
+            for seq, row in small.fresh:
+                m = row.message
+                if m.size and not m.store_file:
+                    assert m.body is not None, "an entry that is only in RAM has its body"
+                    bodies[m.id] = (m.body, bodies.get(m.id, (b"", 0))[1] + 1)
+                    with_body.append((small, seq, row))
+        file = 0
+        if bodies:
+            file = store.write_sealed([(id, body, n) for id, (body, n) in sorted(bodies.items())])
+        for _, _, row in with_body:
+            row.body_file = file
+        slots = state.slots
+        for small in self._small:
+            small.section.rows.update(small.fresh)
+            self._sections.append(
+                checkpoint.encode_queue(small.queue.number, small.section, slots)
+            )
+        self._encoded = [
+            (checkpoint.HEAD, self._head.encode()),
+            (checkpoint.TOPOLOGY, checkpoint.encode_topology(state.routing.capture())),
+            *((checkpoint.QUEUE, data) for data in self._sections),
+            *((checkpoint.STORE, s.encode()) for s in self._store_states(file)),
+            (checkpoint.REAPING, checkpoint.encode_reaping(self._reaping)),
+        ]
+        for small in self._small:
+            for seq, row in small.fresh:
+                if small.queue.is_live(seq):
+                    small.queue.section[seq] = row
+                elif row.body_file:
+                    store.unref(row.body_file, row.message.id)
+        self._start_sync()
+
+    def _store_states(self, file: int) -> list[FileState]:
+        """The store as of the cut, with the references of this checkpoint's sections."""
+        store = self._engine.state.store
+        states = store.capture()
+        for number, id in self._leaving:
+            if number:
+                next(s for s in states if s.answers_for(number)).unref(id)
+        if file:
+            states.append(store.state_of(file))
+        return states
+
+    # ---- sync, write, clean --------------------------------------------------------------------
+
+    def _start_sync(self) -> None:
+        engine = self._engine
+        ticks = engine.state.ticks
+        files, ticks.dirty = list(ticks.dirty.values()), {}
+        directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
+        sync_store = engine.state.store.take_unsynced()
+
+        def op() -> object:
+            for file in files:
+                file.sync()
+            for directory in directories:
+                engine.fs.sync_dir(directory)
+            return sync_store()
+
+        def done(result: object) -> None:
+            for file in files:
+                file.is_dirty = file.path in ticks.dirty
+            engine.state.store.synced(result)
+            self._data_is_synced = True
+            self.advance()
+
+        self.phase = SYNC
+        engine.submit(op, done, self._failed_sync)
+        engine.log.request_sync()
+
+    def _failed_sync(self, error: BaseException) -> None:
+        self._engine.stop(error)
+
+    def advance(self) -> None:
+        """Called when something has completed: once data and log are durable, write [4] [5]."""
+        engine = self._engine
+        if self.phase != SYNC or not self._data_is_synced:
+            return
+        if engine.log.durable_lsn < self._head.cut_lsn:
+            engine.log.request_sync()
+            return
+        number = self.number + 1
+        data = checkpoint.encode_file(
+            engine.state.vhost, number, self._encoded, is_clean=self._is_clean
+        )
+        self._encoded = []
+        self.bytes = len(data)
+        self.phase = WRITE
+        engine.submit(
+            lambda: checkpoint.write(engine.fs, engine.path, number, data),
+            lambda _: self._written(number),
+            self._failed_write,
+        )
+
+    def _failed_write(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self.give_up(error)
+        else:
+            self._engine.stop(error)
+
+    def give_up(self, error: OSError) -> None:
+        """No space: forget this checkpoint; what it would have deleted waits for the next."""
+        state = self._engine.state
+        state.ticks.dead += self._dead
+        state.deleted += self._deleted
+        state.store.put_back_dead(self._dead_files)
+        for queue in [*state.queues.values(), *state.dying.values(), *state.deleted]:
+            queue.sliced()
+        self._reset()
+        self.phase = IDLE
+        self._engine.upkeep.checkpoint_failed(error)
+
+    def _written(self, number: int) -> None:
+        """CURRENT names the new checkpoint: what nothing names any more may go [6]."""
+        engine = self._engine
+        state = engine.state
+        old, self.number = self.number, number
+        self.count += 1
+        paths = [f"{engine.path}/checkpoint-{old}"] if old else []
+        for queue_number, segment in self._dead:
+            key = (queue_number, segment)
+            queue = state.index_of(queue_number)
+            if key in state.reaping or key in self._reaping or queue is None:
+                continue
+            if segment not in queue.segments:
+                queue.forget_files(segment)
+                paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
+        paths += self._dead_files
+        trees = [queue.path for queue in self._deleted]
+        for queue in self._deleted:
+            queue.close()
+        if engine.pins:
+            engine.pinned_paths += paths
+            engine.pinned_trees += trees
+            paths, trees = [], []
+        else:
+            engine.log.release_before(self._head.log_segment)
+        self.phase = CLEAN
+        engine.submit(
+            lambda: delete(engine.fs, paths, trees), lambda _: self._cleaned(), self._not_cleaned
+        )
+
+    def _not_cleaned(self, error: BaseException) -> None:
+        self._engine.event("clean", f"a dead file could not be deleted: {error}")
+        self._cleaned()
+
+    def _cleaned(self) -> None:
+        self._reset()
+        self.phase = IDLE
+
+
+def delete(fs: FileSystem, paths: list[str], trees: list[str]) -> None:
+    """Delete files, and directories with the files in them; what is gone already is fine."""
+    for path in paths:
+        unlink(fs, path)
+    for tree in trees:
+        if fs.exists(tree):
+            for name in fs.list(tree):
+                unlink(fs, f"{tree}/{name}")
+            fs.rmdir(tree)
+
+
+def unlink(fs: FileSystem, path: str) -> None:
+    """Delete a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(path)

@@ -1,0 +1,27 @@
+"""What all dumps share: how a line, and how a body, is written.
+
+A line is the position in decimal, in a column of ten, two blanks, and a text. Bodies may be large
+and may be anybody's, so of a body the size, the plain CRC-32 and the first bytes are shown: enough
+to tell two bodies apart, and to see what it is.
+"""
+
+from typing import Final
+from zlib import crc32
+
+SHOWN_BYTES: Final = 24
+
+
+def at(position: int, text: str) -> str:
+    """One line."""
+    return f"{position:10}  {text}"
+
+
+def body_text(body: bytes) -> str:
+    """A body, in short."""
+    more = " ..." if len(body) > SHOWN_BYTES else ""
+    return f"body of {len(body)} bytes, crc {crc32(body):08x}, {body[:SHOWN_BYTES]!r}{more}"
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether all bytes are zeros."""
+    return not data.strip(b"\0")

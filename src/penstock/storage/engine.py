@@ -1,0 +1,473 @@
+"""StorageEngine: the storage of one vhost, or of one embedded box.
+
+What comes in goes to one write-ahead log, and is confirmed when the log says so; what outlives the
+log goes to files at checkpoints. The idea of a log apart from the store is the TransactionLog of
+Qpid's Flow to Disk Design, the files are RabbitMQ's queue index and message store.
+
+Everything is synchronous and deterministic: no threads, no sockets; time, chance and files are
+handed in. Slow work (syncs, preparing segments, copying) is submitted to the file system, which may
+run it elsewhere; its completions come back through `complete`, on the owner's thread. The owner
+calls `tick` regularly, `flush` at the end of each turn of its loop, and `poll` for completions.
+
+Confirming: every change returns the LSN of its record. It may be confirmed once
+`settled(mode) >= lsn`: in `disk` mode after an fdatasync that covers it, in `interval` and `os`
+after the write. `wait(lsn, mode)` does all that is needed and returns then.
+
+After a failed sync nothing is confirmed any more: every call raises StoppedError, and the directory
+must be opened again [10]. A full disk is no failure: publishing is refused with DiskFullError,
+while acks, purges, deletes and checkpoints go on, on a reserve, until there is space again.
+
+Not thread-safe: its owner has the lock.
+"""
+
+import errno
+import random
+from collections.abc import Callable
+
+from penstock.clock import Clock
+from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
+from penstock.message import Entry, Message
+from penstock.storage import record, recovery
+from penstock.storage.checkpointer import Checkpointer
+from penstock.storage.data_directory import vhost_number
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.holder import DictHolder
+from penstock.storage.options import StorageOptions
+from penstock.storage.queue_index import QueueIndex
+from penstock.storage.routing_table import DurableQueue
+from penstock.storage.state import StorageState
+from penstock.storage.transaction import Transaction, store_refs
+from penstock.storage.transaction_log import DISK, TransactionLog
+from penstock.storage.upkeep import Upkeep
+
+
+class StorageEngine:
+    """Opens (and recovers) the vhost directory `path`, which exists and has its `.vhost`.
+
+    on_event(kind, text): alarms and news for people: corruption, clean, disk_full, disk_free,
+    checkpoint, torn_tail. Errors of opening: LockedError, VersionError, CorruptionError (file and
+    offset; nothing was changed), SyncFailedError, OSError.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        vhost: bytes,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        options: StorageOptions | None = None,
+        on_event: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.fs = fs
+        self.path: str = path
+        self.clock = clock
+        self.rng = rng
+        self.options: StorageOptions = options or StorageOptions()
+        self.failed: BaseException | None = None
+        self.is_closed: bool = False
+        self.blocked: bool = False
+        self.pins: int = 0  # a backup is copying: nothing is deleted
+        self.pinned_paths: list[str] = []
+        self.pinned_trees: list[str] = []
+        self.written_bytes: int = 0  # by checkpoints, to .qi and .qs
+        self.time_s: int = clock.wall_ms() // 1000
+        self._on_event = on_event
+        self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
+        self.is_committing: bool = False  # TX_PARTs are out: no cut now
+        self._lock = fs.lock(path + "/LOCK")
+        try:
+            self._open(vhost_number(vhost))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, vhost: int) -> None:
+        fs, path, options = self.fs, self.path, self.options
+        recovery.make_directories(fs, path)
+        found = recovery.load(
+            fs, path, vhost, options, self.event, ram_bytes=options.replay_ram_bytes
+        )
+        recovery.begin(found)
+        self.recovered: recovery.Recovered = found
+        self.state: StorageState = found.state
+        self.log: TransactionLog = TransactionLog(
+            fs, path + "/wal", vhost, self.clock, self.rng,
+            segment_bytes_min=options.wal_segment_bytes_min,
+            segment_bytes_max=options.wal_segment_bytes_max,
+            interval_ms=options.interval_ms,
+            group_bytes_max=options.group_bytes_max,
+            store=self.state.store,
+        )  # fmt: skip
+        self.log.start(found.end, found.end.next_number)
+        self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
+        self.upkeep: Upkeep = Upkeep(self)
+        if not self.upkeep.checkpoint():
+            raise DiskFullError(path, fs.free_bytes(path), self.checkpoints.bytes)
+        for queue in self.state.queues.values():
+            queue.holder = DictHolder()
+        self.upkeep.delete_orphans()
+
+    def event(self, kind: str, text: str) -> None:
+        """Tell the owner."""
+        if self._on_event is not None:
+            self._on_event(kind, text)
+
+    # ---- topology ------------------------------------------------------------------------------
+
+    def declare_queue(
+        self, name: bytes, *, arguments: bytes = b"", flags: int = 0, is_durable: bool = True
+    ) -> QueueIndex:
+        """A new queue. Durable: it is there for good once `last_lsn` is settled."""
+        self.check()
+        state = self.state
+        number = state.next_queue
+        if not is_durable:
+            return state.add_queue(name, number, is_durable=False)
+        self.apply_topology(DurableQueue(name, number, flags, arguments).record())
+        return state.queues[number]
+
+    def queue(self, name: bytes) -> QueueIndex:
+        """The durable queue of this name; UnknownQueueError."""
+        known = self.state.routing.queues.get(name)
+        if known is None:
+            raise UnknownQueueError(name.decode("utf-8", "replace"))
+        return self.state.queues[known.number]
+
+    def apply_topology(self, data: bytes, mode: int = DISK) -> int:
+        """Log and apply a record of the RoutingTable (see its functions); returns the LSN."""
+        self.check()
+        lsn = self.log.append(record.TOPOLOGY, 0, 0, data, mode)
+        self.state.apply_topology(data)
+        return lsn
+
+    def delete_queue(self, queue: QueueIndex, mode: int = DISK) -> int:
+        """Delete a queue with all that it holds; returns the LSN."""
+        self.check()
+        lsn = 0
+        if queue.is_durable:
+            data = record.delete_queue_data(queue.number)
+            lsn = self.log.append(record.DELETE_QUEUE, 0, 0, data, mode)
+        self.state.apply_delete_queue(lsn, queue)
+        return lsn
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def places_in_store(self, size: int, copies: int) -> bool:
+        """Whether a body of `size` bytes for this many queues goes to the MessageStore: small ones
+        into each queue's own segment, large or widely shared ones once."""
+        options = self.options
+        if copies * size < options.queue_index_embed_msgs_below:
+            return False
+        return copies != 1 or size >= options.wal_inline_below
+
+    def new_message(self, header: bytes, body: bytes, expiry_ms: int = 0) -> Message:
+        """A message with a new id and its body in RAM."""
+        id = self.state.factory.create()
+        return Message(id, header, body, len(body), self.time_s, expiry_ms)
+
+    def publish(
+        self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
+    ) -> Message:
+        """A persistent message for durable queues: it takes the next seq of each, and the record of
+        it has the LSN `last_lsn`. DiskFullError: nothing happened."""
+        if self.failed is not None or self.blocked or self.is_closed:
+            self.refuse()
+        size = len(body)
+        message = self.new_message(header, body, expiry_ms)
+        if self.places_in_store(size, len(queues)):
+            try:
+                message.store_file = self.state.store.write(message.id, body, len(queues))
+            except OSError as error:
+                raise self.disk_full(error, size) from error
+        self._append_publish(message, queues, mode)
+        return message
+
+    def publish_spooled(
+        self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
+    ) -> None:
+        """As publish, for a message whose body was spooled to the store (`MessageStore.spool`)."""
+        if self.failed is not None or self.blocked or self.is_closed:
+            self.refuse()
+        message.header = header
+        self.state.store.ref(message.store_file, message.id, len(queues))
+        self._append_publish(message, queues, mode)
+
+    def _append_publish(self, message: Message, queues: list[QueueIndex], mode: int) -> None:
+        file = message.store_file
+        size = message.size
+        expiry_ms = message.expiry_ms
+        try:
+            if len(queues) == 1:
+                queue = queues[0]
+                self.log.append_publish(
+                    message.id, message.time, expiry_ms, file, queue.number, queue.next_seq,
+                    message.header, message.body or b"", size, mode,
+                )  # fmt: skip
+            else:
+                places = [(queue.number, queue.next_seq) for queue in queues]
+                flags = record.publish_flags(file, expiry_ms)
+                data = record.publish_data(
+                    flags, message.id, message.time, expiry_ms, file, places, message.header,
+                    message.body or b"", size,
+                )  # fmt: skip
+                self.log.append(
+                    record.PUBLISH, flags, len(places), data, mode, names_store=file != 0
+                )
+        except DiskFullError as error:
+            if file:
+                self.state.store.unref(file, message.id, len(queues))
+            raise self.full(error) from error
+        for queue in queues:
+            queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
+        if self.log.is_full:
+            self.wait_for_room()
+
+    def publish_transient(
+        self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
+    ) -> Message:
+        """A transient message (`none`): seqs and an id, no log; its owner has it in RAM."""
+        self.check()
+        message = self.new_message(header, body, expiry_ms)
+        message.persistent = False
+        for queue in queues:
+            queue.take_seq()
+        return message
+
+    def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:
+        """Entries, persistent, ascending by seq, are acknowledged and die. Returns the LSN.
+        ValueError if one of them is not alive: nothing happened."""
+        self.check()
+        runs = queue.runs(entries)
+        for run in runs:
+            if not queue.is_live_run(run):
+                raise ValueError(f"of seqs {run[0]} to {run[0] + run[1] - 1} some are not alive")
+        stores = store_refs(entries)
+        lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
+        self.state.apply_dequeue(lsn, queue, runs, stores, entries)
+        if self.log.is_full:
+            self.wait_for_room()
+        return lsn
+
+    def move(
+        self, queue: QueueIndex, entry: Entry, targets: list[QueueIndex], header: bytes, mode: int,
+        expiry_ms: int = 0,
+    ) -> tuple[int, Message]:
+        """An entry dies here and lives at the end of other queues, with a new header, in one
+        record: dead-lettering cannot lose or double it. Returns the LSN and the new message."""
+        self.check()
+        old = entry.message
+        runs = queue.runs([entry])
+        if not queue.is_live_run(runs[0]):
+            raise ValueError(f"seq {entry.seq} of queue {queue.number} is not alive")
+        body = None if old.store_file else self.state.load_body(queue, entry.seq, old)
+        new = Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
+        places = [(target.number, target.next_seq) for target in targets]
+        flags = record.publish_flags(new.store_file, expiry_ms)
+        published = record.publish_data(
+            flags, new.id, new.time, expiry_ms, new.store_file, places, header, body or b"",
+            new.size,
+        )  # fmt: skip
+        data = record.move_data(queue.number, entry.seq, old.size, published)
+        lsn = self.log.append(record.MOVE, flags, len(places), data, mode)
+        if new.store_file and targets:
+            self.state.store.ref(new.store_file, new.id, len(targets))
+        for target in targets:
+            seq = target.publish(new.size, new.store_file != 0, expiry_ms)
+            target.holder.add(Entry(seq, new))
+        self.state.apply_dequeue(lsn, queue, runs, store_refs([entry]), [entry])
+        return lsn, new
+
+    def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
+        """All persistent entries die but `kept` (the unacknowledged, ascending). Returns the LSN
+        and how many died. References of what is on disk are released later, in slices."""
+        self.check()
+        runs = queue.runs(kept)
+        upper = queue.next_seq
+        lsn = self.log.append(
+            record.PURGE, 0, len(runs), record.purge_data(queue.number, upper, runs), mode
+        )
+        return lsn, self.state.apply_purge(lsn, queue, upper, runs)
+
+    def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
+        """Remember how often entries (seq, attempts) have been tried. Returns the LSN."""
+        self.check()
+        data = record.requeue_data(queue.number, attempts)
+        lsn = self.log.append(record.REQUEUE, 0, len(attempts), data, mode)
+        for seq, count in attempts:
+            queue.set_attempts(seq, count)
+        return lsn
+
+    def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
+        """Reserve the delivered mark up to `mark`; no first delivery beyond a settled mark."""
+        self.check()
+        lsn = self.log.append(record.MARK, 0, 0, record.mark_data(queue.number, mark), mode)
+        queue.set_mark(mark)
+        return lsn
+
+    def read(self, queue: QueueIndex, seqs: list[int]) -> list[Message]:
+        """Live persistent messages, ascending, of one segment, that left RAM; without the bodies
+        that are in the store (see `load_body`). CorruptionError names file and position."""
+        return queue.read(seqs)
+
+    def entry(self, queue: QueueIndex, seq: int) -> Entry:
+        """A live persistent entry with its body, from RAM or disk. KeyError if it is not alive;
+        CorruptionError names file and position of what is damaged."""
+        if not queue.is_live(seq):
+            raise KeyError(f"seq {seq} of queue {queue.number} is not alive")
+        held = queue.holder.get(seq)
+        if held is None:
+            (message,) = queue.read([seq])
+            held = Entry(seq, message, on_slot=seq not in queue.section)
+        self.state.load_body(queue, seq, held.message)
+        return held
+
+    def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
+        """The body of a message that `read` gave, from wherever it is. CorruptionError."""
+        return self.state.load_body(queue, seq, message)
+
+    # ---- transactions --------------------------------------------------------------------------
+
+    def begin(self) -> Transaction:
+        """A new transaction over any number of queues of this vhost."""
+        self.check()
+        return Transaction(self)
+
+    # ---- time ----------------------------------------------------------------------------------
+
+    @property
+    def last_lsn(self) -> int:
+        """The LSN of the last record appended."""
+        return self.log.last_lsn
+
+    def settled(self, mode: int) -> int:
+        """Everything up to this LSN may be confirmed in this mode."""
+        return self.log.settled(mode)
+
+    def flush(self) -> None:
+        """End of a turn: write what was appended; a sync starts if one is wanted."""
+        self.check()
+        self.time_s = self.clock.wall_ms() // 1000
+        self.log.flush()
+        self.after_log()
+
+    def wait(self, lsn: int, mode: int) -> None:
+        """Until `settled(mode) >= lsn`. StoppedError or SyncFailedError if that will not be."""
+        self.flush()
+        while self.log.settled(mode) < lsn:
+            self.poll(wait=True)
+            self.flush()
+
+    def sync(self) -> None:
+        """Until everything appended so far is durable."""
+        self.log.request_sync()
+        self.wait(self.log.last_lsn, DISK)
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Take what the file system has completed; wait=True: at least one thing, if any is due."""
+        for token, result in self.fs.completed(wait):
+            self.complete(token, result)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether submitted work, other than the log's, is not complete yet."""
+        return bool(self._ops)
+
+    def complete(self, token: int, result: object) -> None:
+        """A submitted operation is done: its result, or the exception that it raised."""
+        if self.log.complete(token, result):
+            self.after_log()
+        else:
+            done, failed = self._ops.pop(token)
+            if isinstance(result, BaseException):
+                failed(result)
+            else:
+                done(result)
+        self.checkpoints.advance()
+
+    def submit(
+        self,
+        op: Callable[[], object],
+        done: Callable[[object], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Run op where the file system likes, then done(result) or failed(error) here."""
+        self._ops[self.fs.submit(op)] = (done, failed)
+
+    def tick(self) -> None:
+        """Regular work, a few times a second: interval syncs, a slice of a checkpoint when one is
+        due, purged references, combining, the disk's free space."""
+        self.check()
+        self.time_s = self.clock.wall_ms() // 1000
+        self.log.tick()
+        self.after_log()
+        self.poll()
+        self.upkeep.tick(self.clock.monotonic())
+
+    def checkpoint(self) -> bool:
+        """A whole checkpoint, now; False if it was given up for want of space."""
+        self.check()
+        return self.upkeep.checkpoint()
+
+    # ---- stopping ------------------------------------------------------------------------------
+
+    def stop(self, error: BaseException) -> None:
+        """A sync failed, or what must not fail did: nothing is confirmed from here on [10]."""
+        if self.failed is None:
+            self.failed = error
+            self.log.poison(error)
+            self.event("stopped", str(error))
+
+    def close(self) -> None:
+        """Orderly stop: checkpoint (clean: the next start reads no log), files closed, lock given
+        back. After a failure: files closed and lock given back, nothing written."""
+        if self.is_closed:
+            return
+        try:
+            if self.failed is None:
+                self.sync()
+                while self.upkeep.reap():
+                    self.sync()
+                self.upkeep.checkpoint(is_clean=True)
+                self.upkeep.finish()
+        finally:
+            self.is_closed = True
+            self.log.close()
+            self.state.close()
+            self._lock.release()
+
+    def after_log(self) -> None:
+        if self.log.failed is not None and self.failed is None:
+            self.stop(self.log.failed)
+
+    def check(self) -> None:
+        if self.failed is not None:
+            raise StoppedError(str(self.failed)) from self.failed
+        if self.is_closed:
+            raise StoppedError("the engine is closed")
+
+    def refuse(self) -> None:
+        self.check()
+        if self.blocked:
+            free = self.fs.free_bytes(self.path)
+            raise DiskFullError(self.path, free, self.options.disk_free_limit)
+
+    def disk_full(self, error: OSError, needed: int) -> Exception:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        return self.full(DiskFullError(self.path, self.fs.free_bytes(self.path), needed))
+
+    def full(self, error: DiskFullError) -> DiskFullError:
+        if not self.blocked:
+            self.blocked = True
+            self.event("disk_full", str(error))
+        return error
+
+    def wait_for_room(self) -> None:
+        self.log.flush()
+        while self.log.is_full:
+            self.after_log()
+            self.check()
+            self.poll(wait=True)
+            self.log.flush()

@@ -1,0 +1,93 @@
+"""StorageOptions: what can be set of a storage engine.
+
+Names are those that RabbitMQ's users know where there is one (`queue_index_embed_msgs_below`,
+`msg_store_file_size_limit`). One frozen object, validated when it is made, so that whoever has one
+has a good one; an unknown name is an error that suggests the right one.
+"""
+
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from penstock.errors import OptionError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """All sizes in bytes, times in seconds unless the name says ms. OptionError if out of range.
+
+    segment_slots belongs to the directory: it is fixed when the store is made, and the store's
+    value wins when it is opened with another.
+    """
+
+    segment_slots: int = 4096
+    queue_index_embed_msgs_below: int = 4096
+    wal_inline_below: int = 32 << 10
+    wal_segment_bytes_min: int = 1 * MIB
+    wal_segment_bytes_max: int = 64 * MIB
+    group_bytes_max: int = 8 * MIB
+    msg_store_file_size_limit: int = 16 * MIB
+    own_file_from: int = 4 * MIB
+    tx_spool_bytes: int = 1 * MIB
+    tx_part_bytes: int = 1 * MIB
+    tx_record_bytes: int = 8 * MIB
+    tx_bytes_max: int = 256 * MIB
+    checkpoint_log_bytes: int = 64 * MIB
+    checkpoint_store_bytes: int = 256 * MIB
+    checkpoint_seconds: float = 30.0
+    checkpoint_records: int = 1_000_000
+    small_queue_entries: int = 64
+    small_queue_bytes: int = 64 << 10
+    small_queues_bytes_max: int = 16 * MIB
+    slice_ms: float = 2.0
+    interval_ms: int = 200
+    disk_free_limit: int = 50 * MIB
+    replay_ram_bytes: int = 8 * MIB
+
+    def __post_init__(self) -> None:
+        slots = self.segment_slots
+        if not 4 <= slots <= 4096 or slots & (slots - 1):
+            raise OptionError("segment_slots", str(slots), "a power of two from 4 to 4096")
+        for name, low in _LOWEST.items():
+            if getattr(self, name) < low:
+                raise OptionError(name, str(getattr(self, name)), f"at least {low}")
+        if self.wal_segment_bytes_max < self.wal_segment_bytes_min:
+            raise OptionError(
+                "wal_segment_bytes_max", str(self.wal_segment_bytes_max),
+                f"at least wal_segment_bytes_min, {self.wal_segment_bytes_min}",
+            )  # fmt: skip
+
+    @classmethod
+    def of(cls, values: dict[str, object]) -> "StorageOptions":
+        """From names and values; an unknown name is an OptionError that suggests the right one."""
+        names = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+                raise OptionError(name, str(values[name]), hint)
+        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+
+
+_LOWEST = {
+    "queue_index_embed_msgs_below": 0,
+    "wal_inline_below": 0,
+    "wal_segment_bytes_min": 1024,
+    "group_bytes_max": 1024,
+    "msg_store_file_size_limit": 256,
+    "own_file_from": 1,
+    "tx_spool_bytes": 0,
+    "tx_part_bytes": 1,
+    "tx_record_bytes": 64,
+    "tx_bytes_max": 64,
+    "checkpoint_log_bytes": 1024,
+    "checkpoint_store_bytes": 1024,
+    "checkpoint_records": 1,
+    "small_queue_entries": 0,
+    "small_queue_bytes": 0,
+    "small_queues_bytes_max": 0,
+    "interval_ms": 1,
+    "disk_free_limit": 0,
+    "replay_ram_bytes": 0,
+}

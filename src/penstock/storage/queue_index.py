@@ -1,0 +1,493 @@
+"""QueueIndex: the order and state of one queue: next seq, what lives, counts, the delivered mark.
+
+The idea is RabbitMQ's queue index: position and state of a queue's messages apart from their
+bodies, cut into segments of a fixed number of entries, so that a segment costs a few dozen bytes
+in RAM whatever is in it and goes at once when all of it is dead. What differs is the journal: there
+is none here, because the vhost's TransactionLog is the journal of all queues [1]. A slot on disk
+says what a message is; that it lives is said here, in bitmaps that the checkpoint keeps and the log
+brings up to date.
+
+An `IndexSegment` has a bitmap only if it is partly dead: while its persistent entries are all of
+[lo, hi), two numbers say so, and a queue that is consumed in order never needs more. A backlog of
+ten million messages is 2,442 such objects.
+
+At the cut of a checkpoint nothing is copied: the epoch rises, and the first change of a queue after
+it keeps its section as it was (a shallow copy; segments are copied one by one as they change) [3].
+While a checkpoint still owes a queue its slice, what leaves RAM in the meantime is kept in `limbo`,
+because it may have to be materialised all the same [4].
+
+Where a live entry is:
+  * on its slot (`queue_segment.py`), costing nothing here;
+  * in `section`, for a small queue whose entries stand in the checkpoint itself, bodies in the
+    MessageStore (STORAGE's small queues share one file and one sync);
+  * only in RAM and log, with the `Holder`, which gives it when a checkpoint asks.
+
+Not here: which queue a name means (routing_table.py), when to write (checkpointer.py), paging.
+"""
+
+from penstock.message import Entry, Message
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.holder import DictHolder, Holder
+from penstock.storage.queue_segment import SegmentFiles, queue_seed
+from penstock.storage.record import Run
+
+
+class Ticks:
+    """What all parts of one engine share about checkpoints: the epoch of the last cut, and dead
+    segment files that wait for the next one."""
+
+    def __init__(self) -> None:
+        self.epoch: int = 0
+        self.dead: list[tuple[int, int]] = []  # (queue, segment)
+        self.dirty: dict[str, SegmentFiles] = {}  # written since their last sync began
+        self.dirty_directories: dict[str, None] = {}
+
+
+class Row:
+    """An entry in a checkpoint's section of a small queue: the message without its body, and the
+    store file that has the body on behalf of the section (0: none, or the message's own)."""
+
+    __slots__ = ("body_file", "message")
+
+    def __init__(self, message: Message, body_file: int) -> None:
+        self.message: Message = message
+        self.body_file: int = body_file
+
+
+class Limbo:
+    """An entry that left RAM after the cut, at `lsn`, and whether a purge took it: only a durable
+    dequeue lets a checkpoint leave an entry out [4]."""
+
+    __slots__ = ("entry", "is_purged", "lsn")
+
+    def __init__(self, lsn: int, entry: Entry, is_purged: bool) -> None:
+        self.lsn: int = lsn
+        self.entry: Entry = entry
+        self.is_purged: bool = is_purged
+
+
+class IndexSegment:
+    """Liveness of the persistent entries of one segment. lo, hi: seqs; bitmap: bit rel of byte
+    rel >> 3, or None while exactly [lo, hi) is alive. stores: entries placed in the store."""
+
+    __slots__ = ("bitmap", "bytes", "count", "epoch", "expiry_ms", "hi", "lo", "number", "stores")
+
+    def __init__(self, number: int, lo: int, hi: int, epoch: int) -> None:
+        self.number: int = number
+        self.lo: int = lo
+        self.hi: int = hi
+        self.epoch: int = epoch
+        self.count: int = 0
+        self.bytes: int = 0
+        self.stores: int = 0
+        self.expiry_ms: int = 0
+        self.bitmap: bytearray | None = None
+
+    def copy(self, epoch: int) -> "IndexSegment":
+        other = IndexSegment(self.number, self.lo, self.hi, epoch)
+        other.count = self.count
+        other.bytes = self.bytes
+        other.stores = self.stores
+        other.expiry_ms = self.expiry_ms
+        if self.bitmap is not None:
+            other.bitmap = bytearray(self.bitmap)
+        return other
+
+    def has(self, seq: int, slots: int) -> bool:
+        if not self.lo <= seq < self.hi:
+            return False
+        if self.bitmap is None:
+            return True
+        rel = seq % slots
+        return self.bitmap[rel >> 3] >> (rel & 7) & 1 == 1
+
+    def seqs(self, slots: int) -> list[int]:
+        """All live seqs, ascending."""
+        if not self.count:
+            return []
+        if self.bitmap is None:
+            return list(range(self.lo, self.hi))
+        return [seq for seq in range(self.lo, self.hi) if self.has(seq, slots)]
+
+    def make_bitmap(self, slots: int) -> bytearray:
+        bits = bytearray((slots + 7) >> 3)
+        if self.count:
+            for seq in range(self.lo, self.hi):
+                rel = seq % slots
+                bits[rel >> 3] |= 1 << (rel & 7)
+        self.bitmap = bits
+        return bits
+
+
+class Section:
+    """What the manifest says of one queue, as of the cut."""
+
+    __slots__ = ("attempts", "bytes", "count", "mark", "next_seq", "rows", "segments")
+
+    def __init__(
+        self,
+        next_seq: int,
+        mark: int,
+        count: int,
+        body_bytes: int,
+        segments: dict[int, IndexSegment],
+        rows: dict[int, Row],
+        attempts: dict[int, int],
+    ) -> None:
+        self.next_seq: int = next_seq
+        self.mark: int = mark
+        self.count: int = count
+        self.bytes: int = body_bytes
+        self.segments: dict[int, IndexSegment] = segments
+        self.rows: dict[int, Row] = rows
+        self.attempts: dict[int, int] = attempts
+
+
+class QueueIndex:
+    """One queue's index. `count` and `bytes`: live persistent messages and their bodies' bytes."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, name: bytes, vhost: int, number: int, slots: int,
+        ticks: Ticks, is_durable: bool,
+    ) -> None:  # fmt: skip
+        self.fs = fs
+        self.path: str = path
+        self.name: bytes = name
+        self.vhost: int = vhost
+        self.number: int = number
+        self.slots: int = slots
+        self.ticks: Ticks = ticks
+        self.is_durable: bool = is_durable
+        self.is_deleted: bool = False
+        self.holder: Holder = DictHolder()
+        self.seed: int = queue_seed(vhost, number)
+        self.next_seq: int = 0
+        self.mark: int = 0
+        self.count: int = 0
+        self.bytes: int = 0
+        self.segments: dict[int, IndexSegment] = {}
+        self.section: dict[int, Row] = {}
+        self.attempts: dict[int, int] = {}
+        self.epoch: int = ticks.epoch
+        self.changed: int = ticks.epoch  # of the last change: the longest unchanged get files
+        self.captured: Section | None = None
+        self.limbo: list[Limbo] | None = None  # not None: a checkpoint still owes us our slice
+        self.cut_seq: int = 0  # next seq at that cut
+        self._tail: IndexSegment | None = None
+        self._has_directory: bool = False
+        self._files: dict[int, SegmentFiles] = {}
+
+    # ---- changes -------------------------------------------------------------------------------
+
+    def take_seq(self) -> int:
+        """The next seq, for a transient message: it lives in RAM alone, so no bit stands for it."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        return seq
+
+    def publish(self, size: int, in_store: bool, expiry_ms: int) -> int:
+        """A persistent message of `size` bytes takes the next seq and lives."""
+        seq = self.next_seq
+        self.enqueue(seq, size, in_store, expiry_ms)
+        return seq
+
+    def enqueue(self, seq: int, size: int, in_store: bool, expiry_ms: int) -> bool:
+        """Entry seq lives. False (and no change) if it is below the next seq: applied already."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        if seq < self.next_seq:
+            return False
+        self.next_seq = seq + 1
+        segment = self._tail
+        if segment is None or seq // self.slots != segment.number or segment.epoch != self.epoch:
+            segment = self._tail_segment(seq)
+        if not segment.count and segment.bitmap is None:
+            segment.lo = seq
+        elif seq != segment.hi and segment.bitmap is None:
+            segment.make_bitmap(self.slots)
+        segment.hi = seq + 1
+        bits = segment.bitmap
+        if bits is not None:
+            rel = seq % self.slots
+            bits[rel >> 3] |= 1 << (rel & 7)
+        segment.count += 1
+        segment.bytes += size
+        if in_store:
+            segment.stores += 1
+        if expiry_ms > segment.expiry_ms:
+            segment.expiry_ms = expiry_ms
+        self.count += 1
+        self.bytes += size
+        return True
+
+    def dequeue(self, run: Run) -> None:
+        """The live entries of a run, which is of one segment, are dead."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        first, n, size, stores = run
+        segment = self.segments[first // self.slots]
+        if segment.epoch != self.epoch:
+            segment = self._own(segment)
+        if segment.bitmap is None:
+            if first == segment.lo:
+                segment.lo = first + n
+            else:
+                segment.make_bitmap(self.slots)
+        bits = segment.bitmap
+        if bits is not None:
+            for seq in range(first, first + n):
+                rel = seq % self.slots
+                bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        segment.count -= n
+        segment.bytes -= size
+        segment.stores -= stores
+        self.count -= n
+        self.bytes -= size
+        if self.attempts:
+            for seq in range(first, first + n):
+                self.attempts.pop(seq, None)
+        if not segment.count:
+            self._drop_if_dead(segment)
+
+    def is_live_run(self, run: Run) -> bool:
+        """Whether every entry of the run is alive."""
+        first, n, _, _ = run
+        segment = self.segments.get(first // self.slots)
+        if segment is None or first < segment.lo or first + n > segment.hi:
+            return False
+        if segment.bitmap is None:
+            return True
+        return all(segment.has(seq, self.slots) for seq in range(first, first + n))
+
+    def purge(self, upper: int, kept: list[Run]) -> dict[int, bytearray]:
+        """All below `upper` is dead but the runs kept; upper is the next seq or a border. Returns,
+        of each segment that had entries in the store, the bitmap of what died in it."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        runs: dict[int, list[Run]] = {}
+        for run in kept:
+            runs.setdefault(run[0] // self.slots, []).append(run)
+        dead: dict[int, bytearray] = {}
+        for number in sorted(n for n in self.segments if n * self.slots < upper):
+            segment = self._own(self.segments[number])
+            before = segment.bitmap or segment.make_bitmap(self.slots)
+            keep = runs.get(number, [])
+            bits = bytearray(len(before))
+            for first, n, _, _ in keep:
+                for seq in range(first, first + n):
+                    rel = seq % self.slots
+                    bits[rel >> 3] |= 1 << (rel & 7)
+            stores = sum(run[3] for run in keep)
+            if segment.stores > stores:
+                dead[number] = bytearray(b & ~k & 0xFF for b, k in zip(before, bits, strict=True))
+            count = sum(run[1] for run in keep)
+            size = sum(run[2] for run in keep)
+            self.count -= segment.count - count
+            self.bytes -= segment.bytes - size
+            segment.bitmap = bits
+            segment.count, segment.bytes, segment.stores = count, size, stores
+            if not count:
+                self._drop_if_dead(segment)
+        if self.attempts:
+            stay = {seq for first, n, _, _ in kept for seq in range(first, first + n)}
+            self.attempts = {s: n for s, n in self.attempts.items() if s >= upper or s in stay}
+        return dead
+
+    def runs(self, entries: list[Entry]) -> list[Run]:
+        """The entries, ascending, as runs that cross no segment's border. ValueError if a seq comes
+        twice or before a lower one."""
+        runs: list[Run] = []
+        slots = self.slots
+        first = n = size = stores = 0
+        for entry in entries:
+            seq = entry.seq
+            if n and seq < first + n:
+                raise ValueError(f"seq {seq} comes after seq {first + n - 1}: they must ascend")
+            if n and (seq != first + n or seq % slots == 0):
+                runs.append((first, n, size, stores))
+                n = size = stores = 0
+            if not n:
+                first = seq
+            n += 1
+            size += entry.message.size
+            if entry.message.store_file:
+                stores += 1
+        if n:
+            runs.append((first, n, size, stores))
+        return runs
+
+    def set_attempts(self, seq: int, attempts: int) -> None:
+        """How often a live message has been delivered and came back; anything dead is ignored."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        if self.is_live(seq):
+            self.attempts[seq] = attempts
+
+    def set_mark(self, mark: int) -> None:
+        """Everything below mark may have been delivered; it only rises."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        if mark > self.mark:
+            self.mark = mark
+
+    def skip_to(self, seq: int) -> None:
+        """After an unclean stop no seq below this is given again [9]."""
+        if seq > self.next_seq:
+            self.next_seq = seq
+            tail = self._tail
+            self._tail = None
+            if tail is not None and not tail.count:
+                self._drop_if_dead(tail)
+
+    def _tail_segment(self, seq: int) -> IndexSegment:
+        old = self._tail
+        number = seq // self.slots
+        segment = self.segments.get(number)
+        if segment is None:
+            segment = IndexSegment(number, seq, seq, self.epoch)
+            self.segments[number] = segment
+        elif segment.epoch != self.epoch:
+            segment = self._own(segment)
+        self._tail = segment
+        if old is not None and old.number != number and not old.count:
+            self._drop_if_dead(old)
+        return segment
+
+    def _own(self, segment: IndexSegment) -> IndexSegment:
+        if segment.epoch == self.epoch:
+            return segment
+        copy = segment.copy(self.epoch)
+        self.segments[segment.number] = copy
+        if self._tail is segment:
+            self._tail = copy
+        return copy
+
+    def _drop_if_dead(self, segment: IndexSegment) -> None:
+        if self.is_deleted or segment.number != self.next_seq // self.slots:
+            self.segments.pop(segment.number, None)
+            if self._tail is segment:
+                self._tail = None
+            self.ticks.dead.append((self.number, segment.number))
+
+    # ---- what a checkpoint sees ----------------------------------------------------------------
+
+    def capture(self) -> Section:
+        """The section as of the last cut; made at the first change after it, or when asked."""
+        if self.epoch != self.ticks.epoch:
+            self.captured = Section(
+                self.next_seq, self.mark, self.count, self.bytes, self.segments.copy(),
+                self.section.copy(), self.attempts.copy(),
+            )  # fmt: skip
+            self.epoch = self.ticks.epoch
+            self.cut_seq = self.next_seq
+            self.limbo = []
+        assert self.captured is not None
+        return self.captured
+
+    def _touch(self) -> None:
+        if self.epoch != self.ticks.epoch:
+            self.capture()
+        self.changed = self.epoch
+
+    def sliced(self) -> None:
+        """The checkpoint has done with this queue."""
+        self.captured = None
+        self.limbo = None
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def is_live(self, seq: int) -> bool:
+        segment = self.segments.get(seq // self.slots)
+        return segment is not None and segment.has(seq, self.slots)
+
+    def next_live(self, seq: int) -> int:
+        """The first live persistent seq at or above this one, or -1."""
+        number = seq // self.slots
+        segment = self.segments.get(number)
+        if segment is not None and segment.count:
+            for at in range(max(seq, segment.lo), segment.hi):
+                if segment.has(at, self.slots):
+                    return at
+        later = [n for n, s in self.segments.items() if n > number and s.count]
+        if not later:
+            return -1
+        first = self.segments[min(later)]
+        for at in range(first.lo, first.hi):
+            if first.has(at, self.slots):
+                return at
+        return -1
+
+    def live_seqs(self) -> list[int]:
+        """All live persistent seqs, ascending (for verify, small queues and tests)."""
+        return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]
+
+    def read(self, seqs: list[int]) -> list[Message]:
+        """Messages of live entries that are in the section or on slots, ascending, of one segment.
+        A body in the store, or on behalf of the section there, stays None (see `section`).
+        CorruptionError names file and position of what does not verify."""
+        if self.section:
+            on_slot = [seq for seq in seqs if seq not in self.section]
+            messages = dict(zip(on_slot, self._read_slots(on_slot), strict=True))
+            return [
+                self.section[seq].message if seq in self.section else messages[seq] for seq in seqs
+            ]
+        return self._read_slots(seqs)
+
+    def _read_slots(self, seqs: list[int]) -> list[Message]:
+        return self.files(seqs[0] // self.slots).messages(seqs) if seqs else []
+
+    # ---- files ---------------------------------------------------------------------------------
+
+    def files(self, number: int) -> SegmentFiles:
+        """The files of a segment; at most four segments of a queue stay open unless unsynced."""
+        files = self._files.get(number)
+        if files is None:
+            if len(self._files) >= 4:
+                for old in [n for n, f in self._files.items() if not f.is_dirty][:1]:
+                    self._files.pop(old).close()
+            path = f"{self.path}/{number}"
+            files = SegmentFiles(self.fs, path, self.vhost, self.number, number, self.slots)
+            self._files[number] = files
+        return files
+
+    def write(self, entries: list[Entry]) -> int:
+        """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync."""
+        if not self._has_directory:
+            self.fs.mkdir(self.path)
+            stub = self.path + "/.queue_name"
+            if not self.fs.exists(stub):
+                file = self.fs.open(stub, create=True)
+                file.pwrite(self.name + b"\n", 0)
+                file.sync()
+                file.close()
+            self.ticks.dirty_directories[self.path] = None
+            self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
+            self._has_directory = True
+        written = 0
+        start = 0
+        for i in range(1, len(entries) + 1):
+            number = entries[start].seq // self.slots
+            if i == len(entries) or entries[i].seq // self.slots != number:
+                files = self.files(number)
+                if files.path not in self.ticks.dirty:
+                    self.ticks.dirty[files.path] = files
+                    self.ticks.dirty_directories[self.path] = None
+                written += files.write(entries[start:i])
+                start = i
+        return written
+
+    def dirty_files(self) -> list[SegmentFiles]:
+        return [files for files in self._files.values() if files.is_dirty]
+
+    def forget_files(self, number: int) -> None:
+        """Close the handles of a segment whose files are about to be deleted."""
+        files = self._files.pop(number, None)
+        if files is not None:
+            files.close()
+
+    def close(self) -> None:
+        for files in self._files.values():
+            files.close()
+        self._files.clear()

@@ -1,0 +1,364 @@
+"""The two files of a QueueIndex segment: slots (.qi) and small bodies in queue order (.qs).
+
+RabbitMQ's queue index keeps the order and state of a queue apart from its bodies, in segments of a
+fixed number of entries, so that the place of an entry is arithmetic and a whole segment goes at
+once when it is dead. Here a slot is pure data: whether its message lives is decided by checkpoint
+and log alone [1], so a slot may be torn, stale or written twice without harm, and paging needs no
+order with the log.
+
+    <n>.qi   header, 64 B
+             magic "PSQI" 4 | version 2 | flags 2 | vhost 8 | queue 4 | segment 4 | slots 4 | crc 4
+             then slots of 32 B, that of a seq at 64 + (seq mod slots) x 32:
+             flags 1 | header length 1 | crc 4 | size 4 | id 8 | expiry (ms) 6 | where 4 |
+             time (s) 4
+    <n>.qs   header as above with magic "PSQS", then entries in queue order:
+             length of what follows this prefix 4 | crc 4 | header length 4 |
+             [store file 4, if IN_STORE] | header | [body, unless IN_STORE]
+
+flags: USED 1 (zeros are no slot), IN_STORE 2 (the body is in the MessageStore), HAS_ENTRY 4 (there
+is an entry in .qs: a header, a body, or both), HAS_EXPIRY 8. `where` is the position of the entry
+in .qs if there is one, else the store file. A header length of 255 in the slot means 255 or more:
+the entry has it exactly. Big-endian.
+
+Every checksum is seeded with vhost, queue number and seq, so a slot or entry that lies in another
+place than its own, in a file of another queue or store, or of an earlier life never verifies.
+A failed check is a CorruptionError that names file and position; nothing damaged is returned.
+"""
+
+import struct
+from typing import Final
+from zlib import crc32
+
+from penstock.errors import CorruptionError
+from penstock.message import Entry, Message
+from penstock.storage.filesystem import File, FileSystem
+
+VERSION: Final = 1
+HEADER_BYTES: Final = 64
+SLOT_BYTES: Final = 32
+PREFIX_BYTES: Final = 12
+MAGIC_QI: Final = b"PSQI"
+MAGIC_QS: Final = b"PSQS"
+USED: Final = 1
+IN_STORE: Final = 2
+HAS_ENTRY: Final = 4
+HAS_EXPIRY: Final = 8
+LONG_HEADER: Final = 255
+READ_BYTES: Final = 256 << 10  # bodies are read in runs of at most this
+WRITE_BYTES: Final = 256 << 10
+
+_HEADER: Final = struct.Struct(">4sHHQIII")
+_SLOT: Final = struct.Struct(">BBIIQHIII")
+_PREFIX: Final = struct.Struct(">III")
+_U32: Final = struct.Struct(">I")
+
+
+class Slot:
+    """One decoded slot: what is known of a message without its header and body."""
+
+    __slots__ = ("expiry_ms", "flags", "header_len", "id", "seq", "size", "time", "where")
+
+    def __init__(
+        self, seq: int, flags: int, header_len: int, size: int, id: int, expiry_ms: int,
+        where: int, time: int,
+    ) -> None:  # fmt: skip
+        self.seq: int = seq
+        self.flags: int = flags
+        self.header_len: int = header_len
+        self.size: int = size
+        self.id: int = id
+        self.expiry_ms: int = expiry_ms
+        self.where: int = where
+        self.time: int = time
+
+
+def queue_seed(vhost: int, queue: int) -> int:
+    """The seed of all checksums of one queue."""
+    return crc32(struct.pack(">QI", vhost, queue))
+
+
+def _seed(seed: int, seq: int) -> int:
+    return seed ^ (seq & 0xFFFFFFFF) ^ (seq >> 32)
+
+
+def encode_slot(seed: int, seq: int, message: Message, flags: int, where: int) -> bytes:
+    """The 32 bytes of a slot; `flags` without USED and HAS_EXPIRY, which are added here."""
+    flags |= USED
+    expiry = message.expiry_ms
+    if expiry:
+        flags |= HAS_EXPIRY
+    length = len(message.header)
+    if length > LONG_HEADER:
+        length = LONG_HEADER
+    fields = _SLOT.pack(
+        flags, length, 0, message.size, message.id, expiry >> 32, expiry & 0xFFFFFFFF, where,
+        message.time,
+    )  # fmt: skip
+    crc = crc32(fields, _seed(seed, seq))
+    return fields[:2] + _U32.pack(crc) + fields[6:]
+
+
+def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
+    """The slot at `at` in data, or None if it does not verify for this seq."""
+    if len(data) < at + SLOT_BYTES:
+        return None
+    flags, length, crc, size, id, high, low, where, time = _SLOT.unpack_from(data, at)
+    if not flags & USED:
+        return None
+    zeroed = data[at : at + 2] + b"\0\0\0\0" + data[at + 6 : at + SLOT_BYTES]
+    if crc32(zeroed, _seed(seed, seq)) != crc:
+        return None
+    return Slot(seq, flags, length, size, id, high << 32 | low, where, time)
+
+
+def encode_entry(seed: int, seq: int, message: Message) -> bytes:
+    """The .qs entry of a message: header, and body or store file."""
+    header = message.header
+    if message.store_file:
+        data = _U32.pack(message.store_file) + header
+    else:
+        assert message.body is not None, "a body that belongs into .qs must be in RAM to be written"
+        data = header + message.body
+    length = len(header)
+    crc = crc32(data, crc32(_U32.pack(length), _seed(seed, seq)))
+    return _PREFIX.pack(len(data), crc, length) + data
+
+
+class SegmentFiles:
+    """Open .qi and .qs of one segment; writes runs of entries, reads slots and entries.
+
+    `path` is the path without its ending. The files are made by the first write.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str, vhost: int, queue: int, segment: int, slots: int
+    ) -> None:
+        self.path: str = path
+        self.segment: int = segment
+        self.is_dirty: bool = False
+        self._fs = fs
+        self._vhost = vhost
+        self._queue = queue
+        self._slots = slots
+        self._seed: int = queue_seed(vhost, queue)
+        self._qi: File | None = None
+        self._qs: File | None = None
+        self._qs_end: int = 0
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    def write(self, entries: list[Entry]) -> int:
+        """Write entries, ascending, none twice; returns the bytes written.
+
+        OSError leaves what is there harmless: nothing names the new bytes yet. Needs sync.
+        """
+        qi = self._open_for_write(".qi", MAGIC_QI)
+        qs: File | None = self._qs
+        self.is_dirty = True
+        at = self._qs_end
+        bodies: list[bytes] = []
+        start = at
+        slots: list[bytes] = []
+        first = entries[0].seq
+        written = 0
+        for held in entries:
+            seq = held.seq
+            message = held.message
+            flags = IN_STORE if message.store_file else 0
+            where = message.store_file
+            if message.header or (message.size and not flags):
+                if qs is None:
+                    qs = self._open_for_write(".qs", MAGIC_QS)
+                    at = start = self._qs_end
+                flags |= HAS_ENTRY
+                where = at
+                entry = encode_entry(self._seed, seq, message)
+                bodies.append(entry)
+                at += len(entry)
+                if at - start >= WRITE_BYTES:
+                    qs.pwrite(b"".join(bodies), start)
+                    written += at - start
+                    bodies.clear()
+                    start = self._qs_end = at
+            if seq != first + len(slots):
+                written += self._write_slots(qi, first, slots)
+                slots = []
+                first = seq
+            slots.append(encode_slot(self._seed, seq, message, flags, where))
+        if bodies and qs is not None:
+            qs.pwrite(b"".join(bodies), start)
+            written += at - start
+            self._qs_end = at
+        return written + self._write_slots(qi, first, slots)
+
+    def _write_slots(self, qi: File, first: int, slots: list[bytes]) -> int:
+        data = b"".join(slots)
+        qi.pwrite(data, HEADER_BYTES + first % self._slots * SLOT_BYTES)
+        return len(data)
+
+    def _open_for_write(self, ending: str, magic: bytes) -> File:
+        is_qi = ending == ".qi"
+        file = self._qi if is_qi else self._qs
+        if file is None:
+            file = self._fs.open(self.path + ending, create=True)
+            header = self._header(magic)
+            if file.pread(HEADER_BYTES, 0) != header:  # new, or torn while nothing named it
+                file.pwrite(header, 0)
+            end = max(file.size(), HEADER_BYTES)
+            if is_qi:
+                self._qi = file
+            else:
+                self._qs = file
+                self._qs_end = end
+        elif not is_qi and not self._qs_end:
+            self._qs_end = max(file.size(), HEADER_BYTES)
+        return file
+
+    def _header(self, magic: bytes) -> bytes:
+        data = _HEADER.pack(magic, VERSION, 0, self._vhost, self._queue, self.segment, self._slots)
+        return (data + _U32.pack(crc32(data))).ljust(HEADER_BYTES, b"\0")
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def _reading(self, ending: str) -> File:
+        is_qi = ending == ".qi"
+        file = self._qi if is_qi else self._qs
+        if file is not None:
+            return file
+        path = self.path + ending
+        try:
+            file = self._fs.open(path)
+        except FileNotFoundError:
+            raise CorruptionError(path, 0, "the file is missing") from None
+        try:
+            check_header(
+                path, file.pread(HEADER_BYTES, 0), self._header(MAGIC_QI if is_qi else MAGIC_QS)
+            )
+        except CorruptionError:
+            file.close()
+            raise
+        if is_qi:
+            self._qi = file
+        else:
+            self._qs = file
+            self._qs_end = max(file.size(), HEADER_BYTES)
+        return file
+
+    def slots(self, seqs: list[int]) -> list[Slot]:
+        """The slots of these seqs, ascending, of this segment. CorruptionError if one is bad."""
+        rel = seqs[0] % self._slots
+        count = seqs[-1] % self._slots - rel + 1
+        data = self._reading(".qi").pread(
+            count * SLOT_BYTES, HEADER_BYTES + rel * SLOT_BYTES
+        )
+        first = seqs[0]
+        found: list[Slot] = []
+        for seq in seqs:
+            slot = decode_slot(self._seed, seq, data, (seq - first) * SLOT_BYTES)
+            if slot is None:
+                raise CorruptionError(
+                    self.path + ".qi",
+                    HEADER_BYTES + seq % self._slots * SLOT_BYTES,
+                    f"the slot of seq {seq} of queue {self._queue} does not verify",
+                )
+            found.append(slot)
+        return found
+
+    def messages(self, seqs: list[int]) -> list[Message]:
+        """The messages of these seqs, ascending; bodies in the MessageStore are left there (None).
+
+        Entries that lie behind one another are read in runs of at most 256 KiB.
+        """
+        slots = self.slots(seqs)
+        result: list[Message] = []
+        run = b""
+        run_at = 0
+        for i, slot in enumerate(slots):
+            if not slot.flags & HAS_ENTRY:
+                store = slot.where if slot.flags & IN_STORE else 0
+                body = None if store else b""
+                result.append(
+                    Message(slot.id, b"", body, slot.size, slot.time, slot.expiry_ms, store)
+                )
+                continue
+            need = self._need(slot)
+            at = slot.where - run_at
+            if at < 0 or at + need > len(run):
+                want = need
+                for later in slots[i + 1 :]:
+                    if not later.flags & HAS_ENTRY:
+                        continue
+                    end = later.where - slot.where + self._need(later)
+                    if later.where < slot.where or end > READ_BYTES or end > want + READ_BYTES // 8:
+                        break
+                    want = max(want, end)
+                run = self._reading(".qs").pread(want, slot.where)
+                run_at = slot.where
+                at = 0
+            result.append(self._message(slot, run, at))
+        return result
+
+    def _need(self, slot: Slot) -> int:
+        need = PREFIX_BYTES + slot.header_len
+        return need + (4 if slot.flags & IN_STORE else slot.size)
+
+    def _message(self, slot: Slot, run: bytes, at: int) -> Message:
+        path = self.path + ".qs"
+        if len(run) < at + PREFIX_BYTES:
+            raise CorruptionError(path, slot.where, f"the entry of seq {slot.seq} is cut off")
+        length, crc, header_len = _PREFIX.unpack_from(run, at)
+        fixed = 4 if slot.flags & IN_STORE else slot.size
+        if length != fixed + header_len or min(header_len, LONG_HEADER) != slot.header_len:
+            text = f"the entry of seq {slot.seq} has a wrong length"
+            raise CorruptionError(path, slot.where, text)
+        data = run[at + PREFIX_BYTES : at + PREFIX_BYTES + length]
+        if len(data) < length:
+            data = self._reading(".qs").pread(length, slot.where + PREFIX_BYTES)
+        if crc32(data, crc32(_U32.pack(header_len), _seed(self._seed, slot.seq))) != crc:
+            raise CorruptionError(
+                path, slot.where, f"the entry of seq {slot.seq} of queue {self._queue} is damaged"
+            )
+        if slot.flags & IN_STORE:
+            store: int = _U32.unpack_from(data)[0]
+            return Message(
+                slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store
+            )
+        return Message(
+            slot.id, data[:header_len], data[header_len:], slot.size, slot.time, slot.expiry_ms
+        )
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """fdatasync of both files; run where it may take its time."""
+        for file in (self._qs, self._qi):
+            if file is not None:
+                file.sync()
+
+    def drop_cache(self) -> None:
+        """Forget what the page cache holds of both files: the next read comes from the disk [8]."""
+        for ending in (".qi", ".qs"):
+            if self._fs.exists(self.path + ending):
+                self._reading(ending).drop_cache()
+
+    def close(self) -> None:
+        for file in (self._qi, self._qs):
+            if file is not None:
+                file.close()
+        self._qi = self._qs = None
+        self._qs_end = 0
+
+
+def check_header(path: str, found: bytes, expected: bytes) -> None:
+    """CorruptionError that says which field of a segment header is not what the name promises."""
+    if found == expected:
+        return
+    if len(found) < HEADER_BYTES:
+        raise CorruptionError(path, len(found), "the segment's header is cut off")
+    names = ("magic", "version", "flags", "vhost", "queue", "segment", "slots")
+    for name, is_, must in zip(
+        names, _HEADER.unpack_from(found), _HEADER.unpack_from(expected), strict=True
+    ):
+        if is_ != must:
+            raise CorruptionError(path, 0, f"the header's {name} is {is_!r}, expected {must!r}")
+    raise CorruptionError(path, 0, "the header's checksum does not verify")

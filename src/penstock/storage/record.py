@@ -1,0 +1,595 @@
+"""Records of the transaction log: one operation, or a list of them, as checksummed bytes.
+
+Why one form for all.  RabbitMQ's persister and Qpid's TransactionLog both write an operation per
+record and a marker per transaction; replay must then remember open transactions. Here a record
+*is* an atomic unit: a single operation has its own type, a transaction is one record of type TX
+that lists operations. Only a transaction beyond one record is cut into TX_PART and TX_COMMIT. The
+two hot operations, PUBLISH to one queue and DEQUEUE of one run, have encoders of their own that
+pack header and fixed data at once.
+
+    Record    length 4 | crc 4 | lsn 8 | type 1 | flags 1 | count 2 | data
+              `length` counts the whole record. `crc` is the CRC-32 of all behind it, seeded with
+              the seed of the segment (log_segment.py): a record of another segment, vhost or
+              earlier life of the file never verifies [11].
+    Operation type 1 | flags 1 | count 2 | length of data 4 | data         (inside TX and TX_PART)
+
+Data by type; "n x" repeats `count` times, "s x" repeats s times:
+
+    PUBLISH      id 8 | time (s) 4 | header length 4 | body size 4 |
+                 [expiry (ms) 8, if HAS_EXPIRY] | [store file 4, if IN_STORE] |
+                 n x (queue 4, seq 8) | header | [body, unless IN_STORE]
+    DEQUEUE      queue 4 | total bytes 8 | n x (first seq 8, how many 4) | s 4 |
+                 s x (id 8, store file 4, bytes 4)
+    MOVE         queue 4 | seq 8 | bytes 4 | data of a PUBLISH, whose flags and count are the MOVE's
+    REQUEUE      queue 4 | n x (seq 8, attempts 4)
+    MARK         queue 4 | mark 8
+    PURGE        queue 4 | upper seq 8 | n x (first seq 8, how many 4), the runs that are kept
+    DELETE_QUEUE queue 4
+    TOPOLOGY     bytes of the routing table
+    TX           n operations
+    TX_PART      transaction 8 | n operations; the seq of a place is its ordinal within
+                 (transaction, queue): 0, 1, 2 ...
+    TX_COMMIT    transaction 8 | n x (queue 4, first seq 8)
+    RELEASE      queue 4 | segment 4 | s 4 | s x (id 8, store file 4, bytes 4)
+
+All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere. A DEQUEUE names the
+store body of every entry whose *placement* is the store, wherever that body is when it is logged;
+replay applies a (queue, seq) at most once. The type byte is an open table: LEASE, READER_OFFSET,
+STREAM and BATCH have their numbers, and a record of theirs, or of a type unknown here, is refused
+by name, not skipped: a store written by a newer Penstock must not lose what only that one reads.
+
+Failure.  Encoders raise ValueError for what does not fit its field. Decoders raise RecordError, a
+ValueError, for data that verifies but does not mean anything: each length is checked before bytes
+are taken, and bytes left over are an error too. The reader of the log (log_file.py) turns it into a
+CorruptionError with path and position. Nothing here knows files, groups or durability.
+"""
+
+import struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from penstock.errors import CorruptionError
+
+RECORD_HEADER_BYTES: Final = 20
+OP_HEADER_BYTES: Final = 8
+COUNT_MAX: Final = 0xFFFF
+RECORD_BYTES_MAX: Final = 0xFFFFFFFF
+
+NOP: Final = 0
+PUBLISH: Final = 1
+DEQUEUE: Final = 2
+MOVE: Final = 3
+REQUEUE: Final = 4
+MARK: Final = 5
+PURGE: Final = 6
+DELETE_QUEUE: Final = 7
+TOPOLOGY: Final = 8
+TX: Final = 9
+TX_PART: Final = 10
+TX_COMMIT: Final = 11
+RELEASE: Final = 12
+LEASE: Final = 13
+READER_OFFSET: Final = 14
+STREAM: Final = 15
+BATCH: Final = 16
+
+RECORD_TYPES: Final[dict[int, str]] = {
+    NOP: "NOP", PUBLISH: "PUBLISH", DEQUEUE: "DEQUEUE", MOVE: "MOVE", REQUEUE: "REQUEUE",
+    MARK: "MARK", PURGE: "PURGE", DELETE_QUEUE: "DELETE_QUEUE", TOPOLOGY: "TOPOLOGY", TX: "TX",
+    TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
+    READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
+}  # fmt: skip
+KNOWN_TYPES_MAX: Final = RELEASE  # types above it are reserved
+
+# Flags of PUBLISH and MOVE.
+IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
+HAS_EXPIRY: Final = 2
+
+_HEADER: Final = struct.Struct(">IIQBBH")
+_LENGTH_CRC: Final = struct.Struct(">II")
+# A record from its LSN on; the length and the checksum before it are known last.
+_HEAD: Final = struct.Struct(">QBBH")
+_PUBLISH_ONE: Final = struct.Struct(">QBBHQIIIIQ")
+_PUBLISH_ONE_STORE: Final = struct.Struct(">QBBHQIIIIIQ")
+_DEQUEUE_ONE: Final = struct.Struct(">QBBHIQIQII")
+
+_OP: Final = struct.Struct(">BBHI")
+_PUBLISH: Final = struct.Struct(">QIII")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_QUEUE_SEQ: Final = struct.Struct(">IQ")  # a place; also (queue, mark), (queue, first seq)
+_RUN: Final = struct.Struct(">QIQI")
+_ATTEMPTS: Final = struct.Struct(">QI")
+_STORE: Final = struct.Struct(">QII")
+_MOVE: Final = struct.Struct(">IQI")
+_RELEASE: Final = struct.Struct(">II")
+
+_publish_one: Final = _PUBLISH_ONE.pack
+_publish_one_store: Final = _PUBLISH_ONE_STORE.pack
+_length_crc: Final = _LENGTH_CRC.pack
+
+Place = tuple[int, int]  # queue, seq
+Run = tuple[int, int, int, int]  # first seq, n, bytes of their bodies, how many in the store
+StoreRef = tuple[int, int, int]  # id, store file, bytes
+
+
+class RecordError(ValueError):
+    """Bytes that verify, or were never checked, and do not mean anything."""
+
+
+class Op:
+    """One operation: what a record holds, or one of the list in a TX."""
+
+    __slots__ = ("count", "data", "flags", "type")
+
+    def __init__(self, kind: int, flags: int, count: int, data: bytes) -> None:
+        self.type: int = kind
+        self.flags: int = flags
+        self.count: int = count
+        self.data: bytes = data
+
+
+class Record:
+    """One record as read, and where it lies: segment number and position in that file."""
+
+    __slots__ = ("count", "data", "flags", "lsn", "offset", "segment", "type")
+
+    def __init__(
+        self, lsn: int, kind: int, flags: int, count: int, data: bytes, segment: int, offset: int
+    ) -> None:
+        self.lsn: int = lsn
+        self.type: int = kind
+        self.flags: int = flags
+        self.count: int = count
+        self.data: bytes = data
+        self.segment: int = segment
+        self.offset: int = offset
+
+
+# ----------------------------------------------------------------------------------------
+# Whole records
+
+
+def encode(seed: int, lsn: int, kind: int, flags: int, count: int, data: bytes) -> bytes:
+    """A whole record. ValueError when count or data is too large for it."""
+    check_op(kind, count, len(data))
+    rest = _HEAD.pack(lsn, kind, flags, count) + data
+    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+
+
+def encode_publish_one(
+    seed: int, lsn: int, flags: int, message_id: int, time: int, expiry_ms: int, store_file: int,
+    queue: int, seq: int, header: bytes, body: bytes, body_size: int,
+) -> bytes:  # fmt: skip
+    """A whole PUBLISH record for one queue: what nearly every record is.
+
+    `flags` say which of `expiry_ms`, `store_file` and `body` count; `body` must be b"" when it
+    is IN_STORE, else `body_size` must be its length (ValueError). struct.error for a number that
+    does not fit its field.
+    """
+    # Measured: concatenating three times costs less than one CRC call more, or a join.
+    if flags == 0:
+        if len(body) != body_size:
+            raise ValueError(f"a body of {len(body)} bytes cannot be logged as one of {body_size}")
+        rest = (
+            _publish_one(lsn, PUBLISH, 0, 1, message_id, time, len(header), body_size, queue, seq)
+            + header
+            + body
+        )
+    elif flags == IN_STORE:
+        rest = (
+            _publish_one_store(
+                lsn, PUBLISH, IN_STORE, 1, message_id, time, len(header), body_size, store_file,
+                queue, seq,
+            )
+            + header
+        )  # fmt: skip
+    else:
+        places = [(queue, seq)]
+        rest = _HEAD.pack(lsn, PUBLISH, flags, 1) + publish_data(
+            flags, message_id, time, expiry_ms, store_file, places, header, body, body_size
+        )
+    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+
+
+def encode_dequeue(
+    seed: int, lsn: int, queue: int, runs: list[Run], stores: list[StoreRef]
+) -> bytes:
+    """A whole DEQUEUE record. ValueError for more than COUNT_MAX runs."""
+    if len(runs) == 1 and not stores:
+        first, many, size, _ = runs[0]
+        rest = _DEQUEUE_ONE.pack(lsn, DEQUEUE, 0, 1, queue, first, many, size, 0, 0)
+        return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+    data = dequeue_data(queue, runs, stores)
+    return encode(seed, lsn, DEQUEUE, 0, len(runs), data)
+
+
+def publish_flags(store_file: int, expiry_ms: int) -> int:
+    """Flags of a PUBLISH or MOVE; 0 means that the body is in the record, or no expiry."""
+    return (IN_STORE if store_file else 0) | (HAS_EXPIRY if expiry_ms else 0)
+
+
+def check_op(kind: int, count: int, data_bytes: int) -> None:
+    """ValueError if an operation of these measures has no place in a record."""
+    if not 0 <= kind <= KNOWN_TYPES_MAX:
+        raise ValueError(f"record type {type_name(kind)} is not written by this version")
+    if not 0 <= count <= COUNT_MAX:
+        raise ValueError(f"{type_name(kind)}: {count} entries, a record has at most {COUNT_MAX}")
+    if data_bytes > RECORD_BYTES_MAX - RECORD_HEADER_BYTES:
+        raise ValueError(f"{type_name(kind)}: {data_bytes} bytes are too long for a record")
+
+
+def decode_header(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int, int]:
+    """(length, crc, lsn, type, flags, count) of the record at `offset`; nothing is verified."""
+    if offset < 0 or len(data) - offset < RECORD_HEADER_BYTES:
+        raise RecordError(f"a record header needs {RECORD_HEADER_BYTES} bytes")
+    return _HEADER.unpack_from(data, offset)
+
+
+def verifies(record: bytes, seed: int) -> bool:
+    """Whether these bytes are exactly one record of the segment with that seed."""
+    if len(record) < RECORD_HEADER_BYTES:
+        return False
+    length, crc = _LENGTH_CRC.unpack_from(record)
+    return bool(length == len(record) and crc == crc32(record[8:], seed))
+
+
+def decode(record: bytes, seed: int, segment: int = 0, offset: int = 0) -> Record:
+    """A verified Record. RecordError if it does not verify or is of a type unknown here."""
+    if not verifies(record, seed):
+        raise RecordError("the record's checksum does not match")
+    _, _, lsn, kind, flags, count = _HEADER.unpack_from(record)
+    if kind > KNOWN_TYPES_MAX:
+        raise RecordError(refusal(kind))
+    return Record(lsn, kind, flags, count, record[RECORD_HEADER_BYTES:], segment, offset)
+
+
+def type_name(kind: int) -> str:
+    """For people: the name of a type, with its number if it has none."""
+    return RECORD_TYPES.get(kind, f"number {kind}")
+
+
+def refusal(kind: int) -> str:
+    """Why a record of this type is not read."""
+    return f"record type {type_name(kind)} ({kind}) is not known to this version of Penstock"
+
+
+def check_type(kind: int, path: str, position: int) -> None:
+    """CorruptionError that names the type, if this version does not know it."""
+    if kind > KNOWN_TYPES_MAX or kind < 0:
+        raise CorruptionError(path, position, refusal(kind))
+
+
+# ----------------------------------------------------------------------------------------
+# Data of each type: encoding
+
+
+def publish_data(
+    flags: int, message_id: int, time: int, expiry_ms: int, store_file: int, places: list[Place],
+    header: bytes, body: bytes, body_size: int,
+) -> bytes:  # fmt: skip
+    """Data of a PUBLISH to any number of places; `flags` as in `encode_publish_one`."""
+    parts = [_PUBLISH.pack(message_id, time, len(header), body_size)]
+    if flags & HAS_EXPIRY:
+        parts.append(_U64.pack(expiry_ms))
+    if flags & IN_STORE:
+        parts.append(_U32.pack(store_file))
+    elif len(body) != body_size:
+        raise ValueError(f"a body of {len(body)} bytes cannot be logged as one of {body_size}")
+    for queue, seq in places:
+        parts.append(_QUEUE_SEQ.pack(queue, seq))
+    parts.append(header)
+    if not flags & IN_STORE:
+        parts.append(body)
+    return b"".join(parts)
+
+
+def dequeue_data(queue: int, runs: list[Run], stores: list[StoreRef]) -> bytes:
+    """Data of a DEQUEUE; its count is len(runs)."""
+    parts = [_U32.pack(queue)]
+    for first, many, size, in_store in runs:
+        parts.append(_RUN.pack(first, many, size, in_store))
+    _append_stores(parts, stores)
+    return b"".join(parts)
+
+
+def move_data(queue: int, seq: int, size: int, publish: bytes) -> bytes:
+    """Data of a MOVE out of (queue, seq), whose body has `size` bytes, by a PUBLISH's data."""
+    return _MOVE.pack(queue, seq, size) + publish
+
+
+def requeue_data(queue: int, attempts: list[tuple[int, int]]) -> bytes:
+    """Data of a REQUEUE: (seq, attempts) each; its count is their number."""
+    parts = [_U32.pack(queue)]
+    for seq, tries in attempts:
+        parts.append(_ATTEMPTS.pack(seq, tries))
+    return b"".join(parts)
+
+
+def mark_data(queue: int, mark: int) -> bytes:
+    """Data of a MARK: deliveries below `mark` may have happened."""
+    return _QUEUE_SEQ.pack(queue, mark)
+
+
+def purge_data(queue: int, upper: int, kept: list[Run]) -> bytes:
+    """Data of a PURGE of all below `upper` but the runs kept; its count is their number."""
+    parts = [_QUEUE_SEQ.pack(queue, upper)]
+    for first, many, size, in_store in kept:
+        parts.append(_RUN.pack(first, many, size, in_store))
+    return b"".join(parts)
+
+
+def delete_queue_data(queue: int) -> bytes:
+    """Data of a DELETE_QUEUE."""
+    return _U32.pack(queue)
+
+
+def release_data(queue: int, segment: int, stores: list[StoreRef]) -> bytes:
+    """Data of a RELEASE: store references of a dead queue segment, given up at once."""
+    parts = [_RELEASE.pack(queue, segment)]
+    _append_stores(parts, stores)
+    return b"".join(parts)
+
+
+def encode_ops(ops: list[Op]) -> bytes:
+    """Data of a TX; its count is len(ops). ValueError if one of them has no place in it."""
+    parts: list[bytes] = []
+    for op in ops:
+        check_op(op.type, op.count, len(op.data))
+        if op.type in (TX, TX_PART, TX_COMMIT):
+            raise ValueError(f"{type_name(op.type)} inside a list of operations")
+        parts.append(_OP.pack(op.type, op.flags, op.count, len(op.data)))
+        parts.append(op.data)
+    return b"".join(parts)
+
+
+def tx_part_data(transaction: int, ops: list[Op]) -> bytes:
+    """Data of a TX_PART; its count is len(ops)."""
+    return _U64.pack(transaction) + encode_ops(ops)
+
+
+def tx_commit_data(transaction: int, first_seqs: list[Place]) -> bytes:
+    """Data of a TX_COMMIT: the first seq of each queue; its count is their number."""
+    parts = [_U64.pack(transaction)]
+    for queue, seq in first_seqs:
+        parts.append(_QUEUE_SEQ.pack(queue, seq))
+    return b"".join(parts)
+
+
+def _append_stores(parts: list[bytes], stores: list[StoreRef]) -> None:
+    parts.append(_U32.pack(len(stores)))
+    for message_id, file, size in stores:
+        parts.append(_STORE.pack(message_id, file, size))
+
+
+# ----------------------------------------------------------------------------------------
+# Data of each type: decoding
+
+
+class PublishData:
+    """A PUBLISH. expiry_ms 0: none. store_file counts if in_store; `body` is b"" then."""
+
+    __slots__ = (
+        "body", "body_size", "expiry_ms", "header", "id", "in_store", "places", "store_file",
+        "time",
+    )  # fmt: skip
+
+    def __init__(
+        self, message_id: int, time: int, expiry_ms: int, in_store: bool, store_file: int,
+        body_size: int, places: list[Place], header: bytes, body: bytes,
+    ) -> None:  # fmt: skip
+        self.id: int = message_id
+        self.time: int = time
+        self.expiry_ms: int = expiry_ms
+        self.in_store: bool = in_store
+        self.store_file: int = store_file
+        self.body_size: int = body_size
+        self.places: list[Place] = places
+        self.header: bytes = header
+        self.body: bytes = body
+
+
+class DequeueData(NamedTuple):
+    """A DEQUEUE: runs of (first seq, how many), and (id, store file, bytes) of store bodies."""
+
+    queue: int
+    runs: list[Run]
+    stores: list[StoreRef]
+
+
+class MoveData(NamedTuple):
+    """A MOVE: where the entry was, bytes of its body, and the publish that it became."""
+
+    queue: int
+    seq: int
+    size: int
+    publish: PublishData
+
+
+class RequeueData(NamedTuple):
+    """A REQUEUE: (seq, attempts) each."""
+
+    queue: int
+    attempts: list[tuple[int, int]]
+
+
+class MarkData(NamedTuple):
+    """A MARK: the delivered mark of a queue part."""
+
+    queue: int
+    mark: int
+
+
+class PurgeData(NamedTuple):
+    """A PURGE of all below `upper` but the runs `kept`."""
+
+    queue: int
+    upper: int
+    kept: list[Run]
+
+
+class ReleaseData(NamedTuple):
+    """A RELEASE of a queue segment's store references."""
+
+    queue: int
+    segment: int
+    stores: list[StoreRef]
+
+
+class TxPartData(NamedTuple):
+    """A TX_PART: the transaction's number and some of its operations."""
+
+    transaction: int
+    ops: list[Op]
+
+
+class TxCommitData(NamedTuple):
+    """A TX_COMMIT: the transaction's number and (queue, first seq) of each queue in it."""
+
+    transaction: int
+    first_seqs: list[Place]
+
+
+def decode_publish(data: bytes, flags: int, count: int, offset: int = 0) -> PublishData:
+    """A PUBLISH whose data begins at `offset`. RecordError unless it is exactly that long."""
+    need = _PUBLISH.size + (8 if flags & HAS_EXPIRY else 0) + (4 if flags & IN_STORE else 0)
+    need += count * _QUEUE_SEQ.size
+    _need("PUBLISH", data, offset, need)
+    if flags & ~(IN_STORE | HAS_EXPIRY):
+        raise RecordError(f"PUBLISH: unknown flags {flags:#04x}")
+    message_id, time, header_len, body_size = _PUBLISH.unpack_from(data, offset)
+    position = offset + _PUBLISH.size
+    expiry_ms = 0
+    if flags & HAS_EXPIRY:
+        expiry_ms = _U64.unpack_from(data, position)[0]
+        position += 8
+    in_store = flags & IN_STORE != 0
+    store_file = 0
+    if in_store:
+        store_file = _U32.unpack_from(data, position)[0]
+        position += 4
+    places = _pairs(_QUEUE_SEQ, data, position, count)
+    position += count * _QUEUE_SEQ.size
+    end = position + header_len
+    _exact("PUBLISH", data, end + (0 if in_store else body_size))
+    header = data[position:end]
+    return PublishData(
+        message_id, time, expiry_ms, in_store, store_file, body_size, places, header, data[end:]
+    )
+
+
+def decode_dequeue(data: bytes, count: int) -> DequeueData:
+    """A DEQUEUE of `count` runs."""
+    end = 4 + count * _RUN.size
+    _need("DEQUEUE", data, 0, end + 4)
+    queue: int = _U32.unpack_from(data)[0]
+    return DequeueData(queue, _runs(data, 4, count), _stores("DEQUEUE", data, end))
+
+
+def decode_move(data: bytes, flags: int, count: int) -> MoveData:
+    """A MOVE; flags and count are those of the PUBLISH in it."""
+    _need("MOVE", data, 0, _MOVE.size)
+    queue, seq, size = _MOVE.unpack_from(data)
+    return MoveData(queue, seq, size, decode_publish(data, flags, count, _MOVE.size))
+
+
+def decode_requeue(data: bytes, count: int) -> RequeueData:
+    """A REQUEUE of `count` entries."""
+    _exact("REQUEUE", data, 4 + count * _ATTEMPTS.size)
+    return RequeueData(_U32.unpack_from(data)[0], _pairs(_ATTEMPTS, data, 4, count))
+
+
+def decode_mark(data: bytes) -> MarkData:
+    """A MARK."""
+    _exact("MARK", data, _QUEUE_SEQ.size)
+    queue, mark = _QUEUE_SEQ.unpack_from(data)
+    return MarkData(queue, mark)
+
+
+def decode_purge(data: bytes, count: int) -> PurgeData:
+    """A PURGE that keeps `count` runs."""
+    _exact("PURGE", data, _QUEUE_SEQ.size + count * _RUN.size)
+    queue, upper = _QUEUE_SEQ.unpack_from(data)
+    return PurgeData(queue, upper, _runs(data, _QUEUE_SEQ.size, count))
+
+
+def decode_delete_queue(data: bytes) -> int:
+    """The queue number of a DELETE_QUEUE."""
+    _exact("DELETE_QUEUE", data, 4)
+    queue: int = _U32.unpack_from(data)[0]
+    return queue
+
+
+def decode_release(data: bytes) -> ReleaseData:
+    """A RELEASE."""
+    _need("RELEASE", data, 0, _RELEASE.size + 4)
+    queue, segment = _RELEASE.unpack_from(data)
+    return ReleaseData(queue, segment, _stores("RELEASE", data, _RELEASE.size))
+
+
+def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:
+    """The `count` operations that begin at `offset`, to the end of `data`."""
+    ops: list[Op] = []
+    position = offset
+    for _ in range(count):
+        _need("TX", data, position, OP_HEADER_BYTES)
+        kind, flags, op_count, length = _OP.unpack_from(data, position)
+        position += OP_HEADER_BYTES
+        _need("TX", data, position, length)
+        if kind > KNOWN_TYPES_MAX:
+            raise RecordError(refusal(kind))
+        if kind in (TX, TX_PART, TX_COMMIT):
+            raise RecordError(f"{type_name(kind)} inside a list of operations")
+        ops.append(Op(kind, flags, op_count, data[position : position + length]))
+        position += length
+    _exact("TX", data, position)
+    return ops
+
+
+def decode_tx_part(data: bytes, count: int) -> TxPartData:
+    """A TX_PART of `count` operations."""
+    _need("TX_PART", data, 0, 8)
+    return TxPartData(_U64.unpack_from(data)[0], decode_ops(data, count, 8))
+
+
+def decode_tx_commit(data: bytes, count: int) -> TxCommitData:
+    """A TX_COMMIT for `count` queues."""
+    _exact("TX_COMMIT", data, 8 + count * _QUEUE_SEQ.size)
+    return TxCommitData(_U64.unpack_from(data)[0], _pairs(_QUEUE_SEQ, data, 8, count))
+
+
+def _need(what: str, data: bytes, offset: int, length: int) -> None:
+    if offset < 0 or len(data) - offset < length:
+        raise RecordError(f"{what}: {length} bytes expected, {max(len(data) - offset, 0)} found")
+
+
+def _exact(what: str, data: bytes, length: int) -> None:
+    if len(data) != length:
+        raise RecordError(f"{what}: data of {length} bytes expected, {len(data)} found")
+
+
+def _pairs(form: struct.Struct, data: bytes, offset: int, count: int) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    for i in range(count):
+        a, b = form.unpack_from(data, offset + i * form.size)
+        pairs.append((a, b))
+    return pairs
+
+
+def _runs(data: bytes, offset: int, count: int) -> list[Run]:
+    runs: list[Run] = []
+    for i in range(count):
+        first, many, size, in_store = _RUN.unpack_from(data, offset + i * _RUN.size)
+        runs.append((first, many, size, in_store))
+    return runs
+
+
+def _stores(what: str, data: bytes, offset: int) -> list[StoreRef]:
+    """The store references that begin at `offset` with their number, to the end of `data`."""
+    many = _U32.unpack_from(data, offset)[0]
+    _exact(what, data, offset + 4 + many * _STORE.size)
+    stores: list[StoreRef] = []
+    for i in range(many):
+        message_id, file, size = _STORE.unpack_from(data, offset + 4 + i * _STORE.size)
+        stores.append((message_id, file, size))
+    return stores

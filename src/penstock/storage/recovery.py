@@ -1,0 +1,270 @@
+"""Recovery: from the files to the state, in the order that decides which file is believed.
+
+    CURRENT -> checkpoint -> stores (tables from hints, an unsealed tail is scanned)
+    -> topology, queues -> the log after the cut, surveyed whole, then replayed
+    -> (the engine:) a new log segment, ids and seqs beyond all that could exist, a checkpoint,
+    and only then what no file knows is deleted
+
+Checkpoint and log alone say what lives [1]; slots and bodies are not looked at, so the time depends
+on the log since the cut, never on the backlog. The log's files and the unsealed store files are
+synced and dropped from the page cache before they are believed [8]: after a failed sync the cache
+holds bytes that are on no disk.
+
+The survey finds where the log ends, and whether what is behind that end is a torn tail (nothing
+that was durable is missing) or corruption (a header behind it says otherwise): then recovery
+refuses, names file and offset, and changes nothing [11]. A store body that a record names may be
+missing only above the highest durable LSN, where it is a torn tail too, or when a later record
+took the message away.
+
+After an unclean stop each queue's next seq goes to the next segment border above everything seen
+or marked, and queue numbers jump [9]; message ids begin with a new start number at every start.
+
+Nothing is logged or deleted here, so `verify` uses the same code on a store that it only reads.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import CorruptionError
+from penstock.storage import checkpoint, record
+from penstock.storage.checkpoint import Manifest
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.log_file import LogReader
+from penstock.storage.log_segment import LogEnd, segment_path
+from penstock.storage.message_store import MessageStore
+from penstock.storage.options import StorageOptions
+from penstock.storage.queue_index import QueueIndex
+from penstock.storage.state import Replay, StorageState
+
+QUEUE_NUMBER_JUMP: Final = 1000
+PARTS: Final = ("wal", "msg_store_persistent", "msg_store_transient", "queues")
+
+Event = Callable[[str, str], None]
+
+
+class Recovered:
+    """What was found: the state, where the log ended, and what the engine goes on with."""
+
+    __slots__ = ("cut_records", "end", "is_clean", "manifest", "records", "state", "unknown")
+
+    def __init__(
+        self, state: StorageState, manifest: Manifest, end: LogEnd, is_clean: bool, records: int
+    ) -> None:
+        self.state: StorageState = state
+        self.manifest: Manifest = manifest
+        self.end: LogEnd = end
+        self.is_clean: bool = is_clean
+        self.records: int = records  # replayed
+        self.cut_records: int = end.cut_records
+        self.unknown: list[str] = []  # files of the store that nothing knows
+
+
+def make_directories(fs: FileSystem, path: str) -> None:
+    """The parts of a vhost directory, durable, and the transient store wiped."""
+    missing = [part for part in PARTS if not fs.exists(f"{path}/{part}")]
+    for part in missing:
+        fs.mkdir(f"{path}/{part}")
+    if missing:
+        fs.sync_dir(path)
+    wipe(fs, path + "/msg_store_transient")
+
+
+def wipe(fs: FileSystem, path: str) -> None:
+    """Delete everything in a directory, one level of directories included."""
+    for name in fs.list(path):
+        at = f"{path}/{name}"
+        if fs.is_dir(at):
+            for inner in fs.list(at):
+                fs.unlink(f"{at}/{inner}")
+            fs.rmdir(at)
+        else:
+            fs.unlink(at)
+
+
+def load(
+    fs: FileSystem, path: str, vhost: int, options: StorageOptions, event: Event, *,
+    ram_bytes: int = 0,
+) -> Recovered:  # fmt: skip
+    """Read checkpoint and log. ram_bytes: replayed messages beyond it go to their slots (0: all
+    stay in RAM and nothing is written). CorruptionError, VersionError, SyncFailedError."""
+    number = checkpoint.current(fs, path)
+    if number:
+        manifest = checkpoint.read(fs, path, number, vhost)
+    else:
+        _check_is_fresh(fs, path, vhost)
+        manifest = Manifest()
+        manifest.head.segment_slots = options.segment_slots
+    head = manifest.head
+    store = MessageStore(
+        fs, path + "/msg_store_persistent", vhost, persistent=True,
+        file_bytes_max=options.msg_store_file_size_limit, own_file_from=options.own_file_from,
+    )  # fmt: skip
+    store.restore(manifest.store, head.next_store_file, head.next_own_file)
+    for damage in store.take_damage():
+        event("corruption", str(damage))
+    state = StorageState(fs, path, vhost, head.segment_slots, store)
+    _load_state(state, manifest)
+    log = LogReader(fs, path + "/wal", vhost)
+    try:
+        if manifest.is_clean:
+            end = log.survey(0, 0, head.cut_lsn + 1, None)
+        else:
+            named: list[tuple[record.Record, int, int]] = []
+            end = log.survey(
+                head.log_segment, head.log_position, head.cut_lsn + 1,
+                lambda found: _collect(named, found),
+            )  # fmt: skip
+            _judge_missing(state, named, end)
+        replay = Replay(state, log, ram_bytes=ram_bytes)
+        if not manifest.is_clean:
+            _replay(log, manifest, end, replay)
+    finally:
+        log.close()
+    _check_ghosts(state)
+    if end.cut_records:
+        event("torn_tail", f"{end.cut_records} records behind the end of the log were cut")
+    return Recovered(state, manifest, end, manifest.is_clean, replay.records)
+
+
+def begin(found: Recovered) -> None:
+    """Seqs, ids and queue numbers beyond everything that can exist [9]."""
+    state = found.state
+    if not found.is_clean:
+        slots = state.slots
+        for queue in state.queues.values():
+            top = max(queue.next_seq, queue.mark)
+            queue.skip_to(-(-top // slots) * slots)
+            queue.mark = min(queue.mark, queue.next_seq)
+        state.next_queue += QUEUE_NUMBER_JUMP
+    found.unknown = state.store.forget_unknown()
+    state.factory.open(found.manifest.head.start + 1)
+
+
+def orphans(
+    fs: FileSystem, state: StorageState, number: int, files: list[str]
+) -> tuple[list[str], list[str]]:
+    """Files, and directories of queues, that the present state does not know: leftovers of a
+    crash; `files` are those of the store. To be deleted only once a checkpoint of this state is
+    CURRENT [6]."""
+    path = state.path
+    keep = {"CURRENT", f"checkpoint-{number}"}
+    files += [
+        f"{path}/{name}"
+        for name in fs.list(path)
+        if name.startswith(("checkpoint-", "CURRENT")) and name not in keep
+    ]
+    known: dict[str, QueueIndex] = {}
+    for queue in (*state.queues.values(), *state.dying.values()):
+        known[queue.path.rpartition("/")[2]] = queue
+    trees: list[str] = []
+    for directory in fs.list(path + "/queues"):
+        at = f"{path}/queues/{directory}"
+        found = known.get(directory)
+        if found is None:
+            trees.append(at)
+            continue
+        for name in fs.list(at):
+            stem, _, ending = name.rpartition(".")
+            if ending in ("qi", "qs") and stem.isdigit():
+                key = (found.number, int(stem))
+                if int(stem) not in found.segments and key not in state.reaping:
+                    files.append(f"{at}/{name}")
+    return files, trees
+
+
+# ---- helpers -----------------------------------------------------------------------------------
+
+
+def _check_is_fresh(fs: FileSystem, path: str, vhost: int) -> None:
+    """No CURRENT: either nothing was ever logged here, or it is gone."""
+    log = LogReader(fs, path + "/wal", vhost)
+    try:
+        if log.has_records():
+            raise CorruptionError(path + "/CURRENT", 0, "it is missing, and the log has records")
+    finally:
+        log.close()
+
+
+def _load_state(state: StorageState, manifest: Manifest) -> None:
+    for data in manifest.topology:
+        state.apply_topology(data)
+    for number, section in manifest.queues.items():
+        queue = state.queues.get(number)
+        if queue is None:
+            raise CorruptionError(
+                f"{state.path}/checkpoint-{manifest.number}", 0,
+                f"it has a section of queue {number}, and no such queue in its topology",
+            )  # fmt: skip
+        queue.next_seq, queue.mark = section.next_seq, section.mark
+        queue.count, queue.bytes = section.count, section.bytes
+        queue.segments, queue.section = section.segments, section.rows
+        queue.attempts = section.attempts
+    state.next_queue = max(state.next_queue, manifest.head.next_queue)
+    state.reaping = manifest.reaping
+    if any(number not in state.queues for number, _ in state.reaping):
+        _load_dying(state)
+
+
+def _load_dying(state: StorageState) -> None:
+    """Queues that are deleted and whose slots are still to be read: found by their directories."""
+    for directory in state.fs.list(state.path + "/queues"):
+        digits = directory.rpartition(".")[2]
+        number = int(digits) if digits.isdigit() else 0
+        if number not in state.queues and any(n == number for n, _ in state.reaping):
+            queue = state.add_queue(b"", number)
+            queue.path = f"{state.path}/queues/{directory}"
+            queue.is_deleted = True
+            state.dying[number] = state.queues.pop(number)
+
+
+def _collect(named: list[tuple[record.Record, int, int]], found: record.Record) -> None:
+    """Note the store bodies that a record names when it publishes."""
+    if found.type == record.PUBLISH and found.flags & record.IN_STORE:
+        p = record.decode_publish(found.data, found.flags, found.count)
+        named.append((found, p.store_file, p.id))
+    elif found.type in (record.TX, record.TX_PART):
+        at = 8 if found.type == record.TX_PART else 0
+        for op in record.decode_ops(found.data, found.count, at):
+            if op.type == record.PUBLISH and op.flags & record.IN_STORE:
+                p = record.decode_publish(op.data, op.flags, op.count)
+                named.append((found, p.store_file, p.id))
+
+
+def _judge_missing(
+    state: StorageState, named: list[tuple[record.Record, int, int]], end: LogEnd
+) -> None:
+    """Bodies that are not there: above the claim they end the log, below it somebody must have
+    taken the message away, which only the replay can tell."""
+    for found, file, id in named:
+        if state.store.has(file, id):
+            continue
+        if found.lsn > end.claim:
+            end.cut_records += end.last_lsn - found.lsn + 1
+            end.last_lsn = found.lsn - 1
+            end.segment, end.offset = found.segment, found.offset
+            return
+        state.ghosts[file, id] = 0
+
+
+def _check_ghosts(state: StorageState) -> None:
+    for (file, id), refs in state.ghosts.items():
+        if refs > 0:
+            raise CorruptionError(
+                state.store.file_path(file), 0,
+                f"the body of message {id:#x} is missing, and the log says that it was durable",
+            )  # fmt: skip
+
+
+def _replay(log: LogReader, manifest: Manifest, end: LogEnd, replay: Replay) -> None:
+    head = manifest.head
+
+    def apply(found: record.Record) -> None:
+        try:
+            replay.apply(found)
+        except (ValueError, KeyError) as error:
+            raise CorruptionError(
+                segment_path(log.directory, found.segment), found.offset,
+                f"record {found.lsn} cannot be applied: {error}",
+            ) from error  # fmt: skip
+
+    log.records(head.log_segment, head.log_position, head.cut_lsn + 1, end.last_lsn, apply)

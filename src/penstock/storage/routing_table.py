@@ -1,0 +1,210 @@
+"""RoutingTable: the durable topology of a vhost: exchanges, queues, bindings, parameters.
+
+Qpid's Flow to Disk Design takes topology out of the message store into a RoutingTable with calls
+like createQueue and deleteBinding, recovered before any message. So it is here, but without a
+database of its own: a change is a TOPOLOGY record in the vhost's log, atomic and durable with
+everything around it, and the checkpoint holds a snapshot that is nothing but the shortest run of
+such records. One code applies both.
+
+    declare exchange  1 | name | type | flags 1 | arguments
+    delete exchange   2 | name
+    declare queue     3 | name | number 4 | flags 1 | arguments     (deleting is DELETE_QUEUE)
+    bind              4 | source | kind 1 (q or e) | destination | key | arguments
+    unbind            5 | as bind
+    set parameter     6 | component | name | value                   policies, limits
+    clear parameter   7 | component | name
+
+name, type, source, key ...: length 2 and bytes. arguments, value: length 4 and bytes, opaque here
+(an encoded AMQP table). Big-endian. Deleting an exchange or a queue takes its bindings with it.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.storage.queue_index import Ticks
+
+DECLARE_EXCHANGE: Final = 1
+DELETE_EXCHANGE: Final = 2
+DECLARE_QUEUE: Final = 3
+BIND: Final = 4
+UNBIND: Final = 5
+SET_PARAMETER: Final = 6
+CLEAR_PARAMETER: Final = 7
+
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A durable exchange. flags and arguments are the broker's."""
+
+    name: bytes
+    type: bytes
+    flags: int = 0
+    arguments: bytes = b""
+
+    def record(self) -> bytes:
+        return b"".join(
+            (bytes((DECLARE_EXCHANGE,)), _short(self.name), _short(self.type),
+             bytes((self.flags,)), _long(self.arguments))
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DurableQueue:
+    """A durable queue: its name, and the number that its records and files bear."""
+
+    name: bytes
+    number: int
+    flags: int = 0
+    arguments: bytes = b""
+
+    def record(self) -> bytes:
+        return b"".join(
+            (bytes((DECLARE_QUEUE,)), _short(self.name), _U32.pack(self.number),
+             bytes((self.flags,)), _long(self.arguments))
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """source exchange -> destination (kind b"q" queue or b"e" exchange) for a routing key."""
+
+    source: bytes
+    kind: bytes
+    destination: bytes
+    key: bytes = b""
+    arguments: bytes = b""
+
+    def record(self, op: int = BIND) -> bytes:
+        return b"".join(
+            (bytes((op,)), _short(self.source), self.kind, _short(self.destination),
+             _short(self.key), _long(self.arguments))
+        )  # fmt: skip
+
+
+def delete_exchange(name: bytes) -> bytes:
+    """The record that deletes an exchange."""
+    return bytes((DELETE_EXCHANGE,)) + _short(name)
+
+
+def set_parameter(component: bytes, name: bytes, value: bytes) -> bytes:
+    """The record that sets a parameter, such as a policy."""
+    return bytes((SET_PARAMETER,)) + _short(component) + _short(name) + _long(value)
+
+
+def clear_parameter(component: bytes, name: bytes) -> bytes:
+    """The record that clears a parameter."""
+    return bytes((CLEAR_PARAMETER,)) + _short(component) + _short(name)
+
+
+class RoutingTable:
+    """The durable topology; `apply` is the only way that it changes."""
+
+    def __init__(self, ticks: Ticks) -> None:
+        self.exchanges: dict[bytes, Exchange] = {}
+        self.queues: dict[bytes, DurableQueue] = {}
+        self.bindings: dict[Binding, None] = {}
+        self.parameters: dict[tuple[bytes, bytes], bytes] = {}
+        self._ticks = ticks
+        self._epoch = ticks.epoch
+        self._captured: list[bytes] = []
+
+    def apply(self, data: bytes) -> None:
+        """Apply one record. ValueError if it is none: the checksum was right, the program is not."""
+        self.capture()
+        op, r = data[0], _Reader(data)
+        if op == DECLARE_EXCHANGE:
+            exchange = Exchange(r.short(), r.short(), r.byte(), r.long())
+            self.exchanges[exchange.name] = exchange
+        elif op == DELETE_EXCHANGE:
+            name = r.short()
+            self.exchanges.pop(name, None)
+            self._unbind_all(name, b"e")
+        elif op == DECLARE_QUEUE:
+            queue = DurableQueue(r.short(), r.u32(), r.byte(), r.long())
+            self.queues[queue.name] = queue
+        elif op in (BIND, UNBIND):
+            binding = Binding(r.short(), r.take(1), r.short(), r.short(), r.long())
+            if op == BIND:
+                self.bindings[binding] = None
+            else:
+                self.bindings.pop(binding, None)
+        elif op == SET_PARAMETER:
+            key = (r.short(), r.short())
+            self.parameters[key] = r.long()
+        elif op == CLEAR_PARAMETER:
+            self.parameters.pop((r.short(), r.short()), None)
+        else:
+            raise ValueError(f"unknown topology operation {op}")
+        r.end()
+
+    def delete_queue(self, number: int) -> None:
+        """A DELETE_QUEUE record: the queue of this number and its bindings go."""
+        self.capture()
+        for name in [q.name for q in self.queues.values() if q.number == number]:
+            del self.queues[name]
+            self._unbind_all(name, b"q")
+
+    def _unbind_all(self, name: bytes, kind: bytes) -> None:
+        for binding in [
+            b for b in self.bindings
+            if (b.kind == kind and b.destination == name) or (kind == b"e" and b.source == name)
+        ]:  # fmt: skip
+            del self.bindings[binding]
+
+    def snapshot(self) -> list[bytes]:
+        """The records that rebuild the present table."""
+        records = [e.record() for e in self.exchanges.values()]
+        records += [q.record() for q in self.queues.values()]
+        records += [b.record() for b in self.bindings]
+        records += [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
+        return records
+
+    def capture(self) -> list[bytes]:
+        """The snapshot as of the last cut: taken at the first change after it, or when asked."""
+        if self._epoch != self._ticks.epoch:
+            self._epoch = self._ticks.epoch
+            self._captured = self.snapshot()
+        return self._captured
+
+
+def _short(data: bytes) -> bytes:
+    if len(data) > 0xFFFF:
+        raise ValueError(f"a name of {len(data)} bytes, expected at most 65535")
+    return _U16.pack(len(data)) + data
+
+
+def _long(data: bytes) -> bytes:
+    return _U32.pack(len(data)) + data
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 1
+
+    def take(self, n: int) -> bytes:
+        piece = self._data[self._at : self._at + n]
+        if len(piece) != n:
+            raise ValueError(f"a topology record of {len(self._data)} bytes is cut off")
+        self._at += n
+        return piece
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def u32(self) -> int:
+        value: int = _U32.unpack(self.take(4))[0]
+        return value
+
+    def short(self) -> bytes:
+        return self.take(_U16.unpack(self.take(2))[0])
+
+    def long(self) -> bytes:
+        return self.take(_U32.unpack(self.take(4))[0])
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError(f"a topology record has {len(self._data) - self._at} bytes too many")

@@ -1,0 +1,371 @@
+"""StorageState: what the log's records mean. Live work and replay change it through the same code.
+
+The state of a vhost at any LSN is a fold of its records over the last checkpoint: which entries of
+which queue live (QueueIndex), how many references each stored body has (MessageStore), what the
+topology is (RoutingTable), and which purged slots still wait to be read for their references.
+Whatever the live engine appends to the log it then applies here; recovery reads the same records
+and applies them here. So there is one answer to what a record means, and a test of replay tests
+live work too.
+
+The one difference between live and replayed: a live caller hands over the entries themselves, so
+that what leaves RAM while a checkpoint still needs it is kept (`limbo`, [4]); in replay nothing
+but the holders' RAM and the section rows is known, and that is enough.
+
+Purges: entries in RAM or in a section release their references at once. For those on slots nobody
+knows an id, so the segment is put on `reaping` with a bitmap of what died; slots are read later, in
+slices, and each finished segment is one RELEASE record. The files stay until then [6].
+"""
+
+from typing import Final
+
+from penstock.errors import CorruptionError
+from penstock.message import Entry, Message, MessageFactory
+from penstock.storage import record
+from penstock.storage.data_directory import hash_name
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.log_file import LogReader
+from penstock.storage.message_store import MessageStore
+from penstock.storage.queue_index import Limbo, QueueIndex, Ticks
+from penstock.storage.record import Run, StoreRef
+from penstock.storage.routing_table import DurableQueue, RoutingTable
+
+
+ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
+
+
+class StorageState:
+    """Everything that a checkpoint holds, as of the last record applied."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, vhost: int, slots: int, store: MessageStore
+    ) -> None:
+        self.fs = fs
+        self.path: str = path
+        self.vhost: int = vhost
+        self.slots: int = slots
+        self.store = store
+        self.ticks: Ticks = Ticks()
+        self.routing: RoutingTable = RoutingTable(self.ticks)
+        self.factory: MessageFactory = MessageFactory()
+        self.queues: dict[int, QueueIndex] = {}
+        self.next_queue: int = 1
+        self.reaping: dict[tuple[int, int], bytearray] = {}
+        self.reap_lsn: int = 0  # reaping waits until this is durable
+        self.dying: dict[int, QueueIndex] = {}  # deleted, slots still to be read
+        self.deleted: list[QueueIndex] = []  # their directories go at the next checkpoint
+        self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
+
+    # ---- queues --------------------------------------------------------------------------------
+
+    def add_queue(self, name: bytes, number: int, *, is_durable: bool = True) -> QueueIndex:
+        """A queue of this number comes to life, empty."""
+        path = f"{self.path}/queues/{hash_name(name)}.{number}"
+        queue = QueueIndex(
+            self.fs, path, name, self.vhost, number, self.slots, self.ticks, is_durable
+        )
+        self.queues[number] = queue
+        if number >= self.next_queue:
+            self.next_queue = number + 1
+        return queue
+
+    def apply_topology(self, data: bytes) -> None:
+        """A TOPOLOGY record; a declared queue comes to life."""
+        known = len(self.routing.queues)
+        self.routing.apply(data)
+        if len(self.routing.queues) != known:
+            last: DurableQueue = next(reversed(self.routing.queues.values()))
+            if last.number not in self.queues:
+                self.add_queue(last.name, last.number)
+
+    def apply_delete_queue(self, lsn: int, queue: QueueIndex) -> None:
+        """DELETE_QUEUE: all that it held dies, its directory goes at the next checkpoint."""
+        queue.is_deleted = True
+        self.apply_purge(lsn, queue, queue.next_seq, [])
+        self.routing.delete_queue(queue.number)
+        del self.queues[queue.number]
+        if any(number == queue.number for number, _ in self.reaping):
+            self.dying[queue.number] = queue
+        else:
+            self.deleted.append(queue)
+
+    def close(self) -> None:
+        """Close every file of queues and store."""
+        for queue in (*self.queues.values(), *self.dying.values(), *self.deleted):
+            queue.close()
+        self.store.close()
+
+    # ---- references ----------------------------------------------------------------------------
+
+    def ref(self, file: int, id: int, n: int) -> None:
+        """n more entries name a stored body."""
+        if self.ghosts and (file, id) in self.ghosts:
+            self.ghosts[file, id] += n
+        else:
+            self.store.ref(file, id, n)
+
+    def unref(self, file: int, id: int) -> None:
+        """One entry less names a stored body."""
+        if self.ghosts and (file, id) in self.ghosts:
+            self.ghosts[file, id] -= 1
+        else:
+            self.store.unref(file, id)
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def apply_dequeue(
+        self, lsn: int, queue: QueueIndex, runs: list[Run], stores: list[StoreRef],
+        entries: list[Entry],
+    ) -> None:  # fmt: skip
+        """Entries die. `entries`: the same ones, if the caller has them (live), else empty."""
+        for run in runs:
+            queue.dequeue(run)
+        for id, file, _ in stores:
+            self.unref(file, id)
+        if queue.limbo is not None:
+            self._keep_in_limbo(lsn, queue, entries, is_purged=False)
+        for first, n, _, _ in runs:
+            queue.holder.drop(first, n)
+        if queue.section:
+            for first, n, _, _ in runs:
+                for seq in range(first, first + n):
+                    row = queue.section.pop(seq, None)
+                    if row is not None and row.body_file:
+                        self.unref(row.body_file, row.message.id)
+
+    def _keep_in_limbo(
+        self, lsn: int, queue: QueueIndex, entries: list[Entry], *, is_purged: bool
+    ) -> None:
+        limbo = queue.limbo
+        captured = queue.captured
+        assert limbo is not None
+        assert captured is not None
+        for entry in entries:
+            if (
+                not entry.on_slot
+                and entry.seq < queue.cut_seq
+                and entry.message.persistent
+                and entry.seq not in captured.rows
+            ):
+                limbo.append(Limbo(lsn, entry, is_purged))
+
+    def apply_purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> int:
+        """PURGE: everything below upper but the runs kept dies. Returns how many died."""
+        before = queue.count
+        dead = queue.purge(upper, kept)
+        ram = [e for e in queue.holder.materialise(upper) if not queue.is_live(e.seq)]
+        for entry in ram:
+            queue.holder.drop(entry.seq, 1)
+            self._clear_bit(dead, entry.seq)
+            if entry.message.store_file and entry.seq not in queue.section:
+                self.unref(entry.message.store_file, entry.message.id)
+        if queue.limbo is not None:
+            self._keep_in_limbo(lsn, queue, ram, is_purged=True)
+        for seq in [s for s in queue.section if not queue.is_live(s)]:
+            row = queue.section.pop(seq)
+            self._clear_bit(dead, seq)
+            if row.message.store_file:
+                self.unref(row.message.store_file, row.message.id)
+            if row.body_file:
+                self.unref(row.body_file, row.message.id)
+        for number, bits in dead.items():
+            if any(bits):
+                old = self.reaping.get((queue.number, number))
+                if old is not None:
+                    bits = bytearray(a | b for a, b in zip(old, bits, strict=True))
+                self.reaping[queue.number, number] = bits
+                self.reap_lsn = lsn
+        return before - queue.count
+
+    def _clear_bit(self, dead: dict[int, bytearray], seq: int) -> None:
+        bits = dead.get(seq // self.slots)
+        if bits is not None:
+            rel = seq % self.slots
+            bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+
+    def purged_refs(
+        self, queue: QueueIndex, segment: int, bits: bytearray
+    ) -> tuple[list[StoreRef], list[str]]:
+        """The references of purged slots, and what could not be read (file and position)."""
+        refs: list[StoreRef] = []
+        faults: list[str] = []
+        base = segment * self.slots
+        for seq in [base + r for r in range(self.slots) if bits[r >> 3] >> (r & 7) & 1]:
+            try:
+                (message,) = queue.files(segment).messages([seq])
+            except CorruptionError as error:
+                faults.append(str(error))
+                continue
+            if message.store_file:
+                refs.append((message.id, message.store_file, message.size))
+        return refs, faults
+
+    def apply_release(self, queue_number: int, segment: int, refs: list[StoreRef]) -> None:
+        """RELEASE: the references of one purged segment are given back, its files may go."""
+        if self.reaping.pop((queue_number, segment), None) is None:
+            return
+        for id, file, _ in refs:
+            self.unref(file, id)
+        self.ticks.dead.append((queue_number, segment))
+        dying = self.dying.get(queue_number)
+        if dying is not None and not any(n == queue_number for n, _ in self.reaping):
+            self.deleted.append(self.dying.pop(queue_number))
+
+    def index_of(self, number: int) -> QueueIndex | None:
+        """A queue, also one that is deleted and still has slots to be read."""
+        return self.queues.get(number) or self.dying.get(number)
+
+    def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
+        """The body of a message that was read from section or slot. CorruptionError names file and
+        position of a damaged one."""
+        if message.body is None:
+            file = message.store_file
+            if not file:
+                row = queue.section.get(seq)
+                if row is None or not row.body_file:
+                    raise CorruptionError(
+                        queue.path, 0, f"the body of seq {seq} of queue {queue.number} is nowhere"
+                    )
+                file = row.body_file
+            message.body = self.store.read(file, message.id)
+            if len(message.body) != message.size:
+                raise CorruptionError(
+                    queue.path, 0,
+                    f"the body of seq {seq} has {len(message.body)} bytes, its slot says "
+                    f"{message.size}",
+                )  # fmt: skip
+        return message.body
+
+
+class Replay:
+    """Applies records of the log to a state. Messages stay in DictHolders, at most `ram_bytes` of
+    them if it is not 0: then they go to their slots, oldest segment first."""
+
+    def __init__(self, state: StorageState, log: LogReader, *, ram_bytes: int = 0) -> None:
+        self.state = state
+        self._log = log
+        self.lsn: int = 0
+        self.records: int = 0
+        self._ram_bytes: int = ram_bytes
+        self._held: int = 0
+        self._parts: dict[int, list[tuple[int, int]]] = {}  # transaction -> where its parts are
+
+    def apply(self, found: record.Record) -> None:
+        """Apply one record. ValueError if it cannot be right."""
+        self.lsn = found.lsn
+        self.records += 1
+        if found.type == record.TX_PART:
+            tx = record.decode_tx_part(found.data, found.count).transaction
+            self._parts.setdefault(tx, []).append((found.segment, found.offset))
+        elif found.type == record.TX_COMMIT:
+            self._commit(found.data, found.count)
+        else:
+            self.apply_op(record.Op(found.type, found.flags, found.count, found.data), {})
+        if self._ram_bytes and self._held > self._ram_bytes:
+            self.spill()
+
+    def _commit(self, data: bytes, count: int) -> None:
+        """TX_COMMIT: only now do the parts count; they are read once more, one at a time."""
+        commit = record.decode_tx_commit(data, count)
+        first_seqs = dict(commit.first_seqs)
+        for segment, offset in self._parts.pop(commit.transaction, []):
+            part = self._log.read_record(segment, offset)
+            for op in record.decode_tx_part(part.data, part.count).ops:
+                self.apply_op(op, first_seqs)
+
+    def apply_op(self, op: record.Op, first_seqs: dict[int, int]) -> None:
+        """One operation; first_seqs: of a large transaction, whose places are ordinals."""
+        kind = op.type
+        if kind == record.PUBLISH:
+            self._publish(record.decode_publish(op.data, op.flags, op.count), first_seqs)
+        elif kind == record.DEQUEUE:
+            taken = record.decode_dequeue(op.data, op.count)
+            queue = self.state.queues.get(taken.queue)
+            if queue is not None:
+                self._dequeue(queue, taken.runs, taken.stores)
+        elif kind == record.MOVE:
+            self._move(record.decode_move(op.data, op.flags, op.count), first_seqs)
+        elif kind == record.TX:
+            for part in record.decode_ops(op.data, op.count):
+                self.apply_op(part, first_seqs)
+        elif kind == record.TOPOLOGY:
+            self.state.apply_topology(op.data)
+        elif kind == record.RELEASE:
+            given = record.decode_release(op.data)
+            self.state.apply_release(given.queue, given.segment, given.stores)
+        elif kind != record.NOP:
+            self._apply_to_queue(op)
+
+    def _apply_to_queue(self, op: record.Op) -> None:
+        """Operations on one queue as a whole; for one that is gone they mean nothing any more."""
+        if op.type == record.PURGE:
+            purge = record.decode_purge(op.data, op.count)
+            queue = self.state.queues.get(purge.queue)
+            if queue is not None:
+                self.state.apply_purge(self.lsn, queue, purge.upper, purge.kept)
+        elif op.type == record.DELETE_QUEUE:
+            queue = self.state.queues.get(record.decode_delete_queue(op.data))
+            if queue is not None:
+                self.state.apply_delete_queue(self.lsn, queue)
+        elif op.type == record.MARK:
+            mark = record.decode_mark(op.data)
+            queue = self.state.queues.get(mark.queue)
+            if queue is not None:
+                queue.set_mark(mark.mark)
+        elif op.type == record.REQUEUE:
+            requeue = record.decode_requeue(op.data, op.count)
+            queue = self.state.queues.get(requeue.queue)
+            if queue is not None:
+                for seq, attempts in requeue.attempts:
+                    queue.set_attempts(seq, attempts)
+        else:
+            raise ValueError(f"record type {op.type} means nothing to this version")
+
+    def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
+        state = self.state
+        state.factory.seen(p.id)
+        message = Message(
+            p.id, p.header, None if p.in_store else p.body, p.body_size, p.time, p.expiry_ms,
+            p.store_file,
+        )  # fmt: skip
+        refs = 0
+        for number, place in p.places:
+            queue = state.queues.get(number)
+            if queue is None:
+                continue
+            seq = place + first_seqs[number] if first_seqs else place
+            if queue.enqueue(seq, p.body_size, p.in_store, p.expiry_ms):
+                refs += 1
+                queue.holder.add(Entry(seq, message))
+        if refs:
+            self._held += ENTRY_BYTES + len(p.body)
+            if p.in_store:
+                state.ref(p.store_file, p.id, refs)
+
+    def _dequeue(self, queue: QueueIndex, runs: list[Run], stores: list[StoreRef]) -> None:
+        if self._ram_bytes:
+            for first, n, _, _ in runs:
+                for seq in range(first, first + n):
+                    entry = queue.holder.get(seq)
+                    if entry is not None:
+                        body = entry.message.body
+                        self._held -= ENTRY_BYTES + (0 if body is None else len(body))
+        self.state.apply_dequeue(self.lsn, queue, runs, stores, [])
+
+    def _move(self, m: record.MoveData, first_seqs: dict[int, int]) -> None:
+        self._publish(m.publish, first_seqs)
+        queue = self.state.queues.get(m.queue)
+        if queue is not None:
+            p = m.publish
+            stores = [(p.id, p.store_file, p.body_size)] if p.in_store else []
+            self._dequeue(queue, [(m.seq, 1, p.body_size, len(stores))], stores)
+
+    def spill(self) -> None:
+        """Everything that is held goes to its slot; nothing of it has to be synced yet."""
+        for queue in self.state.queues.values():
+            entries = list(queue.holder.materialise(queue.next_seq))
+            if entries:
+                queue.write(entries)
+                for entry in entries:
+                    entry.on_slot = True
+                queue.holder.materialised(entries)
+        self._held = 0

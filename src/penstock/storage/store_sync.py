@@ -1,0 +1,189 @@
+"""Unsynced: which files and directories of a store were written since they were last synced.
+
+Rule [2] wants every store body synced before the log bytes that name it are written, and
+rule [5] wants all of them synced before a manifest counts them. So each write marks its
+file, each new name marks its directory, and one *sync op* makes durable all that is marked
+at the instant at which it is taken:
+
+    mark ... mark   take() -> op   (op() -> g, in a worker)   synced(g)
+                                mark again: the file stays unsynced after synced(g)
+
+A mark is a counter, not a flag: what was written after ``take`` is not covered by the op,
+though the kernel may well have written it. Files are synced before the directories that
+name them; the order between files is of no importance, since nothing names a body before
+the whole op has returned.
+
+Handles: a file is synced through the handle that wrote it, because a write error is
+reported to the handles that were open when it happened. A file that is finished (sealed, or
+of one body) stays open until its sync, at most ``HANDLES_MAX`` of them; beyond that it is
+closed and opened again by the op. A handle is closed only when no op for it is in flight.
+
+Failure, rule [10]: a failed sync is final. The op raises ``SyncFailedError`` and leaves it
+in ``Unsynced.failed``; from then on ``take`` and whoever writes raise ``StoppedError``, and
+nothing is ever marked clean again. A file that is gone when the op opens it was deleted by
+its owner: nothing needs it, and that is no failure.
+
+A transient store marks nothing: its ``Unsynced`` has ``persistent=False``, is always clean
+and closes finished files at once.
+
+Threads: everything belongs to the owner but the call of a SyncOp, which touches only the
+files listed in it.
+"""
+
+from typing import Final
+
+from penstock.errors import StoppedError, SyncFailedError
+from penstock.storage.filesystem import File, FileSystem
+
+HANDLES_MAX: Final = 64
+
+
+class UnsyncedFile:
+    """A file being written, from its first byte to the sync after its last."""
+
+    def __init__(self, path: str, file: File) -> None:
+        self.path: str = path
+        self.file: File | None = file  # None: finished, and closed for want of handles
+        self.mark: int = 0  # counts writes
+        self.is_listed: bool = False  # written since it was last synced
+        self.is_finished: bool = False  # nothing will be written any more
+        self.in_flight: int = 0  # ops taken and not reported by synced()
+
+
+class SyncOp:
+    """What ``take`` gives: callable in any thread, once. Its fields are the registry's own."""
+
+    def __init__(self, fs: FileSystem, registry: "Unsynced", generation: int) -> None:
+        self.fs: FileSystem = fs
+        self.generation: int = generation
+        self.registry: Unsynced = registry
+        self.files: list[tuple[UnsyncedFile, int]] = []
+        self.directories: list[tuple[str, int]] = []
+        self.is_done: bool = False
+
+    def __call__(self) -> int:
+        """Sync everything listed; the generation, which ``synced`` is given.
+
+        Raises SyncFailedError, which stops the store.
+        """
+        path = ""
+        try:
+            for unsynced, _ in self.files:
+                path = unsynced.path
+                file = unsynced.file
+                if file is not None:
+                    file.sync()
+                else:
+                    self._sync_reopened(path)
+            for path, _ in self.directories:
+                self.fs.sync_dir(path)
+        except OSError as error:
+            failure = SyncFailedError(path, error)
+            self.registry.failed = failure
+            raise failure from error
+        self.is_done = True
+        return self.generation
+
+    def _sync_reopened(self, path: str) -> None:
+        try:
+            file = self.fs.open(path)
+        except FileNotFoundError:
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+
+class Unsynced:
+    """The registry of one store. All its methods belong to the owner's thread."""
+
+    def __init__(self, fs: FileSystem, *, persistent: bool) -> None:
+        self.fs: FileSystem = fs
+        self.persistent: bool = persistent
+        self.failed: SyncFailedError | None = None
+        self._files: list[UnsyncedFile] = []
+        self._directories: dict[str, int] = {}
+        self._marks: int = 0  # source of directories' marks, so that none is used twice
+        self._generation: int = 0
+        self._ops: dict[int, SyncOp] = {}  # taken and not reported
+        self._handles: int = 0  # finished files that are kept open for their sync
+
+    def check(self) -> None:
+        """Raise StoppedError after a failed sync."""
+        if self.failed is not None:
+            raise StoppedError(str(self.failed))
+
+    def mark(self, unsynced: UnsyncedFile) -> None:
+        """The file was written."""
+        if not self.persistent:
+            return
+        unsynced.mark += 1
+        if not unsynced.is_listed:
+            unsynced.is_listed = True
+            self._files.append(unsynced)
+
+    def mark_directory(self, path: str) -> None:
+        """A name in the directory was made or changed."""
+        if self.persistent:
+            self._marks += 1
+            self._directories[path] = self._marks
+
+    def finish(self, unsynced: UnsyncedFile) -> None:
+        """Nothing will be written to it any more: close it, once it is synced."""
+        unsynced.is_finished = True
+        if not unsynced.is_listed and not unsynced.in_flight:
+            self._close(unsynced)
+            return
+        if self._handles >= HANDLES_MAX and not unsynced.in_flight:
+            self._close(unsynced)
+            return
+        self._handles += 1
+
+    def has_any(self) -> bool:
+        """Whether anything was written since it was last synced."""
+        return bool(self._files) or bool(self._directories)
+
+    def take(self) -> SyncOp:
+        """An op that makes durable all that was marked up to now, and answers its generation.
+
+        Raises StoppedError after a failed sync.
+        """
+        self.check()
+        self._generation += 1
+        op = SyncOp(self.fs, self, self._generation)
+        for unsynced in self._files:
+            unsynced.in_flight += 1
+            op.files.append((unsynced, unsynced.mark))
+        for path, mark in self._directories.items():
+            op.directories.append((path, mark))
+        self._ops[op.generation] = op
+        return op
+
+    def synced(self, generation: int) -> None:
+        """The op of ``generation`` has returned without an error: what it covered is clean."""
+        op = self._ops.pop(generation)
+        assert op.is_done, "synced() for an op that has not run to its end"
+        for unsynced, mark in op.files:
+            unsynced.in_flight -= 1
+            if unsynced.mark == mark and unsynced.is_listed:
+                unsynced.is_listed = False
+            if unsynced.is_finished and not unsynced.is_listed and not unsynced.in_flight:
+                if unsynced.file is not None:
+                    self._handles -= 1
+                self._close(unsynced)
+        self._files = [unsynced for unsynced in self._files if unsynced.is_listed]
+        for path, mark in op.directories:
+            if self._directories.get(path) == mark:
+                del self._directories[path]
+
+    def close(self) -> None:
+        """Close every handle, synced or not. No op may be in flight."""
+        for unsynced in self._files:
+            self._close(unsynced)
+
+    def _close(self, unsynced: UnsyncedFile) -> None:
+        file = unsynced.file
+        if file is not None:
+            unsynced.file = None
+            file.close()

@@ -1,0 +1,213 @@
+"""Transaction: publishes and dequeues that happen together, or not at all.
+
+Qpid's TransactionLog has startTransaction, commit and abort; here a transaction is collected by its
+owner and becomes one TX record when it commits, so that a crash can only find all or nothing of it.
+Until then nothing of it is in the log.
+
+Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
+MessageStore as they come, owned by the transaction: dropped at rollback, orphans for recovery if
+there is neither commit nor rollback. And a commit of more than `tx_record_bytes` (8 MiB) of log
+bytes is written in TX_PART records, decided by one TX_COMMIT; places in the parts are ordinals,
+because the seqs that they will have are known only when the commit assigns them. Beyond
+`tx_bytes_max` (256 MiB) it is refused whole: TransactionTooLargeError.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError
+from penstock.message import Entry, Message
+from penstock.storage import record
+from penstock.storage.queue_index import QueueIndex
+
+if TYPE_CHECKING:
+    from penstock.storage.engine import StorageEngine
+
+class Published:
+    """One publish of a transaction; `entries` are its places once it is committed."""
+
+    __slots__ = ("entries", "message", "queues")
+
+    def __init__(self, message: Message, queues: list[QueueIndex]) -> None:
+        self.message: Message = message
+        self.queues: list[QueueIndex] = queues
+        self.entries: list[tuple[QueueIndex, Entry]] = []
+
+
+class Transaction:
+    """Made by `StorageEngine.begin`. Not for use after commit or rollback (StorageError)."""
+
+    def __init__(self, engine: "StorageEngine") -> None:
+        self._engine = engine
+        self.publishes: list[Published] = []
+        self.dequeues: list[tuple[QueueIndex, list[Entry]]] = []
+        self._taken: set[tuple[int, int]] = set()
+        self.body_bytes: int = 0
+        self.log_bytes: int = 0
+        self.is_open: bool = True
+
+    def publish(
+        self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
+    ) -> Published:
+        """Publish a persistent message when the transaction commits. DiskFullError if the body had
+        to be spooled and could not be; the transaction is then as before."""
+        self._check()
+        engine = self._engine
+        message = engine.new_message(header, body, expiry_ms)
+        spooled = self.body_bytes + len(body) > engine.options.tx_spool_bytes
+        if spooled or engine.places_in_store(len(body), len(queues)):
+            self._spool(message, body)
+        else:
+            self.log_bytes += len(body)
+        self.body_bytes += len(body)
+        self.log_bytes += 64 + len(header) + 12 * len(queues)
+        published = Published(message, queues)
+        self.publishes.append(published)
+        return published
+
+    def _spool(self, message: Message, body: bytes) -> None:
+        """The body goes to the store, owned by the transaction, with no reference yet."""
+        engine = self._engine
+        if engine.blocked:
+            engine.refuse()
+        store = engine.state.store
+        try:
+            message.store_file = store.write(message.id, body, 0)
+        except OSError as error:
+            raise engine.disk_full(error, len(body)) from error
+        store.own(message.store_file, message.id)
+        message.body = None
+
+    def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
+        """Acknowledge entries, ascending by seq, when the transaction commits. ValueError for one
+        that it has already."""
+        self._check()
+        for entry in entries:
+            place = (queue.number, entry.seq)
+            if place in self._taken:
+                raise ValueError(f"seq {entry.seq} is in this transaction already")
+            self._taken.add(place)
+        self.dequeues.append((queue, entries))
+        self.log_bytes += 32 + 40 * len(entries)
+
+    def commit(self, mode: int) -> int:
+        """Make it happen; returns the LSN of the record that decides. It is atomic once that is
+        settled. TransactionTooLargeError, ValueError (an entry is not alive): nothing happened, and
+        it is rolled back. DiskFullError: nothing happened, it may be tried again."""
+        self._check()
+        engine = self._engine
+        engine.check()
+        limit = engine.options.tx_bytes_max
+        if self.log_bytes > limit:
+            self.rollback()
+            raise TransactionTooLargeError(self.log_bytes, limit)
+        for queue, entries in self.dequeues:
+            if not all(queue.is_live_run(run) for run in queue.runs(entries)):
+                self.rollback()
+                raise ValueError(f"an entry of queue {queue.number} is not alive")
+        if engine.blocked and self.publishes:
+            engine.refuse()
+        is_large = self.log_bytes > engine.options.tx_record_bytes
+        ops = self._ops(is_large=is_large)
+        named = any(p.message.store_file for p in self.publishes)
+        try:
+            if is_large:
+                lsn = self._append_parts(ops, mode, named)
+            else:
+                data = record.encode_ops(ops)
+                lsn = engine.log.append(record.TX, 0, len(ops), data, mode, names_store=named)
+        except DiskFullError as error:
+            raise engine.full(error) from error
+        self._apply(lsn)
+        self.is_open = False
+        if engine.log.is_full:
+            engine.wait_for_room()
+        return lsn
+
+    def _ops(self, *, is_large: bool) -> list[record.Op]:
+        """The operations; places have seqs, or ordinals within (transaction, queue)."""
+        next_seqs: dict[int, int] = {}
+        ops: list[record.Op] = []
+        for published in self.publishes:
+            places: list[tuple[int, int]] = []
+            for queue in published.queues:
+                seq = next_seqs.get(queue.number, 0 if is_large else queue.next_seq)
+                next_seqs[queue.number] = seq + 1
+                places.append((queue.number, seq))
+            ops.append(publish_op(published, places))
+        ops += [dequeue_op(queue, entries) for queue, entries in self.dequeues]
+        return ops
+
+    def _append_parts(self, ops: list[record.Op], mode: int, named: bool) -> int:
+        """TX_PART records, decided by a TX_COMMIT; no checkpoint makes its cut in between."""
+        engine = self._engine
+        log = engine.log
+        number = log.last_lsn + 1
+        engine.is_committing = True
+        try:
+            start = size = 0
+            for i, op in enumerate(ops):
+                size += len(op.data)
+                if size >= engine.options.tx_part_bytes or i == len(ops) - 1:
+                    part = ops[start : i + 1]
+                    data = record.tx_part_data(number, part)
+                    log.append(record.TX_PART, 0, len(part), data, mode, names_store=named)
+                    start, size = i + 1, 0
+                    if log.is_full:
+                        engine.wait_for_room()
+            first_seqs = {q.number: q.next_seq for p in self.publishes for q in p.queues}
+            data = record.tx_commit_data(number, list(first_seqs.items()))
+            return log.append(record.TX_COMMIT, 0, len(first_seqs), data, mode)
+        finally:
+            engine.is_committing = False
+
+    def _apply(self, lsn: int) -> None:
+        state = self._engine.state
+        for published in self.publishes:
+            m = published.message
+            in_store = m.store_file != 0
+            for queue in published.queues:
+                seq = queue.publish(m.size, in_store, m.expiry_ms)
+                entry = Entry(seq, m)
+                queue.holder.add(entry)
+                published.entries.append((queue, entry))
+            if in_store:
+                state.store.ref(m.store_file, m.id, len(published.queues))
+                state.store.disown(m.store_file, m.id)
+        for queue, entries in self.dequeues:
+            state.apply_dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
+
+    def rollback(self) -> None:
+        """Forget it; bodies that were spooled for it are given back."""
+        self._check()
+        self.is_open = False
+        for published in self.publishes:
+            message = published.message
+            if message.store_file:
+                self._engine.state.store.disown(message.store_file, message.id)
+
+    def _check(self) -> None:
+        if not self.is_open:
+            raise StorageError("the transaction is over: it was committed or rolled back")
+
+
+def publish_op(published: Published, places: list[tuple[int, int]]) -> record.Op:
+    """The PUBLISH operation of one publish at these (queue number, seq or ordinal)."""
+    m = published.message
+    flags = record.publish_flags(m.store_file, m.expiry_ms)
+    data = record.publish_data(
+        flags, m.id, m.time, m.expiry_ms, m.store_file, places, m.header, m.body or b"", m.size
+    )
+    return record.Op(record.PUBLISH, flags, len(places), data)
+
+
+def dequeue_op(queue: QueueIndex, entries: list[Entry]) -> record.Op:
+    """The DEQUEUE operation of entries, ascending."""
+    runs = queue.runs(entries)
+    data = record.dequeue_data(queue.number, runs, store_refs(entries))
+    return record.Op(record.DEQUEUE, 0, len(runs), data)
+
+
+def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:
+    """(id, store file, bytes) of every entry that is placed in the store."""
+    messages = [entry.message for entry in entries]
+    return [(m.id, m.store_file, m.size) for m in messages if m.store_file]

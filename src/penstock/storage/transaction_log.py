@@ -1,0 +1,641 @@
+"""TransactionLog: the one write-ahead log of a vhost, and the only thing synced for a confirm.
+
+Why one.  RabbitMQ syncs a journal per queue and the message store, Qpid a log and a database; each
+publish to many places then waits for many disks. Here publish, ack and transaction of all queues
+go through one file in the order in which they happened, so one fdatasync confirms whatever came
+before it, and the time that it takes is what collects the next batch (group commit).
+
+    append -> open group -> [close] -> pending groups -> [write] -> file -> [sync] -> durable
+                                           |  a group in mode DISK waits for its store bodies [2],
+                                           |  the first of a segment for a sync of the last [11]
+
+Three LSNs only ever grow: `last_lsn` was appended, `written_lsn` is in the file (survives the
+death of the process), `durable_lsn` is covered by an fdatasync that returned, before which every
+store body named at or below it was synced. `settled(mode)` is what may be confirmed in that mode.
+
+* A group is bound to its segment and position when it opens, because its records' checksums are
+  seeded with the segment. Groups are written in order, neighbours in one write.
+* [2] Store bodies are written by the caller *before* the record that names them is appended. So a
+  sync of the store that was begun when `last_lsn` was L covers every record up to L: one number,
+  `_store_lsn`, tells it. A DISK group that names later ones waits, and all behind it, while the
+  sync of the groups before it may run. Weaker groups are written at once; the next sync of the log
+  first syncs the store.
+* At most one fdatasync of the log is in flight. It claims what was written when it was submitted;
+  when it returns and more is wanted, the next starts at once.
+* [7] Segments are prepared, with content and name durable, before they are used: the next one ahead
+  in a worker, one in place when it is late or too small for a record.
+* [11] The first group of a segment is written only once all of the one before is durable, in every
+  mode. Group headers carry `durable_lsn` as it is then. After 50 ms without work an idle log writes
+  an empty header, and a vouch into the next segment.
+* Acks force no sync: `tick` syncs what was written a second ago at the latest, in mode INTERVAL
+  after the interval.
+* [10] A failed write or sync of the log, or of the store for it, is final: `failed` is set, the
+  three LSNs stand still, everything raises StoppedError, and only recovery from disk goes on. The
+  one exception: no room for the *next* segment raises DiskFullError, and nothing has changed.
+
+Calls that may block: an append that needs a segment which is not ready, `start`, `wait`. All others
+only submit. One thread owns the log; tokens that `complete` does not know belong to others.
+Formats are in record.py and log_segment.py; reading is in log_file.py.
+"""
+
+import errno
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import DiskFullError, StoppedError, SyncFailedError
+from penstock.storage.durability import (
+    DISK,
+    INTERVAL,
+    NONE,
+    OS,
+    SOFT,
+    Durability,
+    NoStore,
+    StoreSync,
+)
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.log_segment import (
+    ALIGN_BYTES,
+    CHAIN_OFFSET,
+    FIRST_GROUP_OFFSET,
+    GROUP_HEADER_BYTES,
+    LogEnd,
+    Segment,
+    aligned,
+    encode_chain,
+    encode_group_header,
+)
+from penstock.storage.record import (
+    HAS_EXPIRY,
+    IN_STORE,
+    MOVE,
+    PUBLISH,
+    Run,
+    StoreRef,
+    encode,
+    encode_dequeue,
+    encode_publish_one,
+)
+from penstock.storage.segment_pool import SegmentPool
+
+__all__ = [
+    "TransactionLog",
+    "NONE", "OS", "INTERVAL", "DISK", "SOFT", "Durability", "StoreSync", "NoStore",
+]  # fmt: skip
+
+WRITE_BYTES_MAX: Final = 1 << 20  # larger runs of groups are written in several calls
+IDLE_S: Final = 0.05
+# What is stated is one second; `tick` comes at least ten times in one.
+SOFT_SYNC_S: Final = 0.9
+NO_TOKEN: Final = -1
+
+
+class _SyncOp:
+    """Runs elsewhere: the store first, then the log."""
+
+    def __init__(self, store: Callable[[], object] | None, file: File) -> None:
+        self.store: Callable[[], object] | None = store
+        self.file: File = file
+
+    def __call__(self) -> object:
+        result: object = None
+        if self.store is not None:
+            result = self.store()
+        self.file.sync()
+        return result
+
+
+class _Group:
+    """A closed group, not yet written."""
+
+    __slots__ = (
+        "first_lsn", "last_lsn", "length", "mode", "names_store", "offset", "parts", "segment",
+    )  # fmt: skip
+
+    def __init__(
+        self, segment: Segment, offset: int, first_lsn: int, parts: list[bytes], length: int,
+        mode: int, names_store: bool,
+    ) -> None:  # fmt: skip
+        self.segment: Segment = segment
+        self.offset: int = offset
+        self.first_lsn: int = first_lsn
+        self.last_lsn: int = first_lsn + len(parts) - 1
+        self.parts: list[bytes] = parts
+        self.length: int = length
+        self.mode: int = mode
+        self.names_store: bool = names_store
+
+
+class TransactionLog:
+    """See the head of this module. `start` comes before everything else.
+
+    segment_bytes_min, _max: size of the first segment and the limit of its doubling.
+    interval_ms: between syncs of mode INTERVAL. group_bytes_max: of one group (but a larger record
+    is a group of its own), and what may wait unwritten before `is_full` asks the caller to stop.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        vhost: int,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        segment_bytes_min: int = 1 << 20,
+        segment_bytes_max: int = 64 << 20,
+        interval_ms: int = 200,
+        group_bytes_max: int = 8 << 20,
+        store: StoreSync | None = None,
+    ) -> None:
+        self.fs: FileSystem = fs
+        self.directory: str = directory
+        self.last_lsn: int = 0
+        self.written_lsn: int = 0
+        self.durable_lsn: int = 0
+        self.syncs: int = 0  # of the log that returned
+        self.failed: SyncFailedError | None = None
+        self._clock: Clock = clock
+        self._interval_s: float = interval_ms / 1000
+        self._group_bytes_max: int = group_bytes_max
+        self._store: StoreSync = NoStore() if store is None else store
+        # The open group: its records, what still fits, and where it begins. Room 0: none is open.
+        self._parts: list[bytes] = []
+        self._room: int = 0
+        self._room_first: int = 0
+        self._seed: int = 0
+        self._mode: int = NONE
+        self._names_store: bool = False
+        # Closed groups that wait to be written, and the bytes of their records.
+        self._pending: deque[_Group] = deque()
+        self._pending_bytes: int = 0
+        self._closed_bytes: int = 0  # of all groups ever closed
+        self._start_lsn: int = 0
+        self._pool: SegmentPool = SegmentPool(
+            fs, directory, vhost, clock, rng, segment_bytes_min, segment_bytes_max
+        )
+        self._writing: Segment | None = None  # what goes to the file goes to this one
+        self._vouched: Segment | None = None  # has a vouch for _idle_lsn
+        # What must become durable, and the operations that are on their way to it.
+        self._wanted_lsn: int = 0
+        self._interval_lsn: int = 0  # last written in mode INTERVAL
+        self._named_lsn: int = 0  # last written that names a store body
+        self._store_lsn: int = 0  # up to here every body named is synced
+        self._sync_token: int = NO_TOKEN
+        self._sync_lsn: int = 0
+        self._sync_at: float = 0.0
+        self._sync_has_store: bool = False
+        self._sync_store_lsn: int = 0
+        self._store_token: int = NO_TOKEN
+        self._store_token_lsn: int = 0
+        self._unsynced_at: float = -1.0  # when the oldest bytes not durable were written; -1: none
+        self._quiet_lsn: int = 0
+        self._quiet_at: float = 0.0
+        self._idle_lsn: int = 0
+        self._is_closed: bool = False
+
+    def start(self, prev: LogEnd | None, first_number: int = 0) -> None:
+        """Go on behind `prev` (None: a new store) in a new segment, prepared here and now [8].
+
+        first_number: of the segment, above all that exist; 0 takes it from `prev`. The files that
+        `prev` lists are deleted by `release_before`. DiskFullError, SyncFailedError.
+        """
+        lsn = 0 if prev is None else prev.last_lsn
+        number = max(first_number, 1 if prev is None else prev.next_number)
+        try:
+            segment = self._pool.start(number, [] if prev is None else prev.files)
+        except SyncFailedError as error:
+            raise self._fail(error.path, error) from error
+        self.last_lsn = self.written_lsn = self.durable_lsn = self._start_lsn = lsn
+        self._wanted_lsn = self._store_lsn = self._idle_lsn = self._quiet_lsn = lsn
+        self._quiet_at = self._clock.monotonic()
+        if prev is not None:
+            segment.prev_segment, segment.prev_end = prev.segment, prev.offset
+        segment.prev_lsn = lsn
+        self._writing = segment
+        self._seed = segment.seed
+
+    # ---- Appending ----------------------------------------------------------------------
+
+    def append(
+        self, kind: int, flags: int, count: int, data: bytes, mode: int, names_store: bool = False
+    ) -> int:
+        """Append one record; returns its LSN. It is in no file before `flush`.
+
+        names_store: it names a body in the store (known by the flags of a PUBLISH or MOVE, must be
+        said of TX and TX_PART). ValueError, DiskFullError: nothing has changed. StoppedError.
+        """
+        record = encode(self._seed, self.last_lsn + 1, kind, flags, count, data)
+        if len(record) > self._room and self._make_room(len(record)):
+            record = encode(self._seed, self.last_lsn + 1, kind, flags, count, data)
+        if kind in (PUBLISH, MOVE):
+            names_store = names_store or flags & IN_STORE != 0
+        return self._add(record, mode, names_store)
+
+    def append_publish(
+        self, message_id: int, time: int, expiry_ms: int, store_file: int, queue: int, seq: int,
+        header: bytes, body: bytes, body_size: int, mode: int,
+    ) -> int:  # fmt: skip
+        """Append a PUBLISH to one queue: as `append`, for less.
+
+        time: seconds since 1970. expiry_ms: since 1970, 0 for none. store_file: that which holds
+        the body, 0 if the record is to hold it.
+        """
+        flags = 0
+        if store_file != 0:
+            flags = IN_STORE
+        if expiry_ms != 0:
+            flags = flags | HAS_EXPIRY
+        record = encode_publish_one(
+            self._seed, self.last_lsn + 1, flags, message_id, time, expiry_ms, store_file, queue,
+            seq, header, body, body_size,
+        )  # fmt: skip
+        if len(record) > self._room and self._make_room(len(record)):
+            record = encode_publish_one(
+                self._seed, self.last_lsn + 1, flags, message_id, time, expiry_ms, store_file,
+                queue, seq, header, body, body_size,
+            )  # fmt: skip
+        return self._add(record, mode, store_file != 0)
+
+    def append_dequeue(
+        self, queue: int, runs: list[Run], stores: list[StoreRef], mode: int = OS
+    ) -> int:
+        """Append a DEQUEUE: as `append`, for less."""
+        record = encode_dequeue(self._seed, self.last_lsn + 1, queue, runs, stores)
+        if len(record) > self._room and self._make_room(len(record)):
+            record = encode_dequeue(self._seed, self.last_lsn + 1, queue, runs, stores)
+        return self._add(record, mode, False)
+
+    def _add(self, record: bytes, mode: int, names_store: bool) -> int:
+        if mode > self._mode:
+            self._mode = mode
+        self._parts.append(record)
+        self._room -= len(record)
+        self.last_lsn += 1
+        if names_store:
+            # [2] What follows need not wait for this body's sync with it.
+            self._names_store = True
+            self._close_group()
+        return self.last_lsn
+
+    def _make_room(self, record_bytes: int) -> bool:
+        """Open a group with room for a record; True if it is in another segment than before."""
+        self._check()
+        self._close_group()
+        segment = self._pool.in_use[-1]
+        seed = segment.seed
+        need = GROUP_HEADER_BYTES + record_bytes
+        if segment.end + need > segment.size:
+            segment = self._roll(segment, need)
+        room = min(segment.size - segment.end - GROUP_HEADER_BYTES, self._group_bytes_max)
+        self._room = self._room_first = max(room, record_bytes)
+        self._seed = segment.seed
+        return self._seed != seed
+
+    def _roll(self, last: Segment, need: int) -> Segment:
+        """Go on in another segment, which will say where this one ends."""
+        try:
+            segment = self._pool.next(need)
+        except SyncFailedError as error:
+            raise self._fail(error.path, error) from error
+        segment.prev_segment, segment.prev_end = last.number, last.end
+        segment.prev_lsn = self.last_lsn
+        return segment
+
+    def _close_group(self) -> None:
+        """What was appended gets its place; the next record opens a group."""
+        if self._parts:
+            segment = self._pool.in_use[-1]
+            length = self._room_first - self._room
+            first_lsn = self.last_lsn - len(self._parts) + 1
+            self._pending.append(
+                _Group(
+                    segment, segment.end, first_lsn, self._parts, length, self._mode,
+                    self._names_store,
+                )
+            )  # fmt: skip
+            segment.end = aligned(segment.end + GROUP_HEADER_BYTES + length)
+            self._pending_bytes += length
+            self._closed_bytes += length
+            self._parts = []
+        self._room = self._room_first = 0
+        self._mode = NONE
+        self._names_store = False
+
+    # ---- Writing and syncing ------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what may be written, and start a sync if one is wanted. Blocks for no disk.
+
+        SyncFailedError when the log fails here, StoppedError when it has failed before.
+        """
+        self._check()
+        self._close_group()
+        self._drive()
+        if self.failed is not None:
+            raise self.failed
+
+    def request_sync(self) -> None:
+        """Have everything appended so far made durable, whatever its mode; `flush` included."""
+        self._wanted_lsn = max(self._wanted_lsn, self.last_lsn)
+        self.flush()
+
+    def wait(
+        self, lsn: int, mode: int, on_other: Callable[[int, object], None] | None = None
+    ) -> None:
+        """Block until `lsn` is settled for `mode`; DISK asks for a sync even of weaker records.
+
+        on_other takes what completes meanwhile and is not the log's. SyncFailedError.
+        """
+        if mode == DISK:
+            self._wanted_lsn = max(self._wanted_lsn, lsn)
+        self.flush()
+        while self.settled(mode) < lsn:
+            done = self.fs.completed(True)
+            assert done, f"record {lsn} waits for nothing that is on its way"
+            for token, result in done:
+                if not self.complete(token, result):
+                    assert on_other is not None, "an operation that is not the log's completed"
+                    on_other(token, result)
+            if self.failed is not None:
+                raise self.failed
+
+    def complete(self, token: int, result: object) -> bool:
+        """A submitted operation has completed; False if it is not the log's.
+
+        Never raises for a failure: look at `failed` afterwards.
+        """
+        if token == NO_TOKEN:
+            return False
+        if token == self._sync_token:
+            self._sync_token = NO_TOKEN
+            self._complete_sync(result)
+        elif token == self._store_token:
+            self._store_token = NO_TOKEN
+            if isinstance(result, BaseException):
+                self._fail(self.directory, result)
+            elif self.failed is None:
+                self._store.synced(result)
+                self._store_lsn = max(self._store_lsn, self._store_token_lsn)
+        else:
+            try:
+                if not self._pool.complete(token, result):
+                    return False
+            except Exception as error:  # noqa: BLE001  # whatever it is, the log has no future
+                self._fail(self.directory, error)
+        if self.failed is None and not self._is_closed:
+            self._drive()
+        return True
+
+    def settled(self, mode: int) -> int:
+        """Everything up to this LSN may be confirmed in that mode."""
+        return self.durable_lsn if mode == DISK else self.written_lsn
+
+    def position(self) -> tuple[int, int, int]:
+        """(segment, position, LSN) of a cut: where the log goes on, and the last LSN before."""
+        self._check()
+        self._close_group()
+        segment = self._pool.in_use[-1]
+        return segment.number, segment.end, self.last_lsn
+
+    @property
+    def appended_records(self) -> int:
+        """Records appended since `start`."""
+        return self.last_lsn - self._start_lsn
+
+    @property
+    def appended_bytes(self) -> int:
+        """Bytes of these records, without the headers of groups."""
+        return self._closed_bytes + self._room_first - self._room
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of records that are not yet written."""
+        return self._pending_bytes + self._room_first - self._room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be written that the caller should stop until it is."""
+        return self.queued_bytes > self._group_bytes_max
+
+    def _drive(self) -> None:
+        """Write, ask for store and log syncs: all that is possible now."""
+        if self.failed is None:
+            self._write_ready()
+        if self.failed is None:
+            self._start_sync()
+
+    def _write_ready(self) -> None:
+        run: list[_Group] = []
+        run_bytes = 0
+        while self._pending:
+            group = self._pending[0]
+            if run and (group.segment is not run[0].segment or run_bytes > WRITE_BYTES_MAX):
+                self._write(run)
+                run, run_bytes = [], 0
+                if self.failed is not None:
+                    return
+            if not self._may_write(group, run):
+                break
+            self._pending.popleft()
+            run.append(group)
+            run_bytes += group.length
+        if run:
+            self._write(run)
+
+    def _may_write(self, group: _Group, run: list[_Group]) -> bool:
+        """Rules [11] and [2] for the first pending group; asks for what it waits for."""
+        if not run and group.segment is not self._writing:
+            if self.durable_lsn < self.written_lsn:
+                self._wanted_lsn = max(self._wanted_lsn, self.written_lsn)
+                return False
+            self._writing = group.segment
+        if group.names_store and group.mode == DISK and group.last_lsn > self._store_lsn:
+            if self._store.has_unsynced():
+                if self._store_token == NO_TOKEN:
+                    self._store_token_lsn = self.last_lsn
+                    self._store_token = self.fs.submit(self._store.take_unsynced())
+                return False
+            self._store_lsn = self.last_lsn
+        return True
+
+    def _write(self, run: list[_Group]) -> None:
+        """One write of neighbouring groups, the chain before the first ones of a segment."""
+        segment = run[0].segment
+        offset = run[0].offset
+        pieces: list[bytes] = []
+        if offset == FIRST_GROUP_OFFSET:
+            offset = CHAIN_OFFSET
+            pieces.append(
+                encode_chain(
+                    segment.seed, segment.prev_segment, segment.prev_end, segment.prev_lsn,
+                    self.durable_lsn, False,
+                )
+            )  # fmt: skip
+        for group in run:
+            pieces.append(
+                encode_group_header(
+                    segment.seed, group.length, group.first_lsn, self.durable_lsn, len(group.parts)
+                )
+            )
+            pieces.extend(group.parts)
+            used = GROUP_HEADER_BYTES + group.length
+            if used % ALIGN_BYTES:
+                pieces.append(bytes(aligned(used) - used))
+        try:
+            segment.file.pwrite(b"".join(pieces), offset)
+        except OSError as error:
+            self._fail(segment.path, error)
+            return
+        for group in run:
+            self._pending_bytes -= group.length
+            if group.names_store:
+                self._named_lsn = group.last_lsn
+            if group.mode == DISK:
+                self._wanted_lsn = max(self._wanted_lsn, group.last_lsn)
+            elif group.mode == INTERVAL:
+                self._interval_lsn = group.last_lsn
+        self.written_lsn = run[-1].last_lsn
+        if self._unsynced_at < 0:
+            self._unsynced_at = self._clock.monotonic()
+
+    def _start_sync(self) -> None:
+        """At most one in flight; it is to cover what is written now."""
+        if self._sync_token != NO_TOKEN or self._writing is None:
+            return
+        if min(self._wanted_lsn, self.written_lsn) <= self.durable_lsn:
+            return
+        store: Callable[[], object] | None = None
+        if self._named_lsn > self._store_lsn and self._store.has_unsynced():
+            store = self._store.take_unsynced()
+        self._sync_has_store = store is not None
+        self._sync_store_lsn = self.last_lsn
+        self._sync_lsn = self.written_lsn
+        self._sync_at = self._clock.monotonic()
+        self._sync_token = self.fs.submit(_SyncOp(store, self._writing.file))
+
+    def _complete_sync(self, result: object) -> None:
+        if self._is_closed:
+            self._pool.close()
+        if isinstance(result, BaseException):
+            assert self._writing is not None
+            self._fail(self._writing.path, result)
+        elif self.failed is None:
+            if self._sync_has_store:
+                self._store.synced(result)
+                self._store_lsn = max(self._store_lsn, self._sync_store_lsn)
+            self.durable_lsn = self._sync_lsn
+            self.syncs += 1
+            self._unsynced_at = self._sync_at if self.written_lsn > self.durable_lsn else -1.0
+
+    # ---- Time ---------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """To be called at least every 100 ms: syncs that are due by the clock, idle headers.
+
+        SyncFailedError when the log fails here; nothing happens once it has failed.
+        """
+        if self.failed is not None:
+            return
+        now = self._clock.monotonic()
+        if self._unsynced_at >= 0:
+            age = now - self._unsynced_at
+            is_due = age >= self._interval_s and self._interval_lsn > self.durable_lsn
+            if is_due or age >= SOFT_SYNC_S:
+                self._wanted_lsn = max(self._wanted_lsn, self.written_lsn)
+        self._pool.retry(now)
+        if self.last_lsn != self._quiet_lsn:
+            self._quiet_lsn = self.last_lsn
+            self._quiet_at = now
+        self.flush()
+        if self.durable_lsn == self.last_lsn and now - self._quiet_at >= IDLE_S:
+            self._write_idle()
+
+    def _write_idle(self) -> None:
+        """Say behind the last group, and in the next segment, that all is durable [11]."""
+        segment = self._pool.in_use[-1]
+        lsn = self.last_lsn
+        if segment is not self._writing or lsn == self._start_lsn:
+            return
+        try:
+            if self._idle_lsn != lsn:
+                if segment.end + ALIGN_BYTES <= segment.size:
+                    header = encode_group_header(segment.seed, 0, lsn + 1, self.durable_lsn, 0)
+                    segment.file.pwrite(header.ljust(ALIGN_BYTES, b"\0"), segment.end)
+                self._idle_lsn = lsn
+                self._vouched = None
+            ahead = self._pool.ahead
+            if ahead is not None and ahead is not self._vouched:
+                vouch = encode_chain(
+                    ahead.seed, segment.number, segment.end, lsn, self.durable_lsn, True
+                )
+                ahead.file.pwrite(vouch, CHAIN_OFFSET)
+                self._vouched = ahead
+        except OSError as error:
+            raise self._fail(segment.path, error) from error
+
+    # ---- Segments -----------------------------------------------------------------------
+
+    def prepare_ahead(self) -> None:
+        """Have the next segment prepared elsewhere, and from now on always the one after it.
+
+        For after the ready line: before that it would only delay the start. When there is no room
+        for it, `ahead_error` says so, and `tick` tries again.
+        """
+        self._check()
+        self._pool.prepare_ahead()
+
+    @property
+    def ahead_error(self) -> DiskFullError | None:
+        """Why no segment is prepared ahead, when the disk is full."""
+        return self._pool.ahead_error
+
+    def release_before(self, number: int) -> None:
+        """Segments below `number` are needed no more: the checkpoint that says so is CURRENT [6].
+
+        They are kept for a new life or deleted elsewhere, with the files of before the start.
+        """
+        self._check()
+        assert self._writing is not None
+        self._pool.release_before(number, self._writing)
+
+    def close(self) -> None:
+        """Close the files. Waits for nothing: what was not settled before stays unsettled.
+
+        If a sync is in flight the files are closed when it completes.
+        """
+        self._is_closed = True
+        self._drop_open_group()
+        if self._sync_token == NO_TOKEN:
+            self._pool.close()
+
+    def poison(self, cause: BaseException) -> None:
+        """Something else than the log has failed in a way that stops the vhost [10]."""
+        self._fail(self.directory, cause)
+
+    # ---- Failure ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.failed is not None:
+            raise StoppedError(str(self.failed)) from self.failed
+        if self._is_closed or self._writing is None:
+            raise StoppedError("the log is closed" if self._is_closed else "it was never started")
+
+    def _fail(self, path: str, cause: BaseException) -> SyncFailedError:
+        """Nothing is settled from here on [10]. Returns the first failure."""
+        if self.failed is None:
+            if isinstance(cause, SyncFailedError):
+                self.failed = cause
+            elif isinstance(cause, OSError):
+                self.failed = SyncFailedError(path, cause)
+            else:
+                self.failed = SyncFailedError(path, OSError(errno.EIO, repr(cause)))
+            self._drop_open_group()
+        return self.failed
+
+    def _drop_open_group(self) -> None:
+        self._parts = []
+        self._room = self._room_first = 0

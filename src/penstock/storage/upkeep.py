@@ -1,0 +1,216 @@
+"""Upkeep: the engine's work in the background: when a checkpoint is due, reaping, combining, space.
+
+All of it is steps of the core, taken from `tick`; never a thread of its own. A checkpoint is due
+after 64 MiB of log, 256 MiB of store bytes written or released, 1 M records or 30 s of change,
+whichever is first, so the log that a recovery has to read is bounded by all four.
+
+Reaping reads the slots of purged segments for the store references in them, one segment at a time,
+once the purge is durable, and logs a RELEASE for each. Combining copies what lives in store files
+that are mostly garbage. Space: below `disk_free_limit` publishers are refused; a checkpoint that
+meets ENOSPC gives the reserve back and goes on, and if that does not help is given up.
+"""
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import SyncFailedError
+from penstock.storage import message_store_gc, record, recovery
+from penstock.storage.checkpointer import IDLE, SLICES, delete
+from penstock.storage.record import StoreRef
+from penstock.storage.reserve import Reserve
+from penstock.storage.transaction_log import OS
+
+if TYPE_CHECKING:
+    from penstock.storage.engine import StorageEngine
+
+CHECK_DISK_S: Final = 1.0
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Upkeep:
+    """One per engine."""
+
+    def __init__(self, engine: "StorageEngine") -> None:
+        self._engine = engine
+        self.reserve = Reserve(engine.fs, engine.path)
+        self._cut_bytes = engine.log.appended_bytes
+        self._cut_records = engine.log.appended_records
+        self._cut_store_bytes = self._store_bytes()
+        self._cut_at = engine.clock.monotonic()
+        self._disk_at = engine.clock.monotonic()
+        self._combining = False
+
+    def tick(self, now: float) -> None:
+        """See the head of this module."""
+        engine = self._engine
+        checkpoints = engine.checkpoints
+        if checkpoints.phase == IDLE and self._is_due(now):
+            self.begin_checkpoint()
+        if checkpoints.phase == SLICES:
+            self.step_checkpoint(now + engine.options.slice_ms / 1000)
+        self.reap()
+        self.combine()
+        if now - self._disk_at >= CHECK_DISK_S:
+            self._disk_at = now
+            self.check_disk()
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def _is_due(self, now: float) -> bool:
+        log, options = self._engine.log, self._engine.options
+        if log.appended_records == self._cut_records:
+            return False
+        return (
+            log.appended_bytes - self._cut_bytes >= options.checkpoint_log_bytes
+            or log.appended_records - self._cut_records >= options.checkpoint_records
+            or self._store_bytes() - self._cut_store_bytes >= options.checkpoint_store_bytes
+            or now - self._cut_at >= options.checkpoint_seconds
+        )
+
+    def _store_bytes(self) -> int:
+        store = self._engine.state.store
+        return store.written_bytes + store.released_bytes
+
+    def begin_checkpoint(self, *, is_clean: bool = False) -> None:
+        """The cut of a checkpoint, if none is in progress and no large commit is under way."""
+        engine = self._engine
+        if engine.checkpoints.phase != IDLE or engine.is_committing:
+            return
+        engine.checkpoints.begin(is_clean=is_clean)
+        self._cut_bytes = engine.log.appended_bytes
+        self._cut_records = engine.log.appended_records
+        self._cut_store_bytes = self._store_bytes()
+        self._cut_at = engine.clock.monotonic()
+
+    def step_checkpoint(self, until: float) -> None:
+        """A slice of it. Out of space: the reserve is given back, then the checkpoint given up."""
+        engine = self._engine
+        try:
+            engine.checkpoints.step(until)
+        except OSError as error:
+            if error.errno not in FULL:
+                engine.stop(error)
+            elif not self.reserve.release():
+                engine.checkpoints.give_up(error)
+
+    def checkpoint_failed(self, error: OSError) -> None:
+        """A checkpoint was given up for want of space; the next may use what the reserve had."""
+        self.reserve.release()
+        self._engine.blocked = True
+        self._engine.event("disk_full", f"a checkpoint was given up: {error}")
+
+    def checkpoint(self, *, is_clean: bool = False) -> bool:
+        """A whole checkpoint, now; False if it was given up twice for want of space."""
+        checkpoints = self._engine.checkpoints
+        self._drive()
+        for _ in range(2):
+            before = checkpoints.count
+            self.begin_checkpoint(is_clean=is_clean)
+            self._drive()
+            if checkpoints.count > before:
+                self._grow_reserve()
+                return True
+        return False
+
+    def _drive(self) -> None:
+        engine = self._engine
+        while engine.checkpoints.phase != IDLE:
+            if engine.checkpoints.phase == SLICES:
+                self.step_checkpoint(float("inf"))
+            else:
+                engine.log.flush()
+                engine.after_log()
+                engine.poll(wait=True)
+            engine.check()
+
+    # ---- reaping and combining -----------------------------------------------------------------
+
+    def reap(self) -> bool:
+        """Release the references of one purged segment. False if there is nothing to do yet."""
+        engine = self._engine
+        state = engine.state
+        if not state.reaping or state.reap_lsn > engine.log.durable_lsn or engine.is_committing:
+            return False
+        (number, segment), bits = next(iter(state.reaping.items()))
+        refs: list[StoreRef] = []
+        queue = state.index_of(number)
+        if queue is not None:
+            refs, faults = state.purged_refs(queue, segment, bits)
+            for fault in faults:
+                engine.event("corruption", f"the references of a purged slot are lost: {fault}")
+        data = record.release_data(number, segment, refs)
+        engine.log.append(record.RELEASE, 0, 0, data, OS)
+        state.apply_release(number, segment, refs)
+        return True
+
+    def combine(self) -> bool:
+        """Begin to combine store files that are mostly garbage; False if there are none."""
+        engine = self._engine
+        if self._combining:
+            return False
+        files = message_store_gc.choose(engine.state.store)
+        if not files:
+            return False
+        job = message_store_gc.Combine(engine.state.store, files)
+
+        def done(_: object) -> None:
+            self._combining = False
+            job.finish()
+
+        def failed(error: BaseException) -> None:
+            self._combining = False
+            job.abandon()
+            if isinstance(error, SyncFailedError):
+                engine.stop(error)
+            else:
+                engine.event("combine", f"store files could not be combined: {error}")
+
+        self._combining = True
+        engine.submit(job.run, done, failed)
+        return True
+
+    # ---- space ---------------------------------------------------------------------------------
+
+    def check_disk(self) -> None:
+        """Refuse publishers below the limit of free space, until there is enough again."""
+        engine = self._engine
+        free = engine.fs.free_bytes(engine.path)
+        limit = engine.options.disk_free_limit
+        if not engine.blocked and free < limit:
+            engine.blocked = True
+            text = f"{free} bytes are free, the limit is {limit}: publishers are refused"
+            engine.event("disk_full", text)
+        elif engine.blocked and free >= limit + self.reserve.missing():
+            engine.blocked = False
+            engine.event("disk_free", f"{free} bytes are free again: publishers go on")
+            self._grow_reserve()
+
+    def _grow_reserve(self) -> None:
+        engine = self._engine
+        want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
+        self.reserve.grow(want, engine.fs.free_bytes(engine.path) - engine.options.disk_free_limit)
+
+    def delete_orphans(self) -> None:
+        """After recovery's checkpoint: delete what a crash left and nothing knows."""
+        engine = self._engine
+        files, trees = recovery.orphans(
+            engine.fs, engine.state, engine.checkpoints.number, engine.recovered.unknown
+        )
+        if files or trees:
+            engine.submit(
+                lambda: delete(engine.fs, files, trees), _nothing, self._not_deleted
+            )
+            engine.poll(wait=True)
+
+    def finish(self) -> None:
+        """Wait for everything that is under way."""
+        engine = self._engine
+        while engine.has_pending:
+            engine.poll(wait=True)
+
+    def _not_deleted(self, error: BaseException) -> None:
+        self._engine.event("clean", f"an orphan could not be deleted: {error}")
+
+
+def _nothing(_: object) -> None:
+    pass

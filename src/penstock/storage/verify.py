@@ -1,0 +1,425 @@
+"""Verify: is everything that a store promises really on its disk? Looks, and changes nothing.
+
+Recovery believes checkpoint and log and looks at no slot, because then its time does not depend on
+the backlog [1]. Verify is the other half: it reads the state with recovery's own code and then goes
+to every place that the state names.
+
+    what                                      is compared with
+    ----------------------------------------  --------------------------------------------------
+    checkpoint, log chain, hints              their checksums, by recovery.load
+    each live entry                           its slot and .qs entry, section row, or log record
+    each body, wherever it is                 its checksum, and the size that its entry says
+    counts, bytes, store entries of segments  their live entries
+    references of stored bodies               what live entries, sections and purged slots name
+    ids                                       two bodies of one id must be the same [9]
+    names in the directories                  what the state knows; an orphan is a note, no error
+
+A *problem* has a file and a position, and means that something is lost or wrong. A *note* is worth
+a line and no worry: leftovers of a crash, a torn tail. Where a slot is damaged nobody knows which
+body it named, so bodies with too many references are then not told one by one.
+
+RAM: the log since the last checkpoint; 12 bytes for each reference into the store and 12 for each
+live message, for the comparison of ids; one chunk of messages at a time.
+
+Failure: what the locks and the disk's reads raise, see `offline.py`. Damage is never raised: it is
+what the report is about.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+from penstock.errors import (
+    CorruptionError,
+    NotAStoreError,
+    OptionError,
+    StorageError,
+    SyncFailedError,
+    VersionError,
+)
+from penstock.message import Message
+from penstock.storage import recovery
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.holder import DictHolder
+from penstock.storage.message_store import OWN_FILE, MessageStore
+from penstock.storage.offline import Offline, Vhost, queue_name
+from penstock.storage.options import StorageOptions
+from penstock.storage.queue_index import IndexSegment, QueueIndex
+from penstock.storage.read_only import ReadOnlyFileSystem
+from penstock.storage.state import StorageState
+from penstock.storage.store_file import StoreFile
+from penstock.storage.store_tables import read_table
+
+CHUNK_ENTRIES: Final = 64  # messages read at a time; a body in .qs has less than 32 KiB
+BUCKETS: Final = 256
+ENTRY_BYTES: Final = 16  # of a hint's table: id 8, position 4, size 4
+
+Progress = Callable[[str, int, int], None]  # what, how much of it is done, how much there is
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong: in which file, at which byte, and what."""
+
+    path: str
+    position: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: at byte {self.position}: {self.text}"
+
+
+@dataclass(slots=True)
+class QueueReport:
+    """What was found of one queue. damaged: live entries that cannot be read."""
+
+    vhost: str
+    name: str
+    number: int
+    count: int = 0
+    bytes: int = 0
+    segments: int = 0
+    damaged: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What verify found. bodies, body_bytes: each stored body once, each body in .qs or log."""
+
+    path: str
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    queues: list[QueueReport] = field(default_factory=list)
+    vhosts: int = 0
+    records: int = 0
+    bodies: int = 0
+    body_bytes: int = 0
+    store_files: int = 0
+
+    @property
+    def is_fine(self) -> bool:
+        """Nothing is lost and nothing is wrong."""
+        return not self.problems
+
+    def add(self, error: BaseException) -> None:
+        """An error that was met becomes a problem."""
+        if isinstance(error, CorruptionError):
+            self.problems.append(Problem(error.path, error.position, error.reason))
+        elif isinstance(error, VersionError):
+            text = f"expected version {error.expected}, found {error.found}"
+            self.problems.append(Problem(error.path, 0, text))
+        else:
+            self.problems.append(Problem(self.path, 0, str(error)))
+
+
+def verify(fs: FileSystem, path: str, *, progress: Progress | None = None) -> Report:
+    """Verify a data directory or one vhost's directory that nobody is using.
+
+    Writes nothing but the text in the lock files. NotAStoreError, LockedError, VersionError (of
+    the whole directory), SyncFailedError, OSError.
+    """
+    report = Report(path)
+    with Offline(fs, path) as store:
+        for fault in store.faults:
+            report.add(fault)
+        for vhost in store.vhosts:
+            report.vhosts += 1
+            _VhostCheck(ReadOnlyFileSystem(fs), vhost, report, progress or _silent).run()
+    return report
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+class Bodies:
+    """Checksums of bodies by id, 12 bytes each; ids with two different bodies are told."""
+
+    def __init__(self) -> None:
+        self._ids = [array("Q") for _ in range(BUCKETS)]
+        self._crcs = [array("I") for _ in range(BUCKETS)]
+
+    def add(self, id: int, body: bytes) -> None:
+        bucket = id % BUCKETS
+        self._ids[bucket].append(id)
+        self._crcs[bucket].append(crc32(body))
+
+    def with_two(self) -> list[int]:
+        """Ids of which two different bodies were added."""
+        found: list[int] = []
+        for ids, crcs in zip(self._ids, self._crcs, strict=True):
+            seen: dict[int, int] = {}
+            for id, crc in zip(ids, crcs, strict=True):
+                if seen.setdefault(id, crc) != crc:
+                    found.append(id)
+        return sorted(set(found))
+
+
+class References:
+    """Which bodies of the store are named, by file number of the address: 12 bytes each."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, array[int]] = {}
+        self._sizes: dict[int, array[int]] = {}
+
+    def add(self, file: int, id: int, size: int) -> None:
+        if file not in self._ids:
+            self._ids[file] = array("Q")
+            self._sizes[file] = array("I")
+        self._ids[file].append(id)
+        self._sizes[file].append(size)
+
+    def take(self, lo: int, hi: int) -> dict[int, tuple[int, int]]:
+        """id -> (references, size) of the addresses with file numbers lo..hi; forgets them."""
+        found: dict[int, tuple[int, int]] = {}
+        for file in [file for file in self._ids if lo <= file <= hi]:
+            for id, size in zip(self._ids.pop(file), self._sizes.pop(file), strict=True):
+                refs, _ = found.get(id, (0, size))
+                found[id] = (refs + 1, size)
+        return found
+
+    def files(self) -> list[int]:
+        """File numbers that have not been taken."""
+        return sorted(self._ids)
+
+
+class _VhostCheck:
+    """One vhost. `run` does everything; the order of the rest is its order."""
+
+    def __init__(
+        self, fs: FileSystem, vhost: Vhost, report: Report, progress: Progress
+    ) -> None:
+        self._fs = fs
+        self._vhost = vhost
+        self._report = report
+        self._progress = progress
+        self._bodies = Bodies()
+        self._references = References()
+        self._is_damaged = False  # some references are not known, because slots are damaged
+        self._checkpoint = vhost.path
+
+    def run(self) -> None:
+        fs, path, report = self._fs, self._vhost.path, self._report
+        self._progress("checkpoint and log", 0, 1)
+        try:
+            recovery.make_directories(fs, path)
+            found = recovery.load(
+                fs, path, self._vhost.number, StorageOptions(), self._event, ram_bytes=0
+            )
+        except SyncFailedError:
+            raise
+        except (StorageError, NotAStoreError, OptionError) as error:
+            report.add(error)
+            return
+        state = found.state
+        self._checkpoint = f"{path}/checkpoint-{found.manifest.number}"
+        for damage in state.store.take_damage():
+            report.add(damage)
+        report.records += found.records
+        for at in found.end.aside:
+            report.notes.append(f"{at}: a log segment that nothing leads to")
+        self._check_queues(state)
+        self._check_purged(state)
+        self._check_store(state.store)
+        for id in self._bodies.with_two():
+            self._wrong(f"message id {id:#x} has two different bodies")
+        self._check_names(state, found.manifest.number)
+        state.close()
+
+    def _event(self, kind: str, text: str) -> None:
+        if kind != "corruption":  # those are taken from the store, with file and position
+            self._report.notes.append(f"{self._vhost.path}: {text}")
+
+    def _wrong(self, text: str) -> None:
+        """Something that checkpoint and log say is not so."""
+        self._report.problems.append(Problem(self._checkpoint, 0, text))
+
+    # ---- queues --------------------------------------------------------------------------------
+
+    def _check_queues(self, state: StorageState) -> None:
+        total = sum(queue.count for queue in state.queues.values())
+        done = 0
+        for queue in sorted(state.queues.values(), key=lambda q: q.number):
+            name = queue.name.decode("utf-8", "replace")
+            found = QueueReport(self._vhost.title(), name, queue.number)
+            self._report.queues.append(found)
+            for number in sorted(queue.segments):
+                self._progress("messages", done, total)
+                done += self._check_segment(queue, queue.segments[number], found)
+            if not found.damaged and (found.count, found.bytes) != (queue.count, queue.bytes):
+                self._wrong(
+                    f"queue {name!r} counts {queue.count} messages of {queue.bytes} bytes, "
+                    f"it has {found.count} of {found.bytes}"
+                )
+            stray = [seq for seq in queue.section if not queue.is_live(seq)]
+            if stray:
+                self._wrong(f"queue {name!r} has a row for seq {stray[0]}, which is not alive")
+            if self._fs.exists(queue.path) and queue_name(self._fs, queue.path) != queue.name:
+                problem = Problem(queue.path + "/.queue_name", 0, f"expected {name!r}")
+                self._report.problems.append(problem)
+        self._progress("messages", total, total)
+
+    def _check_segment(
+        self, queue: QueueIndex, segment: IndexSegment, found: QueueReport
+    ) -> int:
+        seqs = segment.seqs(queue.slots)
+        size = stores = damaged = 0
+        for start in range(0, len(seqs), CHUNK_ENTRIES):
+            chunk = seqs[start : start + CHUNK_ENTRIES]
+            for seq, message in self._read(queue, chunk):
+                if message is None:
+                    damaged += 1
+                    continue
+                size += message.size
+                stores += 1 if message.store_file else 0
+                damaged += 0 if self._check_entry(queue, seq, message) else 1
+        found.count += len(seqs)
+        found.bytes += size
+        found.segments += 1 if seqs else 0
+        found.damaged += damaged
+        if damaged:
+            self._is_damaged = True
+        elif (len(seqs), size, stores) != (segment.count, segment.bytes, segment.stores):
+            self._wrong(
+                f"segment {segment.number} of queue {queue.number} counts {segment.count} "
+                f"messages, {segment.bytes} bytes and {segment.stores} in the store; it has "
+                f"{len(seqs)}, {size} and {stores}"
+            )
+        if seqs and seqs[-1] >= queue.next_seq:
+            self._wrong(f"seq {seqs[-1]} of queue {queue.number} lives, the next is lower")
+        return len(seqs)
+
+    def _read(self, queue: QueueIndex, seqs: list[int]) -> list[tuple[int, Message | None]]:
+        """Messages of these seqs, from RAM (the log had them), section or slots."""
+        holder = queue.holder
+        held = holder.entries if isinstance(holder, DictHolder) else {}
+        found: list[tuple[int, Message | None]] = [
+            (seq, held[seq].message) for seq in seqs if seq in held
+        ]
+        rest = [seq for seq in seqs if seq not in held]
+        try:
+            found += list(zip(rest, queue.read(rest), strict=True))
+        except CorruptionError:
+            for seq in rest:
+                try:
+                    found += [(seq, message) for message in queue.read([seq])]
+                except CorruptionError as error:
+                    self._report.add(error)
+                    found.append((seq, None))
+        return found
+
+    def _check_entry(self, queue: QueueIndex, seq: int, message: Message) -> bool:
+        """The body of one live entry, or the note that it is in the store. False: lost."""
+        row = queue.section.get(seq)
+        if message.store_file:
+            self._references.add(message.store_file, message.id, message.size)
+        elif row is not None and row.body_file:
+            self._references.add(row.body_file, message.id, message.size)
+        elif message.body is None and message.size:
+            self._wrong(f"the body of seq {seq} of queue {queue.number} is nowhere")
+            return False
+        else:
+            body = message.body or b""
+            if len(body) != message.size:
+                self._wrong(
+                    f"the body of seq {seq} of queue {queue.number} has {len(body)} bytes, "
+                    f"its entry says {message.size}"
+                )
+                return False
+            self._bodies.add(message.id, body)
+            self._report.bodies += 1
+            self._report.body_bytes += len(body)
+        return True
+
+    def _check_purged(self, state: StorageState) -> None:
+        """Slots of purged segments still hold references: they count until they are released."""
+        for (number, segment), bits in state.reaping.items():
+            queue = state.index_of(number)
+            if queue is None:
+                self._wrong(f"segment {segment} of queue {number} is to be read, it has no files")
+                continue
+            refs, faults = state.purged_refs(queue, segment, bits)
+            for id, file, size in refs:
+                self._references.add(file, id, size)
+            for fault in faults:
+                self._is_damaged = True
+                self._report.notes.append(f"references of a purged slot are lost: {fault}")
+
+    # ---- the store -----------------------------------------------------------------------------
+
+    def _check_store(self, store: MessageStore) -> None:
+        files = store.files()
+        own_numbers = store.own_files.capture().numbers()
+        total = len(files) + len(own_numbers)
+        self._report.store_files += total
+        for done, file in enumerate(files):
+            self._progress("bodies", done, total)
+            named = self._references.take(file.lo, file.hi)
+            for id, (refs, size) in sorted(named.items()):
+                self._check_body(store, file.number, id, refs, size)
+            self._check_unnamed(store, file, named)
+        own = set(own_numbers)
+        for number in self._references.files():
+            named = self._references.take(number, number)
+            own.discard(number & ~OWN_FILE)
+            for id, (refs, size) in sorted(named.items()):
+                self._check_body(store, number, id, refs, size)
+        for number in sorted(own):
+            if not self._is_damaged:
+                path = store.file_path(number | OWN_FILE)
+                self._report.problems.append(
+                    Problem(path, 0, "its body has references, and nothing names it")
+                )
+        self._progress("bodies", total, total)
+
+    def _check_body(self, store: MessageStore, file: int, id: int, refs: int, size: int) -> None:
+        report = self._report
+        try:
+            body = store.read(file, id)
+            counted = store.refs(file, id)
+        except CorruptionError as error:
+            report.add(error)
+            return
+        self._bodies.add(id, body)
+        report.bodies += 1
+        report.body_bytes += len(body)
+        if len(body) != size:
+            text = f"body {id:#x} has {len(body)} bytes, its entry says {size}"
+            report.problems.append(Problem(store.file_path(file), 0, text))
+        if counted < refs or (counted > refs and not self._is_damaged):
+            text = f"body {id:#x} is named {refs} times and counted {counted} times"
+            report.problems.append(Problem(store.file_path(file), 0, text))
+
+    def _check_unnamed(
+        self, store: MessageStore, file: StoreFile, named: dict[int, tuple[int, int]]
+    ) -> None:
+        """Bodies that count as alive and that nothing names: room that is never given back."""
+        counts = file.counts
+        if self._is_damaged or counts.live_count <= len(named):
+            return
+        if file.is_sealed:
+            hint = store.tables.hint_path(file.number)
+            try:
+                table = read_table(self._fs, hint, self._vhost.number, file.number)
+            except (StorageError, FileNotFoundError):
+                return  # a lost hint is told already
+            ids = [
+                int.from_bytes(table[at : at + 8], "big")
+                for at in range(0, len(table), ENTRY_BYTES)
+            ]
+        else:
+            ids = list(file.ids)
+        for place, id in enumerate(ids):
+            if counts.refs(place) and id not in named:
+                text = f"body {id:#x} counts {counts.refs(place)} times, and nothing names it"
+                path = store.file_path(file.number)
+                self._report.problems.append(Problem(path, 0, text))
+
+    # ---- names ---------------------------------------------------------------------------------
+
+    def _check_names(self, state: StorageState, number: int) -> None:
+        files, trees = recovery.orphans(self._fs, state, number)
+        for path in (*files, *trees):
+            self._report.notes.append(f"{path}: an orphan, the next start deletes it")

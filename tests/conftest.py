@@ -1,0 +1,35 @@
+"""What all tests share: how hard hypothesis tries, and how many crash images are made.
+
+HYPOTHESIS_PROFILE  dev (the default), ci or nightly.
+PENSTOCK_CRASH_IMAGES  how many crash images all crash tests make together: a number, or "small".
+PENSTOCK_CHECK=1  what can check its own invariants does so after every operation; set here.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+CRASH_IMAGES = 20_000
+CRASH_IMAGES_SMALL = 2_000
+
+os.environ.setdefault("PENSTOCK_CHECK", "1")
+
+# print_blob: a failing example is printed with what reproduces it. No deadline: the machine may be
+# busy, and a slow example is no mistake.
+for name, examples in (("dev", 100), ("ci", 300), ("nightly", 5000)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def crash_images() -> int:
+    """How many crash images all crash tests make together, about."""
+    value = os.environ.get("PENSTOCK_CRASH_IMAGES", str(CRASH_IMAGES))
+    return CRASH_IMAGES_SMALL if value == "small" else int(value)

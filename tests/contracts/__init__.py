@@ -1,0 +1,6 @@
+"""What any implementation of a seam must do, asked of each by its unit tests."""
+
+import pytest
+
+# Contracts are no test modules, so pytest would not explain their assertions unasked.
+pytest.register_assert_rewrite("tests.contracts.filesystem")

@@ -1,0 +1,381 @@
+"""Ledger: what was done to a storage engine, what was confirmed, and the judge of what recovery finds.
+
+A storage engine may forget only what it never confirmed, and only from the end. So the ledger keeps
+every change with the LSN of its record, as data that a plain model (dicts, no segments, no files)
+can apply; and for every operation of the file system how far each durability mode was settled just
+then. After a crash and recovery `Ledger.check` demands:
+
+  * one LSN, that of the end of the log that recovery found, at or above everything confirmed and
+    not above anything ever appended;
+  * the state is the model folded up to that LSN, exactly: queues, seqs, attempts, marks, topology.
+    Hence all or nothing of a transaction, nothing invented, nothing twice, nothing out of order;
+  * every live message is read as a consumer would read it, and its header and body are its own;
+  * counts and bytes of queues and of segments equal reality;
+  * reference counts in the store equal those recomputed from rows, slots and purged slots, and
+    nothing else in the store is alive;
+  * seqs go on above everything used or marked, ids and queue numbers are none that were given out;
+  * no file is left that nothing names.
+
+Bodies are made by `body_of` from a uid, so that no two are alike and each tells whose it is.
+
+Failure: `Violation`, with what was wanted and what was found.
+"""
+
+import re
+
+from penstock.message import START_SHIFT
+from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
+from penstock.storage.store_state import OWN_FILE
+from penstock.storage.transaction_log import DISK, OS
+
+Change = tuple[object, ...]
+Places = tuple[tuple[int, int], ...]  # (queue number, seq)
+Content = tuple[int, int, bytes]  # uid, size of the body, header
+
+_BODIES: dict[tuple[int, int], bytes] = {}
+_TOP = re.compile(r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues")
+_LOG_FILES_MAX = 5  # in use after recovery, ahead, spares, one that is being deleted
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+def body_of(uid: int, size: int) -> bytes:
+    """The body of message `uid`: `<uid>:` again and again, cut at `size` bytes."""
+    found = _BODIES.get((uid, size))
+    if found is None:
+        if len(_BODIES) > 4096:
+            _BODIES.clear()
+        word = b"%d:" % uid
+        found = _BODIES[uid, size] = (word * (size // len(word) + 1))[:size]
+    return found
+
+
+class Model:
+    """The state of a vhost as a plain fold of changes; numbers are queue numbers."""
+
+    __slots__ = ("attempts", "high", "marks", "names", "params", "queues")
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, int] = {}
+        self.queues: dict[int, dict[int, Content]] = {}
+        self.attempts: dict[int, dict[int, int]] = {}
+        self.marks: dict[int, int] = {}
+        self.high: dict[int, int] = {}  # one above the highest seq ever used
+        self.params: dict[bytes, bytes] = {}
+
+    def copy(self) -> "Model":
+        other = Model()
+        other.names = dict(self.names)
+        other.queues = {n: dict(q) for n, q in self.queues.items()}
+        other.attempts = {n: dict(a) for n, a in self.attempts.items()}
+        other.marks = dict(self.marks)
+        other.high = dict(self.high)
+        other.params = dict(self.params)
+        return other
+
+    def apply(self, change: Change) -> None:
+        """One change; its first item names one of the methods below."""
+        getattr(self, str(change[0]))(*change[1:])
+
+    def put(self, content: Content, places: Places) -> None:
+        for queue, seq in places:
+            if queue in self.queues:
+                self.queues[queue][seq] = content
+                self.high[queue] = max(self.high[queue], seq + 1)
+
+    def take(self, queue: int, seqs: tuple[int, ...]) -> None:
+        if queue in self.queues:
+            for seq in seqs:
+                del self.queues[queue][seq]
+                self.attempts[queue].pop(seq, None)
+
+    def purge(self, queue: int, upper: int, kept: frozenset[int]) -> None:
+        live = self.queues[queue]
+        self.take(queue, tuple(seq for seq in live if seq < upper and seq not in kept))
+
+    def declare(self, name: bytes, number: int) -> None:
+        self.names[name] = number
+        self.queues[number], self.attempts[number] = {}, {}
+        self.marks[number] = self.high[number] = 0
+
+    def delete(self, number: int) -> None:
+        self.names = {n: q for n, q in self.names.items() if q != number}
+        for part in (self.queues, self.attempts, self.marks, self.high):
+            part.pop(number, None)  # type: ignore[attr-defined]
+
+    def requeue(self, queue: int, attempts: tuple[tuple[int, int], ...]) -> None:
+        for seq, count in attempts:
+            if seq in self.queues[queue]:
+                self.attempts[queue][seq] = count
+
+    def mark(self, queue: int, mark: int) -> None:
+        self.marks[queue] = max(self.marks[queue], mark)
+
+    def param(self, name: bytes, value: bytes) -> None:
+        self.params[name] = value
+
+
+class Ledger:
+    """One life of an engine: from an open to a crash or a close.
+
+    base: the model as of base_lsn. ids, numbers: every message id and queue number ever given out,
+    also in earlier lives.
+    """
+
+    def __init__(self) -> None:
+        self.base = Model()
+        self.base_lsn = 0
+        self.changes: list[tuple[int, Change]] = []
+        self.doubtful: list[tuple[int, Change]] = []  # a call failed: it may have happened, or not
+        self.ids: dict[int, int] = {}  # message id -> uid
+        self.numbers: set[int] = set()
+        self._settled: list[tuple[int, int, int, int]] = []  # operation, disk, os, last LSN
+        self._folds: dict[int, Model] = {}
+
+    # ---- what happens --------------------------------------------------------------------------
+
+    def note(self, lsn: int, *changes: Change) -> None:
+        """The record with this LSN made these changes."""
+        for change in changes:
+            self.changes.append((lsn, change))
+
+    def doubt(self, lsn: int, *changes: Change) -> None:
+        """A call failed whose record would have had this LSN, and may have it."""
+        self.doubtful += [(lsn, change) for change in changes]
+
+    def give_id(self, id: int, uid: int) -> None:
+        """A message got this id; no id may mean two bodies."""
+        if self.ids.setdefault(id, uid) != uid:
+            raise Violation(f"id {id:#x} is given to message {uid}, it is that of {self.ids[id]}")
+
+    def settle(self, operation: int, disk: int, os: int, last: int) -> None:
+        """Known when this operation of the file system is about to be done."""
+        self._settled.append((operation, disk, os, last))
+
+    def watch(self, engine: StorageEngine, operation: int) -> None:
+        """Note how far the engine has settled, after this operation."""
+        log = engine.log
+        self.settle(operation + 1, log.settled(DISK), log.settled(OS), log.last_lsn)
+
+    def known(self, operation: int) -> tuple[int, int, int]:
+        """(settled for disk, for os, last LSN appended) when operation was done and the next not."""
+        disk = os = last = self.base_lsn
+        low, high = 0, len(self._settled)
+        while low < high:
+            middle = (low + high) // 2
+            if self._settled[middle][0] <= operation + 1:
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            _, disk, os, last = self._settled[low - 1]
+        return disk, os, last
+
+    def last_known(self) -> tuple[int, int, int]:
+        """The same, now."""
+        return self._settled[-1][1:] if self._settled else (self.base_lsn,) * 3
+
+    # ---- what must be --------------------------------------------------------------------------
+
+    def fold(self, lsn: int) -> Model:
+        """The model up to this LSN; shared, not for change."""
+        found = self._folds.get(lsn)
+        if found is None:
+            found = self.base.copy()
+            for at, change in self.changes:
+                if at <= lsn:
+                    found.apply(change)
+            self._folds[lsn] = found
+        return found
+
+    def restarted(self, lsn: int, model: Model) -> "Ledger":
+        """The ledger of the next life, which recovery began with this state."""
+        after = Ledger()
+        after.base, after.base_lsn = model.copy(), lsn
+        after.ids, after.numbers = dict(self.ids), set(self.numbers)
+        return after
+
+    def check(self, engine: StorageEngine, need: int, last: int) -> tuple[int, Model]:
+        """Judge a state that was just recovered; `need`: confirmed, `last`: appended at most.
+        Returns the LSN that it is as of and the model."""
+        lsn = engine.recovered.end.last_lsn
+        if lsn < need:
+            raise Violation(f"confirmed up to {need}, recovered up to {lsn}")
+        if lsn > last:
+            raise Violation(f"recovered up to {lsn}, and {last} was the last record appended")
+        model = self.fold(lsn)
+        if any(at <= lsn for at, _ in self.doubtful):
+            model = self._choose(engine, lsn, model)
+        Judge(engine, self, model).check()
+        return lsn, model
+
+    def _choose(self, engine: StorageEngine, lsn: int, without: Model) -> Model:
+        """Of the two allowed states the one that is nearer: with the failed call, or without."""
+        model = self.base.copy()
+        for at, change in sorted(self.changes + self.doubtful, key=lambda item: item[0]):
+            if at <= lsn:
+                model.apply(change)
+        live = {n: set(q.live_seqs()) for n, q in engine.state.queues.items()}
+        wanted = {n: set(q) for n, q in model.queues.items()}
+        params = dict(engine.state.routing.parameters)
+        same_params = {name: value for (_, name), value in params.items()} == model.params
+        return model if live == wanted and same_params else without
+
+
+class Judge:
+    """Compares an engine that has just recovered with a model."""
+
+    def __init__(self, engine: StorageEngine, ledger: Ledger, model: Model) -> None:
+        self.engine = engine
+        self.ledger = ledger
+        self.model = model
+        self.refs: dict[tuple[int, int], int] = {}  # (file, id) -> references wanted
+
+    def check(self) -> None:
+        """All of it; Violation."""
+        engine, model = self.engine, self.model
+        state = engine.state
+        names = {name: queue.number for name, queue in state.routing.queues.items()}
+        _same("queues by name", names, model.names)
+        _same("queues", sorted(state.queues), sorted(model.queues))
+        params = {name: value for (_, name), value in state.routing.parameters.items()}
+        _same("parameters", params, model.params)
+        for number in model.queues:
+            self._check_queue(state.queues[number])
+        self._check_reaping()
+        self._check_references()
+        self._check_numbers()
+        self._check_files()
+
+    def _check_queue(self, queue: QueueIndex) -> None:
+        want = self.model.queues[queue.number]
+        at = f"queue {queue.number}"
+        seqs = queue.live_seqs()
+        _same(f"{at}: live seqs", seqs, sorted(want))
+        _same(f"{at}: attempts", queue.attempts, self.model.attempts[queue.number])
+        total = sum(content[1] for content in want.values())
+        _same(f"{at}: count and bytes", (queue.count, queue.bytes), (len(want), total))
+        mark, high = self.model.marks[queue.number], self.model.high[queue.number]
+        if self.engine.recovered.is_clean:
+            _same(f"{at}: mark", queue.mark, mark)
+        else:
+            _same(f"{at}: mark", queue.mark, min(mark, queue.next_seq))
+            if queue.next_seq % queue.slots or queue.next_seq < mark:
+                raise Violation(f"{at}: next seq {queue.next_seq}, mark {mark}, unclean stop")
+        if queue.next_seq < high:
+            raise Violation(f"{at}: next seq {queue.next_seq}, {high - 1} was used")
+        for number, segment in queue.segments.items():
+            inside = segment.seqs(queue.slots)
+            found = self._check_messages(queue, inside, want) if inside else (0, 0)
+            _same(
+                f"{at}: entries, bytes, store entries of segment {number}",
+                (segment.count, segment.bytes, segment.stores), (len(inside), *found),
+            )  # fmt: skip
+        if set(queue.section) - set(want):
+            raise Violation(f"{at}: rows of dead entries {sorted(set(queue.section) - set(want))}")
+
+    def _check_messages(
+        self, queue: QueueIndex, seqs: list[int], want: dict[int, Content]
+    ) -> tuple[int, int]:
+        """Read the live messages of one segment; (bytes, how many are placed in the store)."""
+        total = stores = 0
+        for seq, message in zip(seqs, self.engine.read(queue, seqs), strict=True):
+            uid, size, header = want[seq]
+            at = f"queue {queue.number}, seq {seq}"
+            body = self.engine.load_body(queue, seq, message)
+            if body != body_of(uid, size):
+                raise Violation(f"{at}: the body is {body[:20]!r}, it should be that of {uid}")
+            _same(f"{at}: header", message.header, header)
+            _same(f"{at}: message of the id", self.ledger.ids.get(message.id), uid)
+            total += size
+            row = queue.section.get(seq)
+            if message.store_file:
+                stores += 1
+                self._want(message.store_file, message.id)
+            elif row is not None and row.body_file:
+                self._want(row.body_file, message.id)
+            if message.size:
+                message.body = None
+        return total, stores
+
+    def _want(self, file: int, id: int) -> None:
+        if not file & OWN_FILE:
+            found = self.engine.state.store.append_files.file_of(file)
+            if found is None:
+                raise Violation(f"no store file answers for number {file}")
+            file = found.lo
+        self.refs[file, id] = self.refs.get((file, id), 0) + 1
+
+    def _check_reaping(self) -> None:
+        """What was purged and is still to be released counts as a reference."""
+        state = self.engine.state
+        for (number, segment), bits in state.reaping.items():
+            queue = state.index_of(number)
+            if queue is None:
+                raise Violation(f"purged slots of queue {number}, which is not there at all")
+            refs, faults = state.purged_refs(queue, segment, bits)
+            if faults:
+                raise Violation(f"a purged slot cannot be read: {faults[0]}")
+            for id, file, _ in refs:
+                self._want(file, id)
+
+    def _check_references(self) -> None:
+        store = self.engine.state.store
+        found = {(file, id): store.refs(file, id) for file, id in self.refs}
+        _same("references of stored bodies", found, self.refs)
+        if store.live_count != len(self.refs):
+            raise Violation(
+                f"{store.live_count} bodies are alive in the store, {len(self.refs)} are referred to"
+            )
+
+    def _check_numbers(self) -> None:
+        """Ids and queue numbers go on beyond everything ever given out."""
+        state = self.engine.state
+        if any(id >> START_SHIFT >= state.factory.start for id in self.ledger.ids):
+            raise Violation(f"start number {state.factory.start} was used before")
+        if any(number >= state.next_queue for number in self.ledger.numbers):
+            raise Violation(f"next queue number {state.next_queue} was given out before")
+
+    def _check_files(self) -> None:
+        """Every name in the directory is one that something needs."""
+        engine = self.engine
+        fs, path, state = engine.fs, engine.path, engine.state
+        top = {name for name in fs.list(path) if not _TOP.fullmatch(name)}
+        _same("files of the directory", top, {f"checkpoint-{engine.checkpoints.number}"})
+        known: dict[str, QueueIndex] = {}
+        for queue in (*state.queues.values(), *state.dying.values()):
+            known[queue.path.rpartition("/")[2]] = queue
+        for name in fs.list(path + "/queues"):
+            if name not in known:
+                raise Violation(f"queues/{name} belongs to no queue")
+            self._check_queue_files(known[name], name)
+        numbers = {str(file.number) for file in state.store.append_files.files}
+        bins = 0
+        for name in fs.list(path + "/msg_store_persistent"):
+            if fs.is_dir(f"{path}/msg_store_persistent/{name}"):
+                bins += len(fs.list(f"{path}/msg_store_persistent/{name}"))
+            elif name.partition(".")[0] not in numbers or name.endswith(".new"):
+                raise Violation(f"msg_store_persistent/{name} belongs to no file of the store")
+        _same("own files", bins, sum(1 for file, _ in self.refs if file & OWN_FILE))
+        log = fs.list(path + "/wal")
+        if len(log) > _LOG_FILES_MAX:
+            raise Violation(f"log files are left: {log}")
+
+    def _check_queue_files(self, queue: QueueIndex, directory: str) -> None:
+        for name in self.engine.fs.list(queue.path):
+            stem, _, ending = name.rpartition(".")
+            if name == ".queue_name":
+                continue
+            key = (queue.number, int(stem))
+            if ending not in ("qi", "qs") or (
+                int(stem) not in queue.segments and key not in self.engine.state.reaping
+            ):
+                raise Violation(f"queues/{directory}/{name} belongs to no segment")
+
+
+def _same(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise Violation(f"{what}: {found!r}, should be {wanted!r}")

@@ -1,0 +1,94 @@
+"""A MessageStore, its checkpoints, and a second process that finds what the first one left.
+
+``Saved`` is what a manifest holds of a store; ``checkpoint`` makes one in the order of the
+real one, with a place for traffic between the cut and the capture.
+"""
+
+from collections.abc import Callable
+
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.message_store import MessageStore
+
+PATH = "/store"
+VHOST = 0x0123456789ABCDEF
+
+
+class Saved:
+    """The store's part of a manifest."""
+
+    def __init__(self, states: list[bytes], next_file: int, next_own_file: int) -> None:
+        self.states = states
+        self.next_file = next_file
+        self.next_own_file = next_own_file
+
+
+def new_store(
+    fs: FileSystem,
+    *,
+    persistent: bool = True,
+    file_bytes_max: int = 4096,
+    own_file_from: int = 4 << 20,
+    cache_bytes: int = 16 << 10,
+    vhost: int = VHOST,
+) -> MessageStore:
+    """A store with small files, so that they roll."""
+    return MessageStore(
+        fs,
+        PATH,
+        vhost,
+        persistent=persistent,
+        file_bytes_max=file_bytes_max,
+        own_file_from=own_file_from,
+        cache_bytes=cache_bytes,
+    )
+
+
+def checkpoint(
+    store: MessageStore,
+    epoch: int,
+    traffic: Callable[[], None] | None = None,
+    *,
+    unlink: bool = True,
+) -> Saved:
+    """A checkpoint of the store alone; dead files go, as CURRENT would allow it."""
+    store.cut(epoch)
+    next_file, next_own_file = store.next_file, store.next_own_file
+    dead = store.take_dead()
+    if traffic is not None:
+        traffic()
+    states = [state.encode() for state in store.capture()]
+    store.sync_now()
+    if unlink:
+        for path in dead:
+            store.fs.unlink(path)
+    return Saved(states, next_file, next_own_file)
+
+
+def reopened(fs: FileSystem, saved: Saved | None, *, file_bytes_max: int = 4096) -> MessageStore:
+    """The store that the next process makes of what is on the disk."""
+    store = new_store(fs, file_bytes_max=file_bytes_max)
+    if saved is None:
+        store.restore([], 1, 0)
+    else:
+        store.restore(saved.states, saved.next_file, saved.next_own_file)
+    return store
+
+
+def check(store: MessageStore) -> None:
+    """The invariants of counts and ranges."""
+    last = 0
+    for file in store.append_files.files:
+        assert file.lo <= file.hi
+        assert file.lo > last, "ranges are disjoint and sorted"
+        last = file.hi
+        counts = file.counts
+        alive = [i for i in range(counts.count) if counts.refs(i)]
+        assert len(alive) == counts.live_count
+        assert len(counts.live) == (counts.count + 7) // 8
+        assert 0 <= counts.valid_bytes <= file.total_bytes
+        if len(alive) == counts.count:
+            assert counts.valid_bytes == file.total_bytes
+        if not alive:
+            assert counts.valid_bytes == 0
+    assert 0.0 <= store.garbage_ratio() <= 1.0
+    assert store.live_bytes <= store.total_bytes

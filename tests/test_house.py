@@ -1,0 +1,270 @@
+"""The rules of this code base that a program can check.
+
+Each test names the rule it keeps. A file or function that has a reason to be longer than allowed
+stands in the lists below, with the reason.
+"""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+
+import penstock
+from penstock.cli import main as cli_main
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "penstock"
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+
+# path from the root -> why it may be longer
+LONG_FILES: dict[str, str] = {}
+# "path from the root::name" -> why it may be longer
+LONG_FUNCTIONS: dict[str, str] = {}
+
+# Words that tell of work left undone, and words of one machine. Written in pieces, for this file
+# is searched too.
+UNDONE = ("TO" + "DO", "FIX" + "ME", "X" + "XX", "NotImplemented" + "Error")
+ELSEWHERE = ("/wo" + "rk/", "sha" + "red/", "/ro" + "ot/", "STOR" + "AGE.md", "DES" + "IGN.md")
+
+SOURCES = sorted(SRC.rglob("*.py"))
+# What is written by people, here and not in an environment or a cache.
+PYTHON = sorted(
+    [ROOT / "setup.py", *SOURCES]
+    + [p for d in ("tests", "bench", "examples", "tools") for p in (ROOT / d).rglob("*.py")]
+)
+WRITTEN = sorted(
+    PYTHON
+    + list(ROOT.glob("*.md"))
+    + list((ROOT / "docs").rglob("*.md"))
+    + [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run", ROOT / ".gitignore"]
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, lines) of each function and method, its docstring and decorators left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            first = node.body[0]
+            if ast.get_docstring(node) is not None:
+                lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+            yield node.name, lines
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of all packages that the file imports anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def hot_modules() -> list[str]:
+    """HOT_MODULES of setup.py, the one list of what is compiled."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOT_MODULES":
+            return list(ast.literal_eval(node.value))
+    raise AssertionError("setup.py has no HOT_MODULES")
+
+
+def commands(group: click.Command, name: str) -> Iterator[str]:
+    """The full names of a command and of all below it."""
+    yield name
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for below in group.list_commands(context):
+            command = group.get_command(context, below)
+            assert command is not None
+            yield from commands(command, f"{name} {below}")
+
+
+# --- how long, how named, how opened ---
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_a_file_is_at_most_500_lines(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= FILE_LINES_MAX or name_of(path) in LONG_FILES, f"{lines} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_function_fits_a_screen(path: Path) -> None:
+    long = [
+        f"{name}: {lines} lines"
+        for name, lines in functions(path)
+        if lines > FUNCTION_LINES_MAX and f"{name_of(path)}::{name}" not in LONG_FUNCTIONS
+    ]
+    assert not long
+
+
+def test_every_exception_to_the_lengths_is_still_needed() -> None:
+    for name in LONG_FILES:
+        assert len((ROOT / name).read_text().splitlines()) > FILE_LINES_MAX, name
+    for name in LONG_FUNCTIONS:
+        file, _, function = name.partition("::")
+        lines = [n for f, n in functions(ROOT / file) if f == function]
+        assert max(lines, default=0) > FUNCTION_LINES_MAX, name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_opens_with_what_it_is(path: Path) -> None:
+    head = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert len([line for line in head.splitlines() if line.strip()]) >= 3
+
+
+def test_no_two_modules_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        if path.name not in ("__init__.py", "__main__.py"):
+            places[path.name].append(name_of(path))
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_each_unit_test_file_is_named_after_its_module() -> None:
+    unit = ROOT / "tests" / "unit"
+    for path in unit.rglob("test_*.py"):
+        place = path.relative_to(unit)
+        # test_log_file_torn_tail.py is about log_file.py too: a long test may be cut by topic.
+        words = path.stem.removeprefix("test_").split("_")
+        stems = {"_".join(words[:n]) for n in range(1, len(words) + 1)}
+        homes = (SRC / place.parent, ROOT / "tests" / "helpers")
+        found = [s for s in stems for home in homes if (home / f"{s}.py").exists()]
+        assert found, f"{name_of(path)} is named after no module"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_is_left_undone(path: Path) -> None:
+    text = path.read_text()
+    assert not [word for word in UNDONE if word in text]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_nothing_names_a_place_outside_the_project(path: Path) -> None:
+    text = path.read_text()
+    assert not [word for word in ELSEWHERE if word in text]
+
+
+# --- what goes with what ---
+
+
+def test_readme_says_how_to_run_and_test() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "make run" in text
+    assert "make test" in text
+
+
+def test_ci_calls_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert "make test" in script.read_text().splitlines()
+    assert script.stat().st_mode & 0o111, ".ci/run is not executable"
+
+
+def test_each_hot_module_exists_and_is_of_this_build() -> None:
+    kinds = set()
+    for module in hot_modules():
+        assert (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").exists(), module
+        spec = find_spec(module)
+        assert spec is not None, module
+        assert spec.origin is not None
+        kinds.add("compiled" if spec.origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure")
+    assert kinds == {penstock.build_kind()}
+
+
+def test_each_command_has_a_heading_in_the_docs() -> None:
+    headings = {
+        line.lstrip("# ").strip("`")
+        for page in (ROOT / "docs").rglob("*.md")
+        for line in page.read_text().splitlines()
+        if line.startswith("#")
+    }
+    assert not set(commands(cli_main.cli, "penstock")) - headings
+
+
+def test_help_knows_each_group() -> None:
+    assert cli_main.GROUP_HELP.keys() == cli_main.GROUPS.keys()
+
+
+def test_each_package_and_module_has_its_layer() -> None:
+    contracts = {
+        contract["containers"][0]: {
+            name.strip(" ()") for layer in contract["layers"] for name in layer.split("|")
+        }
+        for contract in pyproject()["tool"]["importlinter"]["contracts"]  # type: ignore[index]
+        if contract["type"] == "layers"
+    }
+    for package, directory in (("penstock", SRC), ("penstock.storage", SRC / "storage")):
+        there = {path.stem for path in directory.iterdir() if path.suffix == ".py"}
+        there |= {path.parent.name for path in directory.glob("*/__init__.py")}
+        assert there - {"__init__", "__main__"} == contracts[package], package
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    declared = {
+        text.replace(">", "<").replace("=", "<").split("<")[0] for text in project["dependencies"]
+    }
+    found = set[str]().union(*(imported(path) for path in SOURCES))
+    assert found - set(sys.stdlib_module_names) - {"penstock"} == declared
+
+
+def test_each_dependency_says_why() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in (requirement for one in lists for requirement in one):
+        name = requirement.replace(">", "=").replace("[", "=").split("=")[0]
+        assert f"**{name}**" in text or name == "penstock", name
+
+
+def test_the_compiler_is_the_checker() -> None:
+    """The mypy that checks types and the one that compiles are the same version."""
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    (checker,) = [r for r in project["optional-dependencies"]["check"] if r.startswith("mypy")]
+    assert f'COMPILER_REQUIREMENT = "{checker}"' in (ROOT / "setup.py").read_text()
+    assert project["version"] == penstock.__version__
+
+
+# --- what importing costs ---
+
+HEAVY = ("rich", "click", "sqlite3", "asyncio", "socket", "ssl", "multiprocessing")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after the statement."""
+    program = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_penstock_loads_nothing_heavy() -> None:
+    assert not loaded_by("import penstock; penstock.build_kind()") & set(HEAVY)
+
+
+def test_the_version_is_told_without_what_it_does_not_need() -> None:
+    statement = "from penstock.cli.main import main; main(['--version'])"
+    assert not loaded_by(statement) & (set(HEAVY) - {"click"})

@@ -1,0 +1,148 @@
+"""The command line's own part: the table of groups, the version, errors as exit codes."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import penstock
+from penstock import errors
+from penstock.cli import main as cli
+from penstock.errors import (
+    CorruptionError,
+    DiskFullError,
+    LockedError,
+    NotAStoreError,
+    OptionError,
+    PenstockError,
+    VersionError,
+)
+
+
+def raising(error: BaseException) -> click.Command:
+    @click.command("raise")
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """Exit code of `penstock raise`, a command that raises the error."""
+    command = raising(error)
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: command)
+    monkeypatch.setattr(cli, "GROUPS", {"raise": "never:imported"})
+    return cli.main(["raise"])
+
+
+def test_version_says_which_build(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__} ({penstock.build_kind()})\n"
+    assert penstock.build_kind() in ("compiled", "pure")
+
+
+def test_python_m_penstock_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"penstock {cli.version_text()}\n"
+
+
+def test_the_installed_command_passes_the_exit_code_on() -> None:
+    command = Path(sys.executable).parent / "penstock"
+    done = subprocess.run([command, "--nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_groups_without_importing_them(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "GROUPS", {"store": "no.such.module:store"})
+    assert cli.main(arguments) == 0
+    assert "store" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [("stor", "Did you mean 'store'?"), ("zzz", "No such command"), ("--versoin", "--version")],
+)
+def test_a_wrong_word_is_64_with_the_nearest_right_one(
+    wrong: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([wrong]) == 64
+    assert told in capsys.readouterr().err
+
+
+def test_every_group_is_a_click_command() -> None:
+    context = click.Context(cli.cli)
+    for name in cli.GROUPS:
+        assert isinstance(cli.cli.get_command(context, name), click.Command), name
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OptionError("mode", "fast", "disk or os"), 64),
+        (CorruptionError("1.wal", 64, "bad crc"), 65),
+        (VersionError("VERSION", 1, 2), 65),
+        (NotAStoreError("here", "no VERSION"), 66),
+        (DiskFullError("here", 1, 2), 74),
+        (LockedError("LOCK", "pid 1"), 75),
+        (PenstockError("something else"), 70),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_an_error_is_one_line_and_its_exit_code(
+    error: PenstockError,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_raising(monkeypatch, error) == code
+    captured = capsys.readouterr()
+    assert captured.err == f"penstock: {error}\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOENT, 66), (errno.EACCES, 77), (errno.EIO, 74), (errno.ENOTDIR, 66)],
+)
+def test_an_error_of_the_system_names_its_file(
+    number: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_raising(monkeypatch, OSError(number, os.strerror(number), "a/file")) == code
+    assert capsys.readouterr().err == f"penstock: a/file: {os.strerror(number)}\n"
+
+
+def test_an_interrupt_is_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_raising(monkeypatch, KeyboardInterrupt()) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_is_70_with_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_raising(monkeypatch, ZeroDivisionError("ours")) == 70
+    assert "ZeroDivisionError: ours" in capsys.readouterr().err
+
+
+def test_an_error_of_several_lines_is_told_in_one() -> None:
+    assert cli.one_line(PenstockError("a\n  b")) == "penstock: a b"
+    assert cli.one_line(PenstockError()) == "penstock: PenstockError"
+
+
+def test_every_error_that_we_name_has_an_exit_code_of_its_own_meaning() -> None:
+    named = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+    without = {kind for kind in named if issubclass(kind, PenstockError)} - cli.EXIT_CODES.keys()
+    assert without == {errors.StorageError}

@@ -1,0 +1,205 @@
+"""Records: golden bytes of every type, both encoders alike, nothing damaged is decoded."""
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.errors import CorruptionError
+from penstock.storage import record
+from penstock.storage.record import Op, RecordError
+from tests.helpers.golden import golden, hexdump
+
+SEED = 0x1234_5678
+
+
+def publish(flags: int = 0) -> bytes:
+    in_store = flags & record.IN_STORE
+    body = b"" if in_store else b"body"
+    return record.publish_data(
+        flags, 0x0100_0000_0001, 1_700_000_000, 1_700_000_060_000, 9, [(3, 4), (5, 6)], b"hd",
+        body, 70_000 if in_store else 4,
+    )  # fmt: skip
+
+
+EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
+    "nop": (record.NOP, 0, 0, b""),
+    "publish": (record.PUBLISH, 0, 2, publish()),
+    "publish_in_store": (record.PUBLISH, record.IN_STORE, 2, publish(record.IN_STORE)),
+    "publish_expiry": (record.PUBLISH, record.HAS_EXPIRY, 2, publish(record.HAS_EXPIRY)),
+    "publish_both": (record.PUBLISH, 3, 2, publish(3)),
+    "dequeue": (
+        record.DEQUEUE, 0, 2,
+        record.dequeue_data(3, [(7, 2), (10, 1)], 12_345, [(0x0100_0000_0001, 9, 70_000)]),
+    ),
+    "move": (record.MOVE, record.IN_STORE, 2, record.move_data(3, 8, 70_000, publish(1))),
+    "requeue": (record.REQUEUE, 0, 2, record.requeue_data(3, [(7, 1), (8, 2)])),
+    "mark": (record.MARK, 0, 0, record.mark_data(3, 4096)),
+    "purge": (record.PURGE, 0, 1, record.purge_data(3, 5000, [(7, 2)])),
+    "delete_queue": (record.DELETE_QUEUE, 0, 0, record.delete_queue_data(3)),
+    "topology": (record.TOPOLOGY, 0, 0, b"any bytes"),
+    "tx": (
+        record.TX, 0, 2,
+        record.encode_ops(
+            [Op(record.PUBLISH, 0, 2, publish()), Op(record.MARK, 0, 0, record.mark_data(3, 1))]
+        ),
+    ),
+    "tx_part": (
+        record.TX_PART, 0, 1, record.tx_part_data(77, [Op(record.PUBLISH, 0, 2, publish())])
+    ),
+    "tx_commit": (record.TX_COMMIT, 0, 2, record.tx_commit_data(77, [(3, 100), (5, 200)])),
+    "release": (record.RELEASE, 0, 0, record.release_data(3, 2, [(1, 9, 70_000), (2, 9, 5)])),
+}  # fmt: skip
+
+DECODERS: dict[int, Callable[[bytes, int, int], object]] = {
+    record.PUBLISH: lambda data, flags, count: record.decode_publish(data, flags, count),
+    record.DEQUEUE: lambda data, flags, count: record.decode_dequeue(data, count),
+    record.MOVE: lambda data, flags, count: record.decode_move(data, flags, count),
+    record.REQUEUE: lambda data, flags, count: record.decode_requeue(data, count),
+    record.MARK: lambda data, flags, count: record.decode_mark(data),
+    record.PURGE: lambda data, flags, count: record.decode_purge(data, count),
+    record.DELETE_QUEUE: lambda data, flags, count: record.decode_delete_queue(data),
+    record.TX: lambda data, flags, count: record.decode_ops(data, count),
+    record.TX_PART: lambda data, flags, count: record.decode_tx_part(data, count),
+    record.TX_COMMIT: lambda data, flags, count: record.decode_tx_commit(data, count),
+    record.RELEASE: lambda data, flags, count: record.decode_release(data),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden_bytes(name: str) -> None:
+    kind, flags, count, data = EXAMPLES[name]
+    golden(f"record_{name}", hexdump(record.encode(SEED, 42, kind, flags, count, data)))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_round_trip_of_the_envelope(name: str) -> None:
+    kind, flags, count, data = EXAMPLES[name]
+    found = record.decode(record.encode(SEED, 42, kind, flags, count, data), SEED, 3, 128)
+    assert (found.lsn, found.type, found.flags, found.count) == (42, kind, flags, count)
+    assert (found.data, found.segment, found.offset) == (data, 3, 128)
+
+
+def test_round_trip_of_the_data() -> None:
+    found = record.decode_publish(publish(3), 3, 2)
+    assert (found.id, found.time, found.expiry_ms) == (
+        0x0100_0000_0001, 1_700_000_000, 1_700_000_060_000,
+    )  # fmt: skip
+    assert (found.in_store, found.store_file, found.body_size) == (True, 9, 70_000)
+    assert (found.places, found.header, found.body) == ([(3, 4), (5, 6)], b"hd", b"")
+    plain = record.decode_publish(publish(), 0, 2)
+    assert (plain.in_store, plain.expiry_ms, plain.header, plain.body) == (False, 0, b"hd", b"body")
+    dequeue = record.decode_dequeue(EXAMPLES["dequeue"][3], 2)
+    assert dequeue == (3, [(7, 2), (10, 1)], 12_345, [(0x0100_0000_0001, 9, 70_000)])
+    move = record.decode_move(EXAMPLES["move"][3], record.IN_STORE, 2)
+    assert (move.queue, move.seq, move.size, move.publish.store_file) == (3, 8, 70_000, 9)
+    assert record.decode_requeue(EXAMPLES["requeue"][3], 2) == (3, [(7, 1), (8, 2)])
+    assert record.decode_mark(EXAMPLES["mark"][3]) == (3, 4096)
+    assert record.decode_purge(EXAMPLES["purge"][3], 1) == (3, 5000, [(7, 2)])
+    assert record.decode_delete_queue(EXAMPLES["delete_queue"][3]) == 3
+    assert record.decode_tx_commit(EXAMPLES["tx_commit"][3], 2) == (77, [(3, 100), (5, 200)])
+    assert record.decode_release(EXAMPLES["release"][3]) == (3, 2, [(1, 9, 70_000), (2, 9, 5)])
+    ops = record.decode_ops(EXAMPLES["tx"][3], 2)
+    assert [(op.type, op.count) for op in ops] == [(record.PUBLISH, 2), (record.MARK, 0)]
+    part = record.decode_tx_part(EXAMPLES["tx_part"][3], 1)
+    assert (part.transaction, part.ops[0].data) == (77, publish())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_too_short_or_too_long_is_an_error(name: str) -> None:
+    kind, flags, count, data = EXAMPLES[name]
+    decode = DECODERS.get(kind)
+    if decode is None:
+        return
+    decode(data, flags, count)
+    for length in range(len(data)):
+        with pytest.raises(RecordError):
+            decode(data[:length], flags, count)
+    with pytest.raises(RecordError):
+        decode(data + b"\0", flags, count)
+
+
+@pytest.mark.parametrize("store_file", [0, 9])
+@pytest.mark.parametrize("expiry_ms", [0, 1_700_000_060_000])
+def test_the_fast_publish_gives_the_same_bytes(store_file: int, expiry_ms: int) -> None:
+    flags = record.publish_flags(store_file, expiry_ms)
+    body, size = (b"", 70_000) if store_file else (b"body", 4)
+    data = record.publish_data(
+        flags, 11, 1_700_000_000, expiry_ms, store_file, [(3, 4)], b"header", body, size
+    )
+    assert record.encode(SEED, 42, record.PUBLISH, flags, 1, data) == record.encode_publish_one(
+        SEED, 42, flags, 11, 1_700_000_000, expiry_ms, store_file, 3, 4, b"header", body, size
+    )
+
+
+@pytest.mark.parametrize("runs", [[(7, 2)], [(7, 2), (10, 1)], []])
+@pytest.mark.parametrize("stores", [[], [(1, 9, 70_000)]])
+def test_the_fast_dequeue_gives_the_same_bytes(
+    runs: list[tuple[int, int]], stores: list[tuple[int, int, int]]
+) -> None:
+    data = record.dequeue_data(3, runs, 500, stores)
+    slow = record.encode(SEED, 42, record.DEQUEUE, 0, len(runs), data)
+    assert record.encode_dequeue(SEED, 42, 3, runs, 500, stores) == slow
+
+
+def test_a_body_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 bytes cannot be logged as one of 5"):
+        record.encode_publish_one(SEED, 1, 0, 1, 1, 0, 0, 1, 1, b"", b"body", 5)
+    with pytest.raises(ValueError, match="4 bytes cannot be logged as one of 5"):
+        record.publish_data(0, 1, 1, 0, 0, [(1, 1)], b"", b"body", 5)
+
+
+def test_no_flipped_bit_verifies_and_no_other_seed() -> None:
+    whole = record.encode(SEED, 42, *EXAMPLES["publish"])
+    assert record.verifies(whole, SEED)
+    assert not record.verifies(whole, SEED + 1)
+    assert not record.verifies(whole[:-1], SEED)
+    assert not record.verifies(whole[:10], SEED)
+    for bit in range(len(whole) * 8):
+        spoilt = bytearray(whole)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        assert not record.verifies(bytes(spoilt), SEED)
+        with pytest.raises(RecordError, match="checksum"):
+            record.decode(bytes(spoilt), SEED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(record.LEASE, "LEASE"), (record.BATCH, "BATCH"), (200, "number 200")]
+)
+def test_reserved_and_unknown_types_are_refused_by_name(kind: int, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        record.encode(SEED, 1, kind, 0, 0, b"")
+    with pytest.raises(CorruptionError, match=name):
+        record.check_type(kind, "wal", 128)
+    record.check_type(record.RELEASE, "wal", 128)
+    listed = record.encode_ops([Op(record.NOP, 0, 0, b"")])
+    with pytest.raises(RecordError, match=name):
+        record.decode_ops(bytes([kind]) + listed[1:], 1)
+
+
+@pytest.mark.parametrize("kind", [record.TX, record.TX_PART, record.TX_COMMIT])
+def test_lists_of_operations_do_not_nest(kind: int) -> None:
+    with pytest.raises(ValueError, match="inside a list"):
+        record.encode_ops([Op(kind, 0, 0, b"")])
+    listed = record.encode_ops([Op(record.NOP, 0, 0, b"")])
+    with pytest.raises(RecordError, match="inside a list"):
+        record.decode_ops(bytes([kind]) + listed[1:], 1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="65536 entries"):
+        record.encode(SEED, 1, record.DEQUEUE, 0, 65_536, b"")
+    with pytest.raises(ValueError, match="65536 entries"):
+        record.encode_dequeue(SEED, 1, 3, [(2 * i, 1) for i in range(65_536)], 0, [])
+    with pytest.raises(RecordError, match="unknown flags"):
+        record.decode_publish(publish(), 0x80, 2)
+    with pytest.raises(RecordError, match="20 bytes"):
+        record.decode_header(b"short")
+
+
+def test_runs_of() -> None:
+    assert record.runs_of([]) == []
+    assert record.runs_of([5]) == [(5, 1)]
+    assert record.runs_of([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 1), (9, 2)]
+    for wrong in ([1, 1], [2, 1], [1, 2, 2]):
+        with pytest.raises(ValueError, match="ascend"):
+            record.runs_of(wrong)

@@ -1,0 +1,74 @@
+"""Each error says what, where and why in one line, and keeps its arguments."""
+
+import errno
+import inspect
+
+import pytest
+
+from penstock import errors
+from penstock.errors import (
+    CorruptionError,
+    DiskFullError,
+    LockedError,
+    NetworkFileSystemError,
+    NotAStoreError,
+    OptionError,
+    PenstockError,
+    StoppedError,
+    StorageError,
+    SyncFailedError,
+    TransactionTooLargeError,
+    UnknownQueueError,
+    VersionError,
+)
+
+SAMPLES: list[tuple[PenstockError, list[str]]] = [
+    (CorruptionError(path="d/1.wal", position=64, reason="bad crc"), ["d/1.wal", "64", "bad crc"]),
+    (LockedError(path="d/LOCK", holder="pid 7"), ["d/LOCK", "pid 7"]),
+    (VersionError(path="d/VERSION", expected=1, found=9), ["d/VERSION", "1", "9"]),
+    (NotAStoreError(path="d", reason="no VERSION"), ["d", "no VERSION"]),
+    (NetworkFileSystemError(path="d", kind="nfs4"), ["d", "nfs4"]),
+    (DiskFullError(path="d", free_bytes=10, needed_bytes=20), ["d", "10", "20"]),
+    (SyncFailedError(path="d/1.wal", cause=OSError(errno.EIO, "I/O")), ["d/1.wal", "I/O"]),
+    (StoppedError(reason="sync failed"), ["sync failed"]),
+    (TransactionTooLargeError(size_bytes=300, limit_bytes=256), ["300", "256"]),
+    (UnknownQueueError("orders"), ["orders"]),
+    (UnknownQueueError(17), ["17"]),
+    (OptionError(name="interval", given=-1, expected="0 or more"), ["interval", "-1", "0 or more"]),
+]
+
+
+def test_there_is_a_sample_of_every_error() -> None:
+    bases = {PenstockError, StorageError}
+    every = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)}
+    assert {type(error) for error, _ in SAMPLES} | bases == every
+
+
+@pytest.mark.parametrize(("error", "told"), SAMPLES, ids=lambda v: type(v).__name__)
+def test_an_error_tells_its_arguments_in_one_line(error: PenstockError, told: list[str]) -> None:
+    assert "\n" not in str(error)
+    assert [word for word in told if word not in str(error)] == []
+
+
+@pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
+def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) -> None:
+    names = list(inspect.signature(type(error)).parameters)
+    assert [name for name in names if not hasattr(error, name)] == []
+
+
+@pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
+def test_all_but_options_are_storage_errors(error: PenstockError, _told: list[str]) -> None:
+    assert isinstance(error, StorageError) is not isinstance(error, OptionError)
+
+
+def test_corruption_is_told_with_path_and_byte() -> None:
+    assert str(CorruptionError("a/b.rdq", 4096, "bad crc")) == "a/b.rdq: at byte 4096: bad crc"
+
+
+def test_an_unknown_option_suggests_the_nearest() -> None:
+    error = OptionError("segment_byte", 4, ["segment_bytes", "sync_mode"])
+    assert str(error) == "unknown option 'segment_byte', did you mean 'segment_bytes'?"
+
+
+def test_an_unknown_option_like_no_other_suggests_none() -> None:
+    assert str(OptionError("colour", 4, ["segment_bytes"])) == "unknown option 'colour'"

@@ -28,10 +28,14 @@ from setuptools.command.build_ext import build_ext
 HOT_MODULES = (
     "penstock.message",
     "penstock.storage.record",
+    "penstock.storage.holder",
+    "penstock.storage.log_segment",
+    "penstock.storage.log_file",
     "penstock.storage.transaction_log",
     "penstock.storage.queue_segment",
     "penstock.storage.queue_index",
     "penstock.storage.message_store",
+    "penstock.storage.state",
     "penstock.storage.recovery",
     "penstock.storage.engine",
 )

@@ -20,6 +20,7 @@ left no trace on disk.
 from typing import Final, NewType
 
 from penstock.errors import StorageError
+from penstock.native import mypyc_attr
 
 Lsn = NewType("Lsn", int)
 MessageId = NewType("MessageId", int)
@@ -30,6 +31,11 @@ START_SHIFT: Final = 40
 START_MAX: Final = (1 << 24) - 1
 
 
+# Neither Message nor Entry is ever part of a cycle, so that the garbage collector, which would walk
+# a million of them again and again, is not told of them.
+
+
+@mypyc_attr(acyclic=True)
 class Message:
     """One message: opaque header, body or None when the body is not in RAM, and its measures.
 
@@ -60,6 +66,7 @@ class Message:
         self.persistent: bool = persistent
 
 
+@mypyc_attr(acyclic=True)
 class Entry:
     """A message in one queue: its seq there, and whether it is on its slot yet (RAM and log have
     it in any case until then)."""

@@ -122,17 +122,10 @@ class Driver:
 
     def entry(self, queue: QueueIndex, seq: int) -> Entry:
         """A live entry from RAM, or read, as a consumer's queue would."""
-        found = self.holder(queue).entries.get(seq)
-        if found is not None:
-            return found
-        (message,) = self.engine.read(queue, [seq])
-        return Entry(seq, message, on_slot=seq not in queue.section)
+        return self.engine.entry(queue, seq)
 
     def _forget(self, queue: QueueIndex, seqs: list[int]) -> None:
-        holder = self.holder(queue)
-        for seq in seqs:
-            holder.pop(seq)
-            self.unacked[queue.number].discard(seq)
+        self.unacked[queue.number].difference_update(seqs)
 
     def _do(self, call: Callable[[], object], *changes: Change) -> None:
         """Do what appends one record that makes these changes; note them, or doubt them."""
@@ -217,12 +210,7 @@ class Driver:
             ),
             ("put", (uid, size, header), places),
         )
-        self._hold(made[0], uid, places)
-
-    def _hold(self, message: Message, uid: int, places: tuple[tuple[int, int], ...]) -> None:
-        self.ledger.give_id(message.id, uid)
-        for number, seq in places:
-            self.holder(self.engine.state.queues[number]).add(Entry(seq, message))
+        self.ledger.give_id(made[0].id, uid)
 
     def spool(self) -> None:
         """A body that comes in pieces, into a file of its own; sometimes its end never comes."""
@@ -252,18 +240,15 @@ class Driver:
             lambda: self.engine.publish_spooled(targets, header, message, mode),
             ("put", (uid, size, header), places),
         )
-        self._hold(message, uid, places)
 
     def publish_transient(self) -> None:
         """It takes a seq and a place in RAM, and is never seen again after a stop."""
         queue = self.some_queue()
         if queue is None:
             return
-        seq = queue.next_seq
         message = self.engine.publish_transient([queue], b"", b"transient")
         self.ledger.give_id(message.id, -self.uid)
         self.uid += 1
-        self.holder(queue).add(Entry(seq, message))
 
     def ack(self) -> None:
         """Some messages of a queue: the head, or from the middle, or several."""
@@ -312,13 +297,11 @@ class Driver:
         entry, header, mode = self.entry(queue, seq), self._header(), self._mode()
         uid = self.ledger.ids[entry.message.id]
         places = tuple((target.number, target.next_seq) for target in targets)
-        made: list[tuple[int, Message]] = []
         self._do(
-            lambda: made.append(self.engine.move(queue, entry, targets, header, mode)),
+            lambda: self.engine.move(queue, entry, targets, header, mode),
             ("put", (uid, entry.message.size, header), places),
             ("take", queue.number, (seq,)),
         )
-        self._hold(made[0][1], uid, places)
         self._forget(queue, [seq])
 
     def purge(self) -> None:
@@ -426,9 +409,6 @@ class Driver:
                 self.ledger.doubt(self.engine.last_lsn, *changes)
             raise
         self.ledger.note(lsn, *changes)
-        for published in tx.publishes:
-            for queue, entry in published.entries:
-                self.holder(queue).add(entry)
         for queue, entries in tx.dequeues:
             self._forget(queue, [entry.seq for entry in entries])
 

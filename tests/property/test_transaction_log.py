@@ -38,6 +38,7 @@ class Life:
         self.base = 0 if prev is None else prev.last_lsn
         # The checkpoint that ends recovery: what is before the new segment may go.
         self.cut = self.rig.log.position()
+        self.next_cut: tuple[int, int, int] | None = None
         self.rig.log.release_before(self.cut[0])
         self.rig.fs.completion_rng = rng
         if rng.random() < 0.8:
@@ -69,15 +70,19 @@ class Life:
             self.rig.clock.advance(rng.choice((0.01, 0.06, 0.3, 1.0)))
             log.tick()
         elif choice < 0.96:
-            cut = log.position()
-            log.request_sync()
-            if rng.random() < 0.5:
-                log.wait(cut[2], DISK)
-                self.observe()
-                self.cut = cut
-                log.release_before(cut[0])
+            self.checkpoint()
         else:
             log.wait(log.last_lsn, rng.choice((OS, DISK)))
+
+    def checkpoint(self) -> None:
+        """Begin one, or end the one begun, if the log is durable up to its cut."""
+        log = self.rig.log
+        if self.next_cut is None:
+            self.next_cut = log.position()
+            log.request_sync()
+        elif log.durable_lsn >= self.next_cut[2]:
+            self.cut, self.next_cut = self.next_cut, None
+            log.release_before(self.cut[0])
 
     def observe(self) -> None:
         log = self.rig.log

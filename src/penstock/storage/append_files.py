@@ -292,7 +292,10 @@ class AppendFiles:
         return found, place, offset, size
 
     def _paths(self, file: StoreFile) -> list[str]:
-        return [self.tables.rdq_path(file.number), self.tables.hint_path(file.number)]
+        """Those that exist: a file that recovery found may have no hint yet, or an old one."""
+        hint = self.tables.hint_path(file.number)
+        has_hint = file.is_sealed or self.fs.exists(hint)
+        return [self.tables.rdq_path(file.number), *([hint] if has_hint else [])]
 
     def _touch(self, file: StoreFile) -> None:
         """The file is about to change for the first time since the cut: keep its state."""

@@ -151,12 +151,12 @@ def encode_file(
     header = _FILE.pack(MAGIC, VERSION, CLEAN if is_clean else 0, vhost, number)
     parts = [header, _U32.pack(crc32(header))]
     for i, (kind, data) in enumerate([*sections, (END, _U32.pack(len(sections)))]):
-        crc = crc32(data, _seed(vhost, number, kind, i))
+        crc = crc32(data, section_seed(vhost, number, kind, i))
         parts += (_SECTION.pack(kind, len(data), crc), data)
     return b"".join(parts)
 
 
-def _seed(vhost: int, number: int, kind: int, place: int) -> int:
+def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
     return crc32(struct.pack(">QQII", vhost, number, kind, place))
 
 
@@ -214,7 +214,7 @@ def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
                 raise CorruptionError(at, position, "sections are missing")
             return manifest
         try:
-            _apply_section(manifest, kind, section)
+            apply_section(manifest, kind, section)
         except (ValueError, struct.error, IndexError) as error:
             raise CorruptionError(at, position, f"section of kind {kind}: {error}") from error
         position += _SECTION.size + len(section)
@@ -228,12 +228,12 @@ def _read_section(
         raise CorruptionError(path, len(data), "the checkpoint is cut off")
     kind, length, crc = _SECTION.unpack_from(data, position)
     section = data[position + _SECTION.size : position + _SECTION.size + length]
-    if len(section) != length or crc32(section, _seed(vhost, number, kind, place)) != crc:
+    if len(section) != length or crc32(section, section_seed(vhost, number, kind, place)) != crc:
         raise CorruptionError(path, position, f"section {place} of the checkpoint does not verify")
     return kind, section
 
 
-def _apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
+def apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
     if kind == HEAD:
         manifest.head = Head(*_HEAD.unpack(data))
     elif kind == TOPOLOGY:

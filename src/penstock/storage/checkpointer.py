@@ -268,12 +268,17 @@ class Checkpointer:
         engine = self._engine
         ticks = engine.state.ticks
         files, ticks.dirty = list(ticks.dirty.values()), {}
+        stubs, ticks.dirty_stubs = ticks.dirty_stubs, []
         directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
+        for file in files:
+            file.is_syncing = True
         sync_store = engine.state.store.take_unsynced()
 
         def op() -> object:
             for file in files:
                 file.sync()
+            for stub in stubs:
+                sync_file(engine.fs, stub)
             for directory in directories:
                 engine.fs.sync_dir(directory)
             return sync_store()
@@ -281,6 +286,7 @@ class Checkpointer:
         def done(result: object) -> None:
             for file in files:
                 file.is_dirty = file.path in ticks.dirty
+                file.is_syncing = False
             engine.state.store.synced(result)
             self._data_is_synced = True
             self.advance()
@@ -368,6 +374,15 @@ class Checkpointer:
     def _cleaned(self) -> None:
         self._reset()
         self.phase = IDLE
+
+
+def sync_file(fs: FileSystem, path: str) -> None:
+    """Sync a file that is written and closed."""
+    file = fs.open(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
 
 
 def delete(fs: FileSystem, paths: list[str], trees: list[str]) -> None:

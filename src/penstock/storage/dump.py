@@ -109,7 +109,7 @@ def _segment_header(data: bytes, magic: bytes) -> tuple[str, tuple[int, int, int
         f"header {found!r} version {version} flags {flags} vhost {vhost:016x} queue {queue} "
         f"segment {segment} slots {slots}"
     )
-    if crc32(data[:32]) != crc or found != magic or not is_zero(data[36:HEADER_BYTES]):
+    if crc32(data[:28]) != crc or found != magic or not is_zero(data[32:HEADER_BYTES]):
         text = "DAMAGED " + text
     return at(0, text), (vhost, queue, segment, slots)
 

@@ -36,7 +36,7 @@ from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
-from penstock.storage.transaction import Transaction, store_refs
+from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import DISK, TransactionLog
 from penstock.storage.upkeep import Upkeep
 
@@ -107,6 +107,9 @@ class StorageEngine:
             raise DiskFullError(path, fs.free_bytes(path), self.checkpoints.bytes)
         for queue in self.state.queues.values():
             queue.holder = DictHolder()
+            for row in queue.section.values():
+                if row.body_file:
+                    row.message.body = None  # the replay had it in RAM
         self.upkeep.delete_orphans()
 
     def event(self, kind: str, text: str) -> None:
@@ -171,9 +174,11 @@ class StorageEngine:
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
     ) -> Message:
         """A persistent message for durable queues: it takes the next seq of each, and the record of
-        it has the LSN `last_lsn`. DiskFullError: nothing happened."""
+        it has the LSN `last_lsn`. DiskFullError, UnknownQueueError (a queue was deleted),
+        ValueError (no queue, one twice, a transient one): nothing happened."""
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
+        check_targets(queues)
         size = len(body)
         message = self.new_message(header, body, expiry_ms)
         if self.places_in_store(size, len(queues)):
@@ -190,6 +195,7 @@ class StorageEngine:
         """As publish, for a message whose body was spooled to the store (`MessageStore.spool`)."""
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
+        check_targets(queues)
         message.header = header
         self.state.store.ref(message.store_file, message.id, len(queues))
         self._append_publish(message, queues, mode)
@@ -215,10 +221,10 @@ class StorageEngine:
                 self.log.append(
                     record.PUBLISH, flags, len(places), data, mode, names_store=file != 0
                 )
-        except DiskFullError as error:
+        except (DiskFullError, ValueError) as error:
             if file:
                 self.state.store.unref(file, message.id, len(queues))
-            raise self.full(error) from error
+            raise self.full(error) if isinstance(error, DiskFullError) else error from None
         for queue in queues:
             queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
         if self.log.is_full:
@@ -353,15 +359,17 @@ class StorageEngine:
         self.after_log()
 
     def wait(self, lsn: int, mode: int) -> None:
-        """Until `settled(mode) >= lsn`. StoppedError or SyncFailedError if that will not be."""
-        self.flush()
-        while self.log.settled(mode) < lsn:
-            self.poll(wait=True)
-            self.flush()
+        """Until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
+        SyncFailedError: that will not be."""
+        self.check()
+        try:
+            self.log.wait(lsn, mode, self._complete_other)
+        finally:
+            self.after_log()
+        self.checkpoints.advance()
 
     def sync(self) -> None:
         """Until everything appended so far is durable."""
-        self.log.request_sync()
         self.wait(self.log.last_lsn, DISK)
 
     def poll(self, *, wait: bool = False) -> None:
@@ -379,12 +387,15 @@ class StorageEngine:
         if self.log.complete(token, result):
             self.after_log()
         else:
-            done, failed = self._ops.pop(token)
-            if isinstance(result, BaseException):
-                failed(result)
-            else:
-                done(result)
+            self._complete_other(token, result)
         self.checkpoints.advance()
+
+    def _complete_other(self, token: int, result: object) -> None:
+        done, failed = self._ops.pop(token)
+        if isinstance(result, BaseException):
+            failed(result)
+        else:
+            done(result)
 
     def submit(
         self,

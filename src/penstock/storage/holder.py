@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from penstock.message import Entry
+from penstock.native import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Holder(ABC):
     """Has the persistent messages of one queue that are in RAM."""
 
@@ -36,6 +38,7 @@ class Holder(ABC):
         """These are on their slots now (on_slot is set): their bodies may leave RAM."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DictHolder(Holder):
     """seq -> Entry. `keeps`: whether entries stay in RAM when they are on their slots."""
 

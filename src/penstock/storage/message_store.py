@@ -301,6 +301,11 @@ class MessageStore(QueueBacking):
         self.own_files.damage = []
         return found
 
+    @property
+    def faults(self) -> list[str]:
+        """The same as text, not taken."""
+        return [str(error) for error in self.append_files.tables.damage + self.own_files.damage]
+
     # ---- measures --------------------------------------------------------------------------
 
     @property

@@ -6,7 +6,6 @@ has a good one; an unknown name is an error that suggests the right one.
 """
 
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 
 from penstock.errors import OptionError
 
@@ -46,12 +45,16 @@ class StorageOptions:
     replay_ram_bytes: int = 8 * MIB
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            kinds = (int, float) if f.type is float else (int,)
+            if type(getattr(self, f.name)) not in kinds:
+                raise OptionError(f.name, getattr(self, f.name), "a number" if len(kinds) == 2 else "a whole number")
         slots = self.segment_slots
         if not 4 <= slots <= 4096 or slots & (slots - 1):
             raise OptionError("segment_slots", str(slots), "a power of two from 4 to 4096")
         for name, low in _LOWEST.items():
             if getattr(self, name) < low:
-                raise OptionError(name, str(getattr(self, name)), f"at least {low}")
+                raise OptionError(name, getattr(self, name), f"at least {low}")
         if self.wal_segment_bytes_max < self.wal_segment_bytes_min:
             raise OptionError(
                 "wal_segment_bytes_max", str(self.wal_segment_bytes_max),
@@ -64,9 +67,7 @@ class StorageOptions:
         names = [f.name for f in fields(cls)]
         for name in values:
             if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
-                raise OptionError(name, str(values[name]), hint)
+                raise OptionError(name, values[name], names)
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
 
@@ -87,6 +88,8 @@ _LOWEST = {
     "small_queue_entries": 0,
     "small_queue_bytes": 0,
     "small_queues_bytes_max": 0,
+    "checkpoint_seconds": 0,
+    "slice_ms": 0,
     "interval_ms": 1,
     "disk_free_limit": 0,
     "replay_ram_bytes": 0,

@@ -28,7 +28,7 @@ Not here: which queue a name means (routing_table.py), when to write (checkpoint
 from penstock.message import Entry, Message
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder, Holder
-from penstock.storage.queue_segment import SegmentFiles, queue_seed
+from penstock.storage.queue_segment import Handles, SegmentFiles, queue_seed
 from penstock.storage.record import Run
 
 
@@ -40,7 +40,9 @@ class Ticks:
         self.epoch: int = 0
         self.dead: list[tuple[int, int]] = []  # (queue, segment)
         self.dirty: dict[str, SegmentFiles] = {}  # written since their last sync began
+        self.dirty_stubs: list[str] = []  # paths of .queue_name files
         self.dirty_directories: dict[str, None] = {}
+        self.handles: Handles = Handles()
 
 
 class Row:
@@ -446,9 +448,11 @@ class QueueIndex:
         if files is None:
             if len(self._files) >= 4:
                 for old in [n for n, f in self._files.items() if not f.is_dirty][:1]:
-                    self._files.pop(old).close()
+                    self.forget_files(old)
             path = f"{self.path}/{number}"
-            files = SegmentFiles(self.fs, path, self.vhost, self.number, number, self.slots)
+            files = SegmentFiles(
+                self.fs, path, self.vhost, self.number, number, self.slots, self.ticks.handles
+            )
             self._files[number] = files
         return files
 
@@ -460,8 +464,8 @@ class QueueIndex:
             if not self.fs.exists(stub):
                 file = self.fs.open(stub, create=True)
                 file.pwrite(self.name + b"\n", 0)
-                file.sync()
                 file.close()
+                self.ticks.dirty_stubs.append(stub)
             self.ticks.dirty_directories[self.path] = None
             self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
             self._has_directory = True
@@ -478,16 +482,14 @@ class QueueIndex:
                 start = i
         return written
 
-    def dirty_files(self) -> list[SegmentFiles]:
-        return [files for files in self._files.values() if files.is_dirty]
-
     def forget_files(self, number: int) -> None:
-        """Close the handles of a segment whose files are about to be deleted."""
+        """Close the handles of a segment, which is clean or about to be deleted."""
         files = self._files.pop(number, None)
         if files is not None:
             files.close()
+            self.ticks.handles.forget(files)
 
     def close(self) -> None:
-        for files in self._files.values():
-            files.close()
-        self._files.clear()
+        """Close all files."""
+        for number in list(self._files):
+            self.forget_files(number)

@@ -124,6 +124,32 @@ def encode_entry(seed: int, seq: int, message: Message) -> bytes:
     return _PREFIX.pack(len(data), crc, length) + data
 
 
+class Handles:
+    """Keeps at most `limit` segments of all queues of a vhost open, the latest used."""
+
+    def __init__(self, limit: int = 128) -> None:
+        self._limit: int = limit
+        self._open: dict[SegmentFiles, None] = {}
+
+    def used(self, files: "SegmentFiles") -> None:
+        """These files are about to be used."""
+        used = self._open
+        used.pop(files, None)
+        used[files] = None
+        if len(used) > self._limit:
+            for old in used:
+                if not old.is_syncing:
+                    break
+            else:
+                return
+            del used[old]
+            old.close()
+
+    def forget(self, files: "SegmentFiles") -> None:
+        """These files were closed for good."""
+        self._open.pop(files, None)
+
+
 class SegmentFiles:
     """Open .qi and .qs of one segment; writes runs of entries, reads slots and entries.
 
@@ -131,11 +157,14 @@ class SegmentFiles:
     """
 
     def __init__(
-        self, fs: FileSystem, path: str, vhost: int, queue: int, segment: int, slots: int
-    ) -> None:
+        self, fs: FileSystem, path: str, vhost: int, queue: int, segment: int, slots: int,
+        handles: "Handles",
+    ) -> None:  # fmt: skip
         self.path: str = path
         self.segment: int = segment
-        self.is_dirty: bool = False
+        self.is_dirty: bool = False  # written since it was last synced
+        self.is_syncing: bool = False  # a sync of it is under way: its handles stay open
+        self._handles: Handles = handles
         self._fs = fs
         self._vhost = vhost
         self._queue = queue
@@ -152,6 +181,7 @@ class SegmentFiles:
 
         OSError leaves what is there harmless: nothing names the new bytes yet. Needs sync.
         """
+        self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
         qs: File | None = self._qs
         self.is_dirty = True
@@ -201,9 +231,9 @@ class SegmentFiles:
         file = self._qi if is_qi else self._qs
         if file is None:
             file = self._fs.open(self.path + ending, create=True)
-            header = self._header(magic)
-            if file.pread(HEADER_BYTES, 0) != header:  # new, or torn while nothing named it
-                file.pwrite(header, 0)
+            # Also when it is there: after a failed sync the cache may show a header that is on no
+            # disk, and a torn one may be left from when nothing named the file [8].
+            file.pwrite(self._header(magic), 0)
             end = max(file.size(), HEADER_BYTES)
             if is_qi:
                 self._qi = file
@@ -221,6 +251,7 @@ class SegmentFiles:
     # ---- reading -----------------------------------------------------------------------------
 
     def _reading(self, ending: str) -> File:
+        self._handles.used(self)
         is_qi = ending == ".qi"
         file = self._qi if is_qi else self._qs
         if file is not None:
@@ -330,18 +361,27 @@ class SegmentFiles:
     # ---- life --------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """fdatasync of both files; run where it may take its time."""
-        for file in (self._qs, self._qi):
-            if file is not None:
-                file.sync()
+        """fdatasync of both files; may run elsewhere, while `is_syncing` is set. A file that was
+        closed meanwhile for want of handles is opened again: an error of writing it back that
+        nobody has seen is reported to this handle too."""
+        self._sync(self._qs, ".qs")
+        self._sync(self._qi, ".qi")
 
-    def drop_cache(self) -> None:
-        """Forget what the page cache holds of both files: the next read comes from the disk [8]."""
-        for ending in (".qi", ".qs"):
-            if self._fs.exists(self.path + ending):
-                self._reading(ending).drop_cache()
+    def _sync(self, file: File | None, ending: str) -> None:
+        if file is not None:
+            file.sync()
+            return
+        try:
+            file = self._fs.open(self.path + ending)
+        except FileNotFoundError:
+            return  # it has no such file, or it died and was deleted
+        try:
+            file.sync()
+        finally:
+            file.close()
 
     def close(self) -> None:
+        """Close the handles; they are opened again when they are needed."""
         for file in (self._qi, self._qs):
             if file is not None:
                 file.close()

@@ -18,12 +18,12 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
     PUBLISH      id 8 | time (s) 4 | header length 4 | body size 4 |
                  [expiry (ms) 8, if HAS_EXPIRY] | [store file 4, if IN_STORE] |
                  n x (queue 4, seq 8) | header | [body, unless IN_STORE]
-    DEQUEUE      queue 4 | total bytes 8 | n x (first seq 8, how many 4) | s 4 |
-                 s x (id 8, store file 4, bytes 4)
+    run          first seq 8 | how many 4 | bytes of their bodies 8 | how many of them IN_STORE 4
+    DEQUEUE      queue 4 | n x run | s 4 | s x (id 8, store file 4, bytes 4)
     MOVE         queue 4 | seq 8 | bytes 4 | data of a PUBLISH, whose flags and count are the MOVE's
     REQUEUE      queue 4 | n x (seq 8, attempts 4)
     MARK         queue 4 | mark 8
-    PURGE        queue 4 | upper seq 8 | n x (first seq 8, how many 4), the runs that are kept
+    PURGE        queue 4 | upper seq 8 | n x run, those that are kept
     DELETE_QUEUE queue 4
     TOPOLOGY     bytes of the routing table
     TX           n operations
@@ -197,8 +197,8 @@ def encode_dequeue(
 ) -> bytes:
     """A whole DEQUEUE record. ValueError for more than COUNT_MAX runs."""
     if len(runs) == 1 and not stores:
-        first, many, size, _ = runs[0]
-        rest = _DEQUEUE_ONE.pack(lsn, DEQUEUE, 0, 1, queue, first, many, size, 0, 0)
+        first, many, size, in_store = runs[0]
+        rest = _DEQUEUE_ONE.pack(lsn, DEQUEUE, 0, 1, queue, first, many, size, in_store, 0)
         return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
     data = dequeue_data(queue, runs, stores)
     return encode(seed, lsn, DEQUEUE, 0, len(runs), data)

@@ -1,16 +1,20 @@
 """Reserve: a file that keeps room on the disk for the work that frees room.
 
 Acks, purges and deletes only free space once a checkpoint has been written, and a checkpoint needs
-space first. So a file of real zeros is kept that equals the log not yet materialised plus the last
-manifest; when a checkpoint meets ENOSPC the file is cut to nothing and the checkpoint goes on.
-Publishers stay blocked until it can be made again.
+space first. So a file of real zeros is kept that is at least as large as the log not yet
+materialised plus the last manifest; when a checkpoint meets ENOSPC the file is cut to nothing and
+the checkpoint goes on. Publishers stay blocked until it can be made again.
+
+It grows by doubling, so that it costs few writes, and never shrinks by itself. Growing may run
+elsewhere: `take_growth` gives the operation, `grown` is told its result.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from penstock.storage.filesystem import FileSystem
 
-STEP: Final = 1 << 20  # it grows and is counted in whole MiB
+STEP: Final = 4096
 
 
 class Reserve:
@@ -20,37 +24,51 @@ class Reserve:
         self._fs = fs
         self._path = path + "/reserve"
         self._want = 0
+        self._is_growing = False
         self.bytes: int = fs.size(self._path) if fs.exists(self._path) else 0
 
-    def grow(self, want: int, available: int) -> None:
-        """Make it at least `want` bytes, as far as `available` allows. A full disk is no error."""
+    def take_growth(self, want: int, available: int) -> Callable[[], object] | None:
+        """The operation that makes it at least `want` bytes; None if it is, if it is growing
+        already, or if `available` does not allow it."""
         self._want = -(-want // STEP) * STEP
-        if self.bytes >= self._want or available < self._want - self.bytes:
-            return
-        file = self._fs.open(self._path, create=True)
-        try:
-            file.allocate(self._want)
-            self.bytes = self._want
-        except OSError:
-            self._cut()
-        finally:
-            file.close()
+        if self._is_growing or self.bytes >= self._want:
+            return None
+        size = max(self._want, 2 * self.bytes)
+        if available < size - self.bytes:
+            return None
+        self._is_growing = True
+
+        def op() -> object:
+            file = self._fs.open(self._path, create=True)
+            try:
+                file.allocate(size)
+            except OSError:
+                file.truncate(0)
+                return 0
+            finally:
+                file.close()
+            return size
+
+        return op
+
+    def grown(self, size: object) -> None:
+        """The operation has returned the size that the file has now, 0 if there was no room."""
+        assert isinstance(size, int)
+        self._is_growing = False
+        self.bytes = size
 
     def missing(self) -> int:
         """Bytes that it is smaller than it should be."""
         return max(0, self._want - self.bytes)
 
     def release(self) -> bool:
-        """Give the room back; False if there was none."""
-        if not self.bytes:
+        """Give the room back; False if there was none, or it is just being made."""
+        if not self.bytes or self._is_growing:
             return False
-        self._cut()
-        return True
-
-    def _cut(self) -> None:
         file = self._fs.open(self._path, create=True)
         try:
             file.truncate(0)
         finally:
             file.close()
         self.bytes = 0
+        return True

@@ -160,8 +160,11 @@ class RoutingTable:
         records = [e.record() for e in self.exchanges.values()]
         records += [q.record() for q in self.queues.values()]
         records += [b.record() for b in self.bindings]
-        records += [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
-        return records
+        return records + self.parameter_records()
+
+    def parameter_records(self) -> list[bytes]:
+        """Those of them that set parameters."""
+        return [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
 
     def capture(self) -> list[bytes]:
         """The snapshot as of the last cut: taken at the first change after it, or when asked."""

@@ -290,10 +290,20 @@ class Replay:
         elif kind == record.TOPOLOGY:
             self.state.apply_topology(op.data)
         elif kind == record.RELEASE:
-            given = record.decode_release(op.data)
-            self.state.apply_release(given.queue, given.segment, given.stores)
+            self._release(record.decode_release(op.data))
         elif kind != record.NOP:
             self._apply_to_queue(op)
+
+    def _release(self, given: record.ReleaseData) -> None:
+        """RELEASE, by our own bits and not by the record's references: what was in RAM there may be
+        on a slot here (a checkpoint wrote it) and the other way round (it was paged out), and was
+        given back, or not, accordingly. The slots are still there [6]."""
+        state = self.state
+        bits = state.reaping.get((given.queue, given.segment))
+        queue = state.index_of(given.queue)
+        if bits is not None and queue is not None:
+            refs, _ = state.purged_refs(queue, given.segment, bits)
+            state.apply_release(given.queue, given.segment, refs)
 
     def _apply_to_queue(self, op: record.Op) -> None:
         """Operations on one queue as a whole; for one that is gone they mean nothing any more."""

@@ -14,7 +14,12 @@ because the seqs that they will have are known only when the commit assigns them
 
 from typing import TYPE_CHECKING
 
-from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError
+from penstock.errors import (
+    DiskFullError,
+    StorageError,
+    TransactionTooLargeError,
+    UnknownQueueError,
+)
 from penstock.message import Entry, Message
 from penstock.storage import record
 from penstock.storage.queue_index import QueueIndex
@@ -51,6 +56,7 @@ class Transaction:
         """Publish a persistent message when the transaction commits. DiskFullError if the body had
         to be spooled and could not be; the transaction is then as before."""
         self._check()
+        check_targets(queues)
         engine = self._engine
         message = engine.new_message(header, body, expiry_ms)
         spooled = self.body_bytes + len(body) > engine.options.tx_spool_bytes
@@ -100,6 +106,7 @@ class Transaction:
         if self.log_bytes > limit:
             self.rollback()
             raise TransactionTooLargeError(self.log_bytes, limit)
+        self._forget_deleted()
         for queue, entries in self.dequeues:
             if not all(queue.is_live_run(run) for run in queue.runs(entries)):
                 self.rollback()
@@ -122,6 +129,16 @@ class Transaction:
         if engine.log.is_full:
             engine.wait_for_room()
         return lsn
+
+    def _forget_deleted(self) -> None:
+        """Queues that were deleted since: what was for them, or in them, is gone with them."""
+        self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
+        for published in self.publishes:
+            published.queues = [q for q in published.queues if not q.is_deleted]
+            m = published.message
+            if not published.queues and m.store_file:
+                self._engine.state.store.disown(m.store_file, m.id)
+        self.publishes = [p for p in self.publishes if p.queues]
 
     def _ops(self, *, is_large: bool) -> list[record.Op]:
         """The operations; places have seqs, or ordinals within (transaction, queue)."""
@@ -211,3 +228,14 @@ def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:
     """(id, store file, bytes) of every entry that is placed in the store."""
     messages = [entry.message for entry in entries]
     return [(m.id, m.store_file, m.size) for m in messages if m.store_file]
+
+
+def check_targets(queues: list[QueueIndex]) -> None:
+    """Refuse what must not get into the log: no queue, one twice, one that is gone or transient."""
+    for queue in queues:
+        if queue.is_deleted:
+            raise UnknownQueueError(f"{queue.name.decode('utf-8', 'replace')} (deleted)")
+        if not queue.is_durable:
+            raise ValueError(f"queue {queue.number} is transient, the message is persistent")
+    if len(queues) != 1 and len({queue.number for queue in queues}) != max(len(queues), 1):
+        raise ValueError("a message goes to one queue at least, and to each queue once")

@@ -108,7 +108,6 @@ class Upkeep:
             self.begin_checkpoint(is_clean=is_clean)
             self._drive()
             if checkpoints.count > before:
-                self._grow_reserve()
                 return True
         return False
 
@@ -183,12 +182,15 @@ class Upkeep:
         elif engine.blocked and free >= limit + self.reserve.missing():
             engine.blocked = False
             engine.event("disk_free", f"{free} bytes are free again: publishers go on")
-            self._grow_reserve()
+        if not engine.blocked:
+            want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
+            growth = self.reserve.take_growth(want, free - limit)
+            if growth is not None:
+                engine.submit(growth, self.reserve.grown, self._not_grown)
 
-    def _grow_reserve(self) -> None:
-        engine = self._engine
-        want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
-        self.reserve.grow(want, engine.fs.free_bytes(engine.path) - engine.options.disk_free_limit)
+    def _not_grown(self, error: BaseException) -> None:
+        self.reserve.grown(0)
+        self._engine.event("disk_full", f"the reserve could not be made: {error}")
 
     def delete_orphans(self) -> None:
         """After recovery's checkpoint: delete what a crash left and nothing knows."""

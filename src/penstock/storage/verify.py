@@ -215,10 +215,8 @@ class _VhostCheck:
             return
         state = found.state
         self._checkpoint = f"{path}/checkpoint-{found.manifest.number}"
-        for damage in state.store.take_damage():
-            report.add(damage)
         report.records += found.records
-        for at in found.end.aside:
+        for at in [] if found.is_clean else found.end.aside:
             report.notes.append(f"{at}: a log segment that nothing leads to")
         self._check_queues(state)
         self._check_purged(state)
@@ -229,7 +227,11 @@ class _VhostCheck:
         state.close()
 
     def _event(self, kind: str, text: str) -> None:
-        if kind != "corruption":  # those are taken from the store, with file and position
+        if kind == "corruption":
+            path, _, rest = text.partition(": at byte ")
+            position, _, reason = rest.partition(": ")
+            self._report.problems.append(Problem(path, int(position), reason))
+        else:
             self._report.notes.append(f"{self._vhost.path}: {text}")
 
     def _wrong(self, text: str) -> None:
@@ -350,7 +352,7 @@ class _VhostCheck:
     # ---- the store -----------------------------------------------------------------------------
 
     def _check_store(self, store: MessageStore) -> None:
-        files = store.files()
+        files = store.append_files.files
         own_numbers = store.own_files.capture().numbers()
         total = len(files) + len(own_numbers)
         self._report.store_files += total
@@ -400,7 +402,7 @@ class _VhostCheck:
         if self._is_damaged or counts.live_count <= len(named):
             return
         if file.is_sealed:
-            hint = store.tables.hint_path(file.number)
+            hint = store.append_files.tables.hint_path(file.number)
             try:
                 table = read_table(self._fs, hint, self._vhost.number, file.number)
             except (StorageError, FileNotFoundError):
@@ -420,6 +422,7 @@ class _VhostCheck:
     # ---- names ---------------------------------------------------------------------------------
 
     def _check_names(self, state: StorageState, number: int) -> None:
-        files, trees = recovery.orphans(self._fs, state, number)
+        unknown = state.store.forget_unknown()
+        files, trees = recovery.orphans(self._fs, state, number, unknown)
         for path in (*files, *trees):
             self._report.notes.append(f"{path}: an orphan, the next start deletes it")

@@ -29,12 +29,14 @@ EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
     "publish_both": (record.PUBLISH, 3, 2, publish(3)),
     "dequeue": (
         record.DEQUEUE, 0, 2,
-        record.dequeue_data(3, [(7, 2), (10, 1)], 12_345, [(0x0100_0000_0001, 9, 70_000)]),
+        record.dequeue_data(
+            3, [(7, 2, 500, 0), (10, 1, 70_000, 1)], [(0x0100_0000_0001, 9, 70_000)]
+        ),
     ),
     "move": (record.MOVE, record.IN_STORE, 2, record.move_data(3, 8, 70_000, publish(1))),
     "requeue": (record.REQUEUE, 0, 2, record.requeue_data(3, [(7, 1), (8, 2)])),
     "mark": (record.MARK, 0, 0, record.mark_data(3, 4096)),
-    "purge": (record.PURGE, 0, 1, record.purge_data(3, 5000, [(7, 2)])),
+    "purge": (record.PURGE, 0, 1, record.purge_data(3, 5000, [(7, 2, 500, 1)])),
     "delete_queue": (record.DELETE_QUEUE, 0, 0, record.delete_queue_data(3)),
     "topology": (record.TOPOLOGY, 0, 0, b"any bytes"),
     "tx": (
@@ -89,12 +91,14 @@ def test_round_trip_of_the_data() -> None:
     plain = record.decode_publish(publish(), 0, 2)
     assert (plain.in_store, plain.expiry_ms, plain.header, plain.body) == (False, 0, b"hd", b"body")
     dequeue = record.decode_dequeue(EXAMPLES["dequeue"][3], 2)
-    assert dequeue == (3, [(7, 2), (10, 1)], 12_345, [(0x0100_0000_0001, 9, 70_000)])
+    assert dequeue == (
+        3, [(7, 2, 500, 0), (10, 1, 70_000, 1)], [(0x0100_0000_0001, 9, 70_000)],
+    )  # fmt: skip
     move = record.decode_move(EXAMPLES["move"][3], record.IN_STORE, 2)
     assert (move.queue, move.seq, move.size, move.publish.store_file) == (3, 8, 70_000, 9)
     assert record.decode_requeue(EXAMPLES["requeue"][3], 2) == (3, [(7, 1), (8, 2)])
     assert record.decode_mark(EXAMPLES["mark"][3]) == (3, 4096)
-    assert record.decode_purge(EXAMPLES["purge"][3], 1) == (3, 5000, [(7, 2)])
+    assert record.decode_purge(EXAMPLES["purge"][3], 1) == (3, 5000, [(7, 2, 500, 1)])
     assert record.decode_delete_queue(EXAMPLES["delete_queue"][3]) == 3
     assert record.decode_tx_commit(EXAMPLES["tx_commit"][3], 2) == (77, [(3, 100), (5, 200)])
     assert record.decode_release(EXAMPLES["release"][3]) == (3, 2, [(1, 9, 70_000), (2, 9, 5)])
@@ -131,14 +135,14 @@ def test_the_fast_publish_gives_the_same_bytes(store_file: int, expiry_ms: int) 
     )
 
 
-@pytest.mark.parametrize("runs", [[(7, 2)], [(7, 2), (10, 1)], []])
+@pytest.mark.parametrize("runs", [[(7, 2, 90, 1)], [(7, 2, 90, 0), (10, 1, 5, 0)], []])
 @pytest.mark.parametrize("stores", [[], [(1, 9, 70_000)]])
 def test_the_fast_dequeue_gives_the_same_bytes(
-    runs: list[tuple[int, int]], stores: list[tuple[int, int, int]]
+    runs: list[tuple[int, int, int, int]], stores: list[tuple[int, int, int]]
 ) -> None:
-    data = record.dequeue_data(3, runs, 500, stores)
+    data = record.dequeue_data(3, runs, stores)
     slow = record.encode(SEED, 42, record.DEQUEUE, 0, len(runs), data)
-    assert record.encode_dequeue(SEED, 42, 3, runs, 500, stores) == slow
+    assert record.encode_dequeue(SEED, 42, 3, runs, stores) == slow
 
 
 def test_a_body_of_another_size_is_refused() -> None:
@@ -189,17 +193,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="65536 entries"):
         record.encode(SEED, 1, record.DEQUEUE, 0, 65_536, b"")
     with pytest.raises(ValueError, match="65536 entries"):
-        record.encode_dequeue(SEED, 1, 3, [(2 * i, 1) for i in range(65_536)], 0, [])
+        record.encode_dequeue(SEED, 1, 3, [(2 * i, 1, 9, 0) for i in range(65_536)], [])
     with pytest.raises(RecordError, match="unknown flags"):
         record.decode_publish(publish(), 0x80, 2)
     with pytest.raises(RecordError, match="20 bytes"):
         record.decode_header(b"short")
-
-
-def test_runs_of() -> None:
-    assert record.runs_of([]) == []
-    assert record.runs_of([5]) == [(5, 1)]
-    assert record.runs_of([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 1), (9, 2)]
-    for wrong in ([1, 1], [2, 1], [1, 2, 2]):
-        with pytest.raises(ValueError, match="ascend"):
-            record.runs_of(wrong)

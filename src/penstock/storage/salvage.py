@@ -1,0 +1,239 @@
+"""Salvage: everything of a damaged store that verifies, written into a new one.
+
+A store that refuses to start has lost something that it had confirmed; what, only its owner can
+judge. Salvage is the explicit way on: it reads the damaged store without changing it, writes a new
+data directory with all that can still be read, and tells what is lost, by file and position. The
+damaged one stays as it is, for a second look.
+
+    checkpoint sections, log records, slots, rows, bodies: whatever verifies (salvage_state.py)
+    -> a new StorageEngine: topology, then each queue's messages in their order
+
+Kept are names and arguments, the order within each queue, headers, bodies, publish and expiry
+times, attempts and the delivered mark. Not kept are message ids, seqs and queue numbers, which mean
+nothing outside. A body that several queues shared is one body in the new store again.
+
+Messages may come back that were acknowledged, where what said so is lost. Then that is told too.
+
+RAM: what `salvage_state.py` says, and about 150 bytes for each body in the store. Failure: the new
+directory stays unfinished (see `fresh_directory.py`), and the next salvage begins it anew.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from penstock.clock import Clock
+from penstock.errors import CorruptionError, NotAStoreError
+from penstock.message import Message
+from penstock.storage.data_directory import check_version
+from penstock.storage.engine import StorageEngine
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.offline import Offline, Vhost
+from penstock.storage.options import StorageOptions
+from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_segment import Handles, SegmentFiles
+from penstock.storage.read_only import ReadOnlyFileSystem
+from penstock.storage.routing_table import DurableQueue
+from penstock.storage.salvage_log import gaps, read_log
+from penstock.storage.salvage_state import SalvagedQueue, SalvagedVhost, guess_slots
+from penstock.storage.salvage_store import BodyFinder, read_checkpoint
+from penstock.storage.transaction_log import OS
+from penstock.storage.verify import Problem, Progress
+
+CHECKPOINT_BYTES = 32 << 20  # of bodies between two checkpoints of the new store
+FLUSH_ENTRIES = 256
+
+
+@dataclass(slots=True)
+class SalvagedCount:
+    """One queue: how many messages were taken, how many could not be read."""
+
+    vhost: str
+    name: str
+    taken: int = 0
+    lost: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class SalvageReport:
+    """losses: everything that could not be read or is not certain, by file and position."""
+
+    path: str
+    into: str
+    losses: list[Problem] = field(default_factory=list)
+    queues: list[SalvagedCount] = field(default_factory=list)
+
+    @property
+    def taken(self) -> int:
+        """Messages in the new store."""
+        return sum(queue.taken for queue in self.queues)
+
+    @property
+    def lost(self) -> int:
+        """Messages that were known to be there and could not be read."""
+        return sum(queue.lost for queue in self.queues)
+
+
+def salvage(
+    fs: FileSystem,
+    path: str,
+    into: str,
+    *,
+    clock: Clock,
+    rng: random.Random,
+    progress: Progress | None = None,
+) -> SalvageReport:
+    """Read the store at `path` (data directory or vhost, used by nobody), write the new data
+    directory `into`. NotAStoreError if `path` is none or `into` is not free, LockedError,
+    VersionError, DiskFullError, SyncFailedError, OSError."""
+    report = SalvageReport(path, into)
+    target = into.rstrip("/")
+    with Offline(fs, path) as store:
+        if (target + "/").startswith(store.path + "/"):
+            raise NotAStoreError(into, f"it is inside of {path}, expected a path of its own")
+        report.losses += [Problem(e.path, e.position, e.reason) for e in store.faults]
+        fresh = FreshDirectory(fs, target, f"salvaged from {path}")
+        try:
+            for vhost in store.vhosts:
+                _VhostSalvage(fs, vhost, fresh, report, clock, rng, progress).run()
+        except BaseException:
+            fresh.abandon()
+            raise
+        fresh.finish()
+    check_version(fs, target)
+    return report
+
+
+class _VhostSalvage:
+    """One vhost, from its damaged directory into a new one."""
+
+    def __init__(
+        self, fs: FileSystem, vhost: Vhost, fresh: FreshDirectory, report: SalvageReport,
+        clock: Clock, rng: random.Random, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self._vhost = vhost
+        self._report = report
+        self._progress = progress
+        looked_at = ReadOnlyFileSystem(fs)
+        path = vhost.path
+        losses = report.losses
+        self._old = SalvagedVhost(looked_at, path, vhost.number, losses)
+        slots = guess_slots(looked_at, path)
+        manifest = read_checkpoint(looked_at, path, vhost.number, slots, losses)
+        log = read_log(looked_at, path + "/wal", vhost.number, losses)
+        if manifest is None and log:
+            text = "without a checkpoint, what was acknowledged before its log begins may come back"
+            losses.append(Problem(path + "/CURRENT", 0, text))
+        losses += gaps(log, manifest.head.cut_lsn if manifest is not None else -1)
+        self._old.load(manifest, log)
+        self._bodies = BodyFinder(looked_at, path + "/msg_store_persistent", vhost.number)
+        self._shared: dict[int, tuple[int, int]] = {}  # old id -> (new id, new store file)
+        self._unflushed = 0
+        self._written = 0
+        name = vhost.name or f"salvaged-{vhost.number:016x}".encode()
+        self._new = StorageEngine(
+            fs, fresh.vhost(name), name, clock=clock, rng=rng,
+            options=StorageOptions(segment_slots=self._old.slots),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        new = self._new
+        try:
+            targets = self._declare()
+            total = len(self._old.queues)
+            for done, (queue, target) in enumerate(targets):
+                if self._progress is not None:
+                    self._progress("queues", done, total)
+                self._copy(queue, target)
+            new.sync()
+        except BaseException as error:
+            new.stop(error)
+            new.close()
+            raise
+        new.close()
+
+    def _declare(self) -> list[tuple[SalvagedQueue, QueueIndex]]:
+        """The topology, queues with their new numbers."""
+        new, old = self._new, self._old
+        targets: list[tuple[SalvagedQueue, QueueIndex]] = []
+        for exchange in old.routing.exchanges.values():
+            new.apply_topology(exchange.record())
+        for number in sorted(old.queues):
+            queue = old.queues[number]
+            known = old.declaration(queue) or DurableQueue(queue.name, number)
+            name = queue.name
+            if name in new.state.routing.queues:
+                name += f"-salvaged-{number}".encode()
+            targets.append(
+                (queue, new.declare_queue(name, arguments=known.arguments, flags=known.flags))
+            )
+        for binding in old.routing.bindings:
+            new.apply_topology(binding.record())
+        for record in old.routing.parameter_records():
+            new.apply_topology(record)
+        return targets
+
+    def _copy(self, queue: SalvagedQueue, target: QueueIndex) -> None:
+        old = self._old
+        count = SalvagedCount(self._vhost.title(), target.name.decode("utf-8", "replace"))
+        self._report.queues.append(count)
+        delivered = 0
+        attempts: list[tuple[int, int]] = []
+        files: SegmentFiles | None = None
+        for seq in list(queue.seqs(old.slots)):
+            number = seq // old.slots
+            if queue.path and (files is None or files.segment != number):
+                if files is not None:
+                    files.close()
+                files = SegmentFiles(
+                    old.fs, f"{queue.path}/{number}", old.vhost, queue.number, number, old.slots,
+                    Handles(),
+                )  # fmt: skip
+            try:
+                message = old.message(queue, files, seq, self._bodies.read)
+            except CorruptionError as error:
+                count.lost += 1
+                text = f"{error.reason} (seq {seq} of queue {count.name!r})"
+                self._report.losses.append(Problem(error.path, error.position, text))
+                continue
+            new_seq = target.next_seq
+            self._publish(message, target)
+            count.taken += 1
+            count.bytes += message.size
+            if seq < queue.mark:
+                delivered = new_seq + 1
+            if seq in queue.attempts:
+                attempts.append((new_seq, queue.attempts[seq]))
+        if files is not None:
+            files.close()
+        if delivered:
+            self._new.mark(target, delivered, OS)
+        for start in range(0, len(attempts), FLUSH_ENTRIES):
+            self._new.requeue(target, attempts[start : start + FLUSH_ENTRIES], OS)
+
+    def _publish(self, found: Message, target: QueueIndex) -> None:
+        """Into the new store: what was in the old one's store goes there again, once."""
+        new = self._new
+        assert found.body is not None, "a salvaged message has its body"
+        new.time_s = found.time  # of whatever is published next, until a flush
+        if not found.store_file:
+            message = new.publish([target], found.header, found.body, OS, found.expiry_ms)
+        else:
+            message = new.new_message(found.header, found.body, found.expiry_ms)
+            shared = self._shared.get(found.id)
+            if shared is None:
+                file = new.state.store.write(message.id, found.body, 0)
+                shared = self._shared[found.id] = (message.id, file)
+            message.id, message.store_file = shared
+            message.body = None
+            new.publish_spooled([target], found.header, message, OS)
+        self._unflushed += 1
+        self._written += found.size
+        if self._unflushed >= FLUSH_ENTRIES:
+            self._unflushed = 0
+            new.flush()
+            new.poll()
+        if self._written >= CHECKPOINT_BYTES:
+            self._written = 0
+            new.checkpoint()

@@ -1,0 +1,330 @@
+"""What a damaged store held, as far as checkpoint, log and slots still say.
+
+The same fold as in `state.py`, of the log's records over the checkpoint, but one that takes for
+granted that pieces are missing: an operation on what is not known creates it or is passed over, and
+nothing is counted, because the new store counts anew.
+
+    has a section in the checkpoint       what it says lives, lives
+    has none (lost with the checkpoint)   every slot that verifies lives, until a record says no:
+                                          better a message twice than not at all, and told
+    is known to nobody but its directory  gets the name in `.queue_name`, else "salvaged-<number>"
+
+A message is looked for in the log after the cut, in the section, in its slot, and at last in what
+the log still has from before the cut: a slot may be damaged while the record that it was made from
+is still there.
+
+RAM: a bit for each seq of segments with live messages; messages that the log holds.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from penstock.errors import CorruptionError
+from penstock.message import Message
+from penstock.storage import record
+from penstock.storage.checkpoint import Manifest
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.offline import queue_name
+from penstock.storage.queue_index import Row, Ticks
+from penstock.storage.queue_segment import HEADER_BYTES, SLOT_BYTES, SegmentFiles, decode_slot
+from penstock.storage.queue_segment import queue_seed
+from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.salvage_log import FoundRecord
+from penstock.storage.verify import Problem
+
+DEFAULT_SLOTS: Final = 4096
+_SLOTS_AT: Final = 24  # in the header of a .qi
+
+
+class SalvagedQueue:
+    """One queue of the damaged store."""
+
+    def __init__(self, number: int, name: bytes, path: str) -> None:
+        self.number = number
+        self.name = name
+        self.path = path  # "" if it has no directory
+        self.next_seq = 0  # what the checkpoint says; older records are applied already
+        self.mark = 0
+        self.live: dict[int, bytearray] = {}  # segment -> bitmap
+        self.held: dict[int, Message] = {}  # from the log after the cut
+        self.older: dict[int, Message] = {}  # from the log before it
+        self.rows: dict[int, Row] = {}
+        self.attempts: dict[int, int] = {}
+        self.has_section = False
+
+    def set(self, seq: int, slots: int) -> None:
+        bits = self.live.setdefault(seq // slots, bytearray((slots + 7) >> 3))
+        rel = seq % slots
+        bits[rel >> 3] |= 1 << (rel & 7)
+
+    def clear(self, seq: int, slots: int) -> None:
+        bits = self.live.get(seq // slots)
+        if bits is not None:
+            rel = seq % slots
+            bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        for held in (self.held, self.rows, self.attempts):
+            held.pop(seq, None)  # type: ignore[attr-defined]
+
+    def seqs(self, slots: int) -> Iterator[int]:
+        """All live seqs, ascending."""
+        for number in sorted(self.live):
+            bits = self.live[number]
+            for rel in range(slots):
+                if bits[rel >> 3] >> (rel & 7) & 1:
+                    yield number * slots + rel
+
+
+class SalvagedVhost:
+    """One vhost of it; `load` first, then `message` for each live seq."""
+
+    def __init__(self, fs: FileSystem, path: str, vhost: int, losses: list[Problem]) -> None:
+        self.fs = fs
+        self.path = path
+        self.vhost = vhost
+        self.losses = losses
+        self.routing = RoutingTable(Ticks())
+        self.queues: dict[int, SalvagedQueue] = {}
+        self.slots = guess_slots(fs, path)
+        self._directories: dict[int, str] = {}  # queue number -> path
+        self._parts: dict[int, list[record.Op]] = {}
+        self._deleted: set[int] = set()
+        for name in fs.list(path + "/queues") if fs.is_dir(path + "/queues") else []:
+            digits = name.rpartition(".")[2]
+            if digits.isdecimal():
+                self._directories[int(digits)] = f"{path}/queues/{name}"
+
+    # ---- the state -----------------------------------------------------------------------------
+
+    def load(self, manifest: Manifest | None, log: list[FoundRecord]) -> None:
+        """Fold the log over the checkpoint."""
+        cut = -1
+        if manifest is not None:
+            self.slots = manifest.head.segment_slots
+            cut = manifest.head.cut_lsn
+            for data in manifest.topology:
+                self._apply_topology(data)
+            for number, section in manifest.queues.items():
+                queue = self.queue(number)
+                queue.has_section = True
+                queue.next_seq, queue.mark = section.next_seq, section.mark
+                queue.rows, queue.attempts = dict(section.rows), dict(section.attempts)
+                for segment in section.segments.values():
+                    for seq in segment.seqs(self.slots):
+                        queue.set(seq, self.slots)
+        if manifest is None or not manifest.topology:
+            for number in self._directories:
+                self.queue(number)
+        for queue in self.queues.values():
+            if not queue.has_section:
+                self._take_all_slots(queue)
+        for found in log:
+            if found.record.lsn > cut:
+                self._apply(found)
+            else:
+                self._keep_older(found.record)
+        for transaction in self._parts:
+            text = f"the parts of transaction {transaction} have no commit"
+            self.losses.append(Problem(self.path + "/wal", 0, text))
+
+    def queue(self, number: int) -> SalvagedQueue:
+        """The queue of this number, known or not."""
+        queue = self.queues.get(number)
+        if queue is None:
+            path = self._directories.get(number, "")
+            name = next((q.name for q in self.routing.queues.values() if q.number == number), b"")
+            name = name or (queue_name(self.fs, path) if path else b"")
+            queue = SalvagedQueue(number, name or f"salvaged-{number}".encode(), path)
+            self.queues[number] = queue
+        return queue
+
+    def _take_all_slots(self, queue: SalvagedQueue) -> None:
+        """Nobody says what lives in this queue: everything that verifies."""
+        names = self.fs.list(queue.path) if queue.path else []
+        for name in names:
+            stem, _, ending = name.rpartition(".")
+            if ending != "qi" or not stem.isdecimal():
+                continue
+            data = self.fs.read(f"{queue.path}/{name}")
+            seed = queue_seed(self.vhost, queue.number)
+            base = int(stem) * self.slots
+            for rel in range(self.slots):
+                place = HEADER_BYTES + rel * SLOT_BYTES
+                if decode_slot(seed, base + rel, data, place) is not None:
+                    queue.set(base + rel, self.slots)
+        if names:
+            text = f"what of queue {queue.name!r} is acknowledged is lost: all of it is taken"
+            self.losses.append(Problem(queue.path, 0, text))
+
+    def _apply_topology(self, data: bytes) -> None:
+        self.routing.apply(data)
+        for declared in self.routing.queues.values():
+            if declared.number not in self.queues:
+                self.queue(declared.number)
+
+    def _apply(self, found: FoundRecord) -> None:
+        one = found.record
+        try:
+            if one.type == record.TX_PART:
+                part = record.decode_tx_part(one.data, one.count)
+                self._parts.setdefault(part.transaction, []).extend(part.ops)
+            elif one.type == record.TX_COMMIT:
+                commit = record.decode_tx_commit(one.data, one.count)
+                first_seqs = dict(commit.first_seqs)
+                for op in self._parts.pop(commit.transaction, []):
+                    self._apply_op(op.type, op.flags, op.count, op.data, first_seqs)
+            else:
+                self._apply_op(one.type, one.flags, one.count, one.data, {})
+        except (ValueError, KeyError, IndexError) as error:
+            text = f"record {one.lsn} cannot be applied: {error}"
+            self.losses.append(Problem(found.path, one.offset, text))
+
+    def _apply_op(
+        self, kind: int, flags: int, count: int, data: bytes, first_seqs: dict[int, int]
+    ) -> None:
+        if kind == record.PUBLISH:
+            self._publish(record.decode_publish(data, flags, count), first_seqs)
+        elif kind == record.MOVE:
+            m = record.decode_move(data, flags, count)
+            self._publish(m.publish, first_seqs)
+            self.queue(m.queue).clear(m.seq, self.slots)
+        elif kind == record.DEQUEUE:
+            d = record.decode_dequeue(data, count)
+            queue = self.queue(d.queue)
+            for first, n in d.runs:
+                for seq in range(first, first + n):
+                    queue.clear(seq, self.slots)
+        elif kind == record.TX:
+            for op in record.decode_ops(data, count):
+                self._apply_op(op.type, op.flags, op.count, op.data, first_seqs)
+        elif kind == record.TOPOLOGY:
+            self._apply_topology(data)
+        elif kind == record.PURGE:
+            p = record.decode_purge(data, count)
+            kept = {seq for first, n in p.kept for seq in range(first, first + n)}
+            queue = self.queue(p.queue)
+            for seq in [s for s in queue.seqs(self.slots) if s < p.upper and s not in kept]:
+                queue.clear(seq, self.slots)
+        elif kind == record.DELETE_QUEUE:
+            number = record.decode_delete_queue(data)
+            self.routing.delete_queue(number)
+            self.queues.pop(number, None)
+            self._deleted.add(number)
+        elif kind == record.MARK:
+            mark = record.decode_mark(data)
+            queue = self.queue(mark.queue)
+            queue.mark = max(queue.mark, mark.mark)
+        elif kind == record.REQUEUE:
+            r = record.decode_requeue(data, count)
+            self.queue(r.queue).attempts.update(r.attempts)
+
+    def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
+        message = _message(p)
+        for number, place in p.places:
+            if number in self._deleted:
+                continue
+            seq = place + first_seqs[number] if first_seqs else place
+            queue = self.queue(number)
+            if seq >= queue.next_seq:
+                queue.set(seq, self.slots)
+                queue.held[seq] = message
+            else:
+                queue.older[seq] = message
+
+    def _keep_older(self, one: record.Record) -> None:
+        """What a record before the cut published may be needed in place of a damaged slot."""
+        try:
+            if one.type == record.PUBLISH:
+                ops = [record.Op(one.type, one.flags, one.count, one.data)]
+            elif one.type == record.TX:
+                ops = record.decode_ops(one.data, one.count)
+            else:
+                return
+            for op in ops:
+                if op.type == record.PUBLISH:
+                    p = record.decode_publish(op.data, op.flags, op.count)
+                    for number, seq in p.places:
+                        if number in self.queues:
+                            self.queues[number].older[seq] = _message(p)
+        except ValueError:
+            return
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def message(
+        self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int,
+        read_body: Callable[[int, int], bytes],
+    ) -> Message:  # fmt: skip
+        """A live message with its body, from wherever it can be read. files: of its segment.
+        CorruptionError: it is lost, and why."""
+        fault: CorruptionError | None = None
+        for place in ("held", "rows", "slot", "older"):
+            try:
+                found = self._look(queue, files, seq, place, read_body)
+            except CorruptionError as error:
+                fault = fault or error
+                continue
+            if found is not None:
+                return found
+        raise fault or CorruptionError(queue.path, 0, f"seq {seq} is nowhere")
+
+    def _look(
+        self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int, place: str,
+        read_body: Callable[[int, int], bytes],
+    ) -> Message | None:  # fmt: skip
+        file = 0
+        found: Message | None = None
+        if place == "held":
+            found = queue.held.get(seq)
+        elif place == "rows":
+            row = queue.rows.get(seq)
+            if row is not None:
+                found, file = row.message, row.body_file
+        elif place == "slot":
+            if files is not None:
+                (found,) = files.messages([seq])
+        else:
+            found = queue.older.get(seq)
+        if found is None:
+            return None
+        file = found.store_file or file
+        body = found.body
+        if file:
+            body = read_body(file, found.id)
+        elif body is None:
+            if found.size:
+                raise CorruptionError(self.path, 0, f"the body of seq {seq} is nowhere")
+            body = b""
+        if len(body) != found.size:
+            text = f"the body of seq {seq} has {len(body)} bytes, expected {found.size}"
+            raise CorruptionError(queue.path, 0, text)
+        return Message(
+            found.id, found.header, body, found.size, found.time, found.expiry_ms, found.store_file
+        )
+
+    def declaration(self, queue: SalvagedQueue) -> DurableQueue | None:
+        """What the topology says of the queue."""
+        known = self.routing.queues.get(queue.name)
+        return known if known is not None and known.number == queue.number else None
+
+
+def guess_slots(fs: FileSystem, path: str) -> int:
+    """Slots of a segment, as most headers of slot files have it."""
+    votes: dict[int, int] = {}
+    parent = path + "/queues"
+    for directory in fs.list(parent) if fs.is_dir(parent) else []:
+        for name in fs.list(f"{parent}/{directory}"):
+            if not name.endswith((".qi", ".qs")):
+                continue
+            file = fs.open(f"{parent}/{directory}/{name}")
+            try:
+                slots = int.from_bytes(file.pread(4, _SLOTS_AT), "big")
+            finally:
+                file.close()
+            if 4 <= slots <= DEFAULT_SLOTS and not slots & (slots - 1):
+                votes[slots] = votes.get(slots, 0) + 1
+    return max(votes, key=lambda slots: votes[slots]) if votes else DEFAULT_SLOTS
+
+
+def _message(p: record.PublishData) -> Message:
+    body = None if p.in_store else p.body
+    return Message(p.id, p.header, body, p.body_size, p.time, p.expiry_ms, p.store_file)

@@ -1,0 +1,195 @@
+"""Random lives of a vhost: long seeded traffic, crashes, recoveries, and on with what was recovered.
+
+    python -m tests.crash.random_lives [--lives N] [--seed S]
+
+Where enumerate.py goes through everything that is near, this finds what is rare: state that took
+fifty operations and two crashes to build. One *run* is a few lives of one store. Each life is
+traffic with a journal, sometimes with a failing sync; then images of some of its points are judged
+(images.py), and one of them is what the next life begins with. At the end of a life that synced
+everything one bit of its log is spoiled, and recovery must refuse or be right all the same [11].
+
+`run(seed)` is the same for the same seed; a violation names it.
+"""
+
+import argparse
+import errno
+import itertools
+import random
+import sys
+import traceback
+
+from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
+from tests.crash.images import ALL_LANDED, MODES, Counts, Explorer, Image
+from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
+from tests.helpers.ledger import Ledger, Violation
+from tests.helpers.vhost_driver import VARIANTS, Driver, StorageOptions
+
+WEIGHTS = {
+    "publish": 30, "ack": 14, "tx": 5, "begin": 3, "commit": 3, "rollback": 1, "move": 6,
+    "deliver": 6, "requeue": 3, "purge": 2, "delete": 1, "declare_missing": 4, "roll": 3,
+    "spool": 3, "publish_transient": 2, "page_out": 5, "checkpoint": 2, "begin_checkpoint": 6,
+    "finish_checkpoint": 2, "combine": 5, "reap": 5, "flush": 4, "poll": 4, "sync": 6, "tick": 3,
+    "idle": 1, "prepare_ahead": 1,
+}  # fmt: skip
+NAMES = tuple(WEIGHTS)
+CUMULATED = tuple(itertools.accumulate(WEIGHTS.values()))
+LIVES = 3
+POINTS = 4  # images of one life
+STEPS_MAX = 120
+
+
+class Life:
+    """One life: a driver with traffic behind it, and the journal of that."""
+
+    def __init__(self, driver: Driver, rng: random.Random, weights: dict[str, int]) -> None:
+        self.driver = driver
+        self.journal: Journal = driver.fs.start_journal()
+        self.failed_at: int | None = None  # operation of the sync that failed
+        self._names = tuple(weights)
+        self._cumulated = tuple(itertools.accumulate(weights.values()))
+        driver.watch()
+        driver.look()
+        fault = None
+        if rng.random() < 0.2:
+            fault = driver.fs.fail(
+                errno.EIO, kinds={"sync", "sync_dir"}, nth=rng.randint(1, 60), times=1
+            )
+        try:
+            for _ in range(rng.randint(5, STEPS_MAX)):
+                driver.step(rng.choices(self._names, cum_weights=self._cumulated)[0])
+            if rng.random() < 0.4:
+                driver.step("idle")
+        except (SyncFailedError, StoppedError, DiskFullError):
+            if fault is None or not fault.hits:
+                raise
+        if fault is not None and fault.hits:
+            self.failed_at = self._find_failure()
+        driver.look()
+        driver.fs.before_operation = None
+        driver.fs.clear_faults()
+
+    def _find_failure(self) -> int:
+        """The operation that failed: before it a kill leaves everything that was written."""
+        for entry in self.journal.entries:
+            if entry.change[0] in ("sync_failed", "sync_dir_failed"):
+                return entry.number
+        raise AssertionError("the failed sync is in the journal")
+
+
+def run(
+    seed: int, counts: Counts | None = None, *, lives: int = LIVES, variant: int | None = None,
+    weights: dict[str, int] | None = None, options: StorageOptions | None = None,
+) -> Counts:  # fmt: skip
+    """A few lives of one store; Violation, or whatever went wrong."""
+    counts = counts or Counts()
+    rng = random.Random(seed)
+    options = options or VARIANTS[rng.randrange(len(VARIANTS)) if variant is None else variant]
+    explorer = Explorer(options, rng.getrandbits(32), counts, follow=0.3)
+    driver = Driver(FaultyFileSystem(seed=seed), rng.getrandbits(32), options=options)
+    for _ in range(lives):
+        if rng.random() < 0.6:
+            driver.fs.completion_rng = random.Random(rng.getrandbits(32))
+        driver.declare_missing()
+        life = Life(driver, rng, weights or WEIGHTS)
+        counts.workloads += 1
+        driver = end(life, explorer, rng, counts)
+    return counts
+
+
+def end(life: Life, explorer: Explorer, rng: random.Random, counts: Counts) -> Driver:
+    """Crash the life at some of its points; the driver of what recovery made of the last one."""
+    journal, ledger = life.journal, life.driver.ledger
+    last = rng.random() < 0.5
+    for i in range(POINTS):
+        at = journal.last if last and i == POINTS - 1 else rng.randint(journal.first, journal.last)
+        mode = rng.choice(MODES)
+        counts.points += 1
+        fs = journal.image(at)
+        image = explorer.crash(fs, mode, ledger, ledger.known(at))
+        if life.failed_at is not None and at >= life.failed_at:
+            image.need = image.floor = ledger.known(at)[0]
+        if i < POINTS - 1:
+            explorer.explore(image)
+    if is_vouched(life) and life.failed_at is None:
+        damage_log(life, explorer, rng, counts)
+    driver = explorer.recover(image)
+    driver.uid = max(driver.uid, life.driver.uid)
+    return driver
+
+
+def is_vouched(life: Life) -> bool:
+    """Whether the log said at last, behind its last group, that all of it is durable. It cannot if
+    the segment is full to its end and no next one is prepared."""
+    log = life.driver.engine.log
+    if life.driver.trace[-1:] != ["idle"] or log.durable_lsn != log.last_lsn:
+        return False
+    for entry in reversed(life.journal.entries):
+        if entry.kind == "pwrite" and entry.path.endswith(".wal"):
+            data = entry.change[3]
+            return data[:4] == b"PVCH" or data[:8] == b"PGRP" + bytes(4)
+    return False
+
+
+def damage_log(life: Life, explorer: Explorer, rng: random.Random, counts: Counts) -> None:
+    """Spoil one bit of what was written to the log in this life: refused, or right all the same."""
+    ledger = life.driver.ledger
+    known = ledger.known(life.journal.last)
+    writes = [
+        (entry.path, int(entry.change[2]), len(entry.change[3]))
+        for entry in life.journal.entries
+        if entry.kind == "pwrite" and entry.path.endswith(".wal")
+    ]
+    for _ in range(3):
+        if not writes:
+            return
+        path, offset, length = rng.choice(writes)
+        fs = life.driver.fs.crash("kept")
+        if not fs.exists(path):
+            continue
+        explorer.path.append(f"one bit of {path} near {offset} is spoiled")
+        fs.damage_flip(path, offset + rng.randrange(length), rng.randrange(8))
+        try:
+            explorer.recover(Image(fs, ledger, known[2], known[2], known[2]))
+        except CorruptionError:
+            counts.images += 1
+        explorer.path.pop()
+
+
+def attempt(seed: int, counts: Counts) -> str:
+    """Run one seed; "" or the story of what went wrong."""
+    try:
+        run(seed, counts)
+    except Exception as error:
+        kind = "violation" if isinstance(error, Violation) else "unexpected error"
+        return f"{kind}: seed {seed}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+    return ""
+
+
+def line(counts: Counts, runs: int, seed: int) -> str:
+    """The counts, for people."""
+    return (
+        f"random lives, seeds {seed}..{seed + runs - 1}: {counts.workloads} lives, {counts.images} "
+        f"images recovered from ({counts.in_recovery} of crashes inside recovery), "
+        f"{counts.replayed} records replayed, {counts.cut_records} cut"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    counts = Counts()
+    for seed in range(options.seed, options.seed + options.runs):
+        story = attempt(seed, counts)
+        if story:
+            print(story)
+            return 1
+    print(line(counts, options.runs, options.seed))
+    return 0
+
+
+__all__ = ["ALL_LANDED", "Ledger", "Life", "run"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -37,6 +37,7 @@ HOT_MODULES = (
     "penstock.storage.message_store",
     "penstock.storage.state",
     "penstock.storage.recovery",
+    "penstock.storage.transaction",
     "penstock.storage.engine",
 )
 

@@ -40,10 +40,10 @@ from penstock import build_kind
 from penstock.clock import SystemClock
 from penstock.message import Entry
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK, OS
 
 ROWS = 336_776
 DELAY_SUM = 4_152_200

@@ -16,7 +16,8 @@ import random
 
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger, Violation
-from tests.helpers.vhost_driver import Driver, StorageOptions
+from penstock.storage.options import StorageOptions
+from tests.helpers.vhost_driver import Driver
 
 MODES = ("lost", "kept", "subset", "torn", "zeros", "killed")
 ALL_LANDED = frozenset({"kept", "killed"})

@@ -17,7 +17,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.queue_segment import SegmentFiles
+from penstock.storage.queue_segment import Handles, SegmentFiles
 from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -136,7 +136,9 @@ class EngineRig:
         """Whether a slot of this seq verifies, alive or not."""
         number = seq // queue.slots
         path = f"{queue.path}/{number}"
-        files = SegmentFiles(self.fs, path, queue.vhost, queue.number, number, queue.slots)
+        files = SegmentFiles(
+            self.fs, path, queue.vhost, queue.number, number, queue.slots, Handles()
+        )
         if not self.fs.exists(path + ".qi"):
             return False
         try:

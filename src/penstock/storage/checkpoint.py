@@ -37,7 +37,7 @@ from zlib import crc32
 
 from penstock.errors import CorruptionError, VersionError
 from penstock.message import Message
-from penstock.storage.data_directory import write_small
+from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.queue_index import IndexSegment, Row, Section
 
@@ -164,13 +164,15 @@ def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
 
 
 def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
-    """Write and sync checkpoint-<number>, make it CURRENT, sync the directory [5]."""
+    """Write and sync checkpoint-<number>, make it CURRENT, sync the directory [5].
+
+    OSError: it is not CURRENT, and another may be tried. SyncFailedError: nobody knows [10]."""
     name = f"checkpoint-{number}"
     write_small(fs, f"{path}/{name}", data)
-    fs.sync_dir(path)
+    sync_dir(fs, path)
     write_small(fs, path + "/CURRENT.new", f"{name} {crc32(name.encode()):08x}\n".encode())
     fs.rename(path + "/CURRENT.new", path + "/CURRENT")
-    fs.sync_dir(path)
+    sync_dir(fs, path)
 
 
 def current(fs: FileSystem, path: str) -> int:

@@ -115,7 +115,9 @@ class Checkpointer:
         )  # fmt: skip
         self._queues = [q for q in state.queues.values() if q.is_durable]
         self._queues.sort(key=lambda q: q.changed)  # popped from the end: see _is_small
-        self._dead, ticks.dead = ticks.dead, []
+        # As of the cut: a segment that dies after it is named by this checkpoint [6].
+        self._dead = [key for key in ticks.dead if not state.names_segment(*key)]
+        ticks.dead = []
         self._dead_files = store.take_dead()
         self._deleted, state.deleted = state.deleted, []
         self._reaping = dict(state.reaping)
@@ -301,7 +303,7 @@ class Checkpointer:
     def advance(self) -> None:
         """Called when something has completed: once data and log are durable, write [4] [5]."""
         engine = self._engine
-        if self.phase != SYNC or not self._data_is_synced:
+        if self.phase != SYNC or not self._data_is_synced or engine.failed is not None:
             return
         if engine.log.durable_lsn < self._head.cut_lsn:
             engine.log.request_sync()
@@ -353,6 +355,9 @@ class Checkpointer:
                 queue.forget_files(segment)
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         paths += self._dead_files
+        engine.transient.cut(state.ticks.epoch)  # nothing names its files: they may go at any time
+        paths += engine.transient.take_dead()
+        engine.transient.capture()
         trees = [queue.path for queue in self._deleted]
         for queue in self._deleted:
             queue.close()

@@ -25,6 +25,7 @@ from penstock.errors import (
     CorruptionError,
     NetworkFileSystemError,
     NotAStoreError,
+    SyncFailedError,
     VersionError,
 )
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
@@ -45,14 +46,27 @@ def vhost_number(name: bytes) -> int:
 
 
 def write_small(fs: FileSystem, path: str, data: bytes) -> None:
-    """A small file, written whole and synced; its directory is the caller's to sync."""
+    """A small file, written whole and synced; its directory is the caller's to sync.
+
+    OSError: it could not be written. SyncFailedError: it was, and nobody knows how much [10]."""
     file = fs.open(path, create=True)
     try:
         file.truncate(0)
         file.pwrite(data, 0)
-        file.sync()
+        try:
+            file.sync()
+        except OSError as error:
+            raise SyncFailedError(path, error) from error
     finally:
         file.close()
+
+
+def sync_dir(fs: FileSystem, path: str) -> None:
+    """Make the names in a directory durable; SyncFailedError [10]."""
+    try:
+        fs.sync_dir(path)
+    except OSError as error:
+        raise SyncFailedError(path, error) from error
 
 
 def check_version(fs: FileSystem, path: str) -> None:
@@ -79,7 +93,8 @@ class DataDirectory:
 
     Makes it when missing or empty (create=True). Errors: NotAStoreError (a file, something else's
     directory, missing with create=False), LockedError, VersionError, CorruptionError,
-    NetworkFileSystemError (locks and syncs of network file systems do not promise what we need).
+    NetworkFileSystemError (locks and syncs of network file systems do not promise what we need),
+    SyncFailedError and OSError while it is made.
     """
 
     def __init__(self, fs: FileSystem, path: str, *, create: bool = True) -> None:
@@ -97,12 +112,20 @@ class DataDirectory:
         if foreign and not fs.exists(self.path + "/VERSION"):
             raise NotAStoreError(self.path, f"it is not empty and not ours (it has {foreign[0]!r})")
         self._lock: Lock = fs.lock(self.path + "/LOCK")
-        if not fs.exists(self.path + "/VERSION"):
-            fs.mkdir(self.path + "/vhosts")
-            fs.sync_dir(self.path)
-            write_small(fs, self.path + "/VERSION.new", f"{_PREFIX}{FORMAT}\n".encode())
-            fs.rename(self.path + "/VERSION.new", self.path + "/VERSION")
-            fs.sync_dir(self.path)
+        try:
+            if not fs.exists(self.path + "/VERSION"):
+                self._make()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _make(self) -> None:
+        fs, path = self.fs, self.path
+        fs.mkdir(path + "/vhosts")
+        sync_dir(fs, path)
+        write_small(fs, path + "/VERSION.new", f"{_PREFIX}{FORMAT}\n".encode())
+        fs.rename(path + "/VERSION.new", path + "/VERSION")
+        sync_dir(fs, path)
 
     def _check_kind(self) -> None:
         at = self.path
@@ -118,18 +141,27 @@ class DataDirectory:
         path = f"{self.path}/vhosts/{hash_name(name)}"
         if not fs.exists(path + "/.vhost"):
             fs.mkdir(path)
-            write_small(fs, path + "/.vhost", name + b"\n")
-            fs.sync_dir(path)
-            fs.sync_dir(self.path + "/vhosts")
+            write_small(fs, path + "/.vhost.new", name + b"\n")
+            fs.rename(path + "/.vhost.new", path + "/.vhost")
+            sync_dir(fs, path)
+            sync_dir(fs, self.path + "/vhosts")
         return path
 
     def vhost_names(self) -> list[bytes]:
-        """The names of the vhosts that are here."""
+        """The names of the vhosts that are here. CorruptionError if one cannot be told: to start
+        without it would be to lose it without a word."""
         names = []
         for directory in self.fs.list(self.path + "/vhosts"):
-            stub = f"{self.path}/vhosts/{directory}/.vhost"
+            at = f"{self.path}/vhosts/{directory}"
+            stub = at + "/.vhost"
             if self.fs.exists(stub):
-                names.append(self.fs.read(stub).removesuffix(b"\n"))
+                name = self.fs.read(stub).removesuffix(b"\n")
+                if hash_name(name) != directory:
+                    what = f"expected the name with hash {directory}, found {name[:60]!r}"
+                    raise CorruptionError(stub, 0, what)
+                names.append(name)
+            elif self.fs.exists(at + "/CURRENT"):
+                raise CorruptionError(stub, 0, "it is missing, and the vhost has a checkpoint")
         return names
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from penstock.storage.queue_segment import (
     queue_seed,
 )
 from penstock.storage.store_scan import StoreScan
+from penstock.storage.store_state import RECORD_BYTES
 
 _SEGMENT = struct.Struct(">4sHHQIIII")
 _PREFIX = struct.Struct(">III")
@@ -179,9 +180,7 @@ def _entries(fs: FileSystem, path: str) -> Iterator[str]:
         yield at(position, f"DAMAGED {len(data) - position} bytes that are no entry")
 
 
-def _places(
-    fs: FileSystem, path: str, seed: int, segment: int, slots: int
-) -> dict[int, Slot]:
+def _places(fs: FileSystem, path: str, seed: int, segment: int, slots: int) -> dict[int, Slot]:
     """Position in .qs -> the slot that names it."""
     found: dict[int, Slot] = {}
     data = fs.read(path) if fs.exists(path) else b""
@@ -195,7 +194,7 @@ def _places(
 def _is_entry(seed: int, seq: int, entry: bytes) -> bool:
     _, crc, header_len = _PREFIX.unpack_from(entry)
     start = seed ^ (seq & 0xFFFFFFFF) ^ (seq >> 32)
-    return crc32(entry[PREFIX_BYTES:], crc32(_U32.pack(header_len), start)) == crc
+    return bool(crc32(entry[PREFIX_BYTES:], crc32(_U32.pack(header_len), start)) == crc)
 
 
 def _entry_text(seq: int, slot: Slot | None, content: bytes, header_len: int) -> str:
@@ -233,7 +232,7 @@ def _records(fs: FileSystem, path: str) -> Iterator[str]:
         faults = {fault.position: fault.reason for fault in scan.damage}
         for start in range(0, len(table.entries), _ENTRY.size):
             id, offset, size = _ENTRY.unpack_from(table.entries, start)
-            body = file.pread(size, offset + store_file.RECORD_BYTES)
+            body = file.pread(size, offset + RECORD_BYTES)
             if offset in faults:
                 yield at(offset, f"DAMAGED record: {faults[offset]}")
             else:
@@ -276,9 +275,7 @@ def _hint(fs: FileSystem, path: str) -> Iterator[str]:
         yield at(len(data), f"DAMAGED: ends here, expected {store_file.hint_bytes(count)} bytes")
 
 
-def _block_text(
-    data: bytes, start: int, piece: bytes, vhost: int, number: int, block: int
-) -> str:
+def _block_text(data: bytes, start: int, piece: bytes, vhost: int, number: int, block: int) -> str:
     name = "index" if block == store_file.INDEX_BLOCK else f"block {block}"
     crc = data[start + len(piece) : start + len(piece) + 4]
     seed = store_file.block_seed(vhost, number, block)

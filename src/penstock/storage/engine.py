@@ -30,14 +30,16 @@ from penstock.message import Entry, Message
 from penstock.storage import record, recovery
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import vhost_number
+from penstock.storage.durability import DISK, NONE
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
+from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
 from penstock.storage.transaction import Transaction, check_targets, store_refs
-from penstock.storage.transaction_log import DISK, TransactionLog
+from penstock.storage.transaction_log import TransactionLog
 from penstock.storage.upkeep import Upkeep
 
 
@@ -73,8 +75,12 @@ class StorageEngine:
         self.pinned_trees: list[str] = []
         self.written_bytes: int = 0  # by checkpoints, to .qi and .qs
         self.time_s: int = clock.wall_ms() // 1000
+        # Of the options, those that each publish asks for.
+        self._embed_below: int = self.options.queue_index_embed_msgs_below
+        self._inline_below: int = self.options.wal_inline_below
         self._on_event = on_event
         self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
+        self._is_ticking: bool = False
         self.is_committing: bool = False  # TX_PARTs are out: no cut now
         self._lock = fs.lock(path + "/LOCK")
         try:
@@ -99,6 +105,10 @@ class StorageEngine:
             interval_ms=options.interval_ms,
             group_bytes_max=options.group_bytes_max,
             store=self.state.store,
+        )  # fmt: skip
+        self.transient: MessageStore = MessageStore(
+            fs, path + "/msg_store_transient", vhost, persistent=False,
+            file_bytes_max=options.msg_store_file_size_limit, own_file_from=options.own_file_from,
         )  # fmt: skip
         self.log.start(found.end, found.end.next_number)
         self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
@@ -139,8 +149,10 @@ class StorageEngine:
         return self.state.queues[known.number]
 
     def apply_topology(self, data: bytes, mode: int = DISK) -> int:
-        """Log and apply a record of the RoutingTable (see its functions); returns the LSN."""
+        """Log and apply a record of the RoutingTable (see its functions); returns the LSN.
+        ValueError (no record, a queue's name or number is taken): nothing happened."""
         self.check()
+        self.state.check_topology(data)
         lsn = self.log.append(record.TOPOLOGY, 0, 0, data, mode)
         self.state.apply_topology(data)
         return lsn
@@ -160,10 +172,9 @@ class StorageEngine:
     def places_in_store(self, size: int, copies: int) -> bool:
         """Whether a body of `size` bytes for this many queues goes to the MessageStore: small ones
         into each queue's own segment, large or widely shared ones once."""
-        options = self.options
-        if copies * size < options.queue_index_embed_msgs_below:
+        if copies * size < self._embed_below:
             return False
-        return copies != 1 or size >= options.wal_inline_below
+        return copies != 1 or size >= self._inline_below
 
     def new_message(self, header: bytes, body: bytes, expiry_ms: int = 0) -> Message:
         """A message with a new id and its body in RAM."""
@@ -178,6 +189,8 @@ class StorageEngine:
         ValueError (no queue, one twice, a transient one): nothing happened."""
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
+        if mode == NONE:
+            return self.publish_transient(queues, header, body, expiry_ms)
         check_targets(queues)
         size = len(body)
         message = self.new_message(header, body, expiry_ms)
@@ -233,13 +246,25 @@ class StorageEngine:
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> Message:
-        """A transient message (`none`): seqs and an id, no log; its owner has it in RAM."""
+        """A transient message (`none`): an id and seqs, no log. Its owner keeps it; a large body
+        goes to the transient store, until every queue has called `release`."""
         self.check()
         message = self.new_message(header, body, expiry_ms)
         message.persistent = False
+        if self.places_in_store(len(body), len(queues)):
+            try:
+                message.store_file = self.transient.write(message.id, body, len(queues))
+            except OSError as error:
+                raise self.disk_full(error, len(body)) from error
+            message.body = None
         for queue in queues:
             queue.take_seq()
         return message
+
+    def release(self, message: Message) -> None:
+        """One queue is done with a transient message."""
+        if message.store_file:
+            self.transient.unref(message.store_file, message.id)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:
         """Entries, persistent, ascending by seq, are acknowledged and die. Returns the LSN.
@@ -331,6 +356,8 @@ class StorageEngine:
 
     def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
         """The body of a message that `read` gave, from wherever it is. CorruptionError."""
+        if not message.persistent and message.body is None:
+            message.body = self.transient.read(message.store_file, message.id)
         return self.state.load_body(queue, seq, message)
 
     # ---- transactions --------------------------------------------------------------------------
@@ -355,8 +382,10 @@ class StorageEngine:
         """End of a turn: write what was appended; a sync starts if one is wanted."""
         self.check()
         self.time_s = self.clock.wall_ms() // 1000
-        self.log.flush()
-        self.after_log()
+        try:
+            self.log.flush()
+        finally:
+            self.after_log()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
@@ -411,8 +440,13 @@ class StorageEngine:
         due, purged references, combining, the disk's free space."""
         self.check()
         self.time_s = self.clock.wall_ms() // 1000
-        self.log.tick()
-        self.after_log()
+        if not self._is_ticking:  # not at the start: it would only delay the ready line
+            self._is_ticking = True
+            self.log.prepare_ahead()
+        try:
+            self.log.tick()
+        finally:
+            self.after_log()
         self.poll()
         self.upkeep.tick(self.clock.monotonic())
 
@@ -446,6 +480,7 @@ class StorageEngine:
             self.is_closed = True
             self.log.close()
             self.state.close()
+            self.transient.close()
             self._lock.release()
 
     def after_log(self) -> None:

@@ -46,9 +46,9 @@ class StorageOptions:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            kinds = (int, float) if f.type is float else (int,)
-            if type(getattr(self, f.name)) not in kinds:
-                raise OptionError(f.name, getattr(self, f.name), "a number" if len(kinds) == 2 else "a whole number")
+            value = getattr(self, f.name)
+            if type(value) is not int and not (f.type is float and type(value) is float):
+                raise OptionError(f.name, value, "a number" if f.type is float else "a whole number")
         slots = self.segment_slots
         if not 4 <= slots <= 4096 or slots & (slots - 1):
             raise OptionError("segment_slots", str(slots), "a power of two from 4 to 4096")

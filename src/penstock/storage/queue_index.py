@@ -372,6 +372,8 @@ class QueueIndex:
             if self._tail is segment:
                 self._tail = None
             self.ticks.dead.append((self.number, segment.number))
+        else:
+            self._tail = segment  # also one of before a restart: it goes when the queue moves on
 
     # ---- what a checkpoint sees ----------------------------------------------------------------
 
@@ -461,10 +463,13 @@ class QueueIndex:
         if not self._has_directory:
             self.fs.mkdir(self.path)
             stub = self.path + "/.queue_name"
-            if not self.fs.exists(stub):
+            text = self.name + b"\n"
+            if not self.fs.exists(stub) or self.fs.read(stub) != text:  # a full disk cut it off
                 file = self.fs.open(stub, create=True)
-                file.pwrite(self.name + b"\n", 0)
-                file.close()
+                try:
+                    file.pwrite(text, 0)
+                finally:
+                    file.close()
                 self.ticks.dirty_stubs.append(stub)
             self.ticks.dirty_directories[self.path] = None
             self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None

@@ -31,6 +31,7 @@ from zlib import crc32
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
+from penstock.native import mypyc_attr
 from penstock.storage.filesystem import File, FileSystem
 
 VERSION: Final = 1
@@ -53,6 +54,7 @@ _PREFIX: Final = struct.Struct(">III")
 _U32: Final = struct.Struct(">I")
 
 
+@mypyc_attr(acyclic=True)
 class Slot:
     """One decoded slot: what is known of a message without its header and body."""
 
@@ -138,7 +140,7 @@ class Handles:
         used[files] = None
         if len(used) > self._limit:
             for old in used:
-                if not old.is_syncing:
+                if not old.is_syncing and old is not files:
                     break
             else:
                 return

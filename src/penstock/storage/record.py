@@ -49,6 +49,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.native import mypyc_attr
 
 RECORD_HEADER_BYTES: Final = 20
 OP_HEADER_BYTES: Final = 8
@@ -117,6 +118,7 @@ class RecordError(ValueError):
     """Bytes that verify, or were never checked, and do not mean anything."""
 
 
+@mypyc_attr(acyclic=True)
 class Op:
     """One operation: what a record holds, or one of the list in a TX."""
 
@@ -129,6 +131,7 @@ class Op:
         self.data: bytes = data
 
 
+@mypyc_attr(acyclic=True)
 class Record:
     """One record as read, and where it lies: segment number and position in that file."""
 
@@ -366,6 +369,7 @@ def _append_stores(parts: list[bytes], stores: list[StoreRef]) -> None:
 # Data of each type: decoding
 
 
+@mypyc_attr(acyclic=True)
 class PublishData:
     """A PUBLISH. expiry_ms 0: none. store_file counts if in_store; `body` is b"" then."""
 

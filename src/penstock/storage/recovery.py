@@ -115,7 +115,8 @@ def load(
                 lambda found: _collect(named, found),
             )  # fmt: skip
             _judge_missing(state, named, end)
-        replay = Replay(state, log, ram_bytes=ram_bytes)
+        # With a ghost it may yet be refused, and then no file may have been changed.
+        replay = Replay(state, log, ram_bytes=0 if state.ghosts else ram_bytes)
         if not manifest.is_clean:
             _replay(log, manifest, end, replay)
     finally:
@@ -176,7 +177,12 @@ def orphans(
 
 
 def _check_is_fresh(fs: FileSystem, path: str, vhost: int) -> None:
-    """No CURRENT: either nothing was ever logged here, or it is gone."""
+    """No CURRENT: either nothing was ever logged here, or it is gone. The first checkpoint may be
+    there without it, from a crash in the first start; a later one was made after CURRENT."""
+    for name in fs.list(path):
+        digits = name.removeprefix("checkpoint-")
+        if digits != name and digits.isdecimal() and int(digits) > 1:
+            raise CorruptionError(path + "/CURRENT", 0, f"it is missing, and there is a {name}")
     log = LogReader(fs, path + "/wal", vhost)
     try:
         if log.has_records():

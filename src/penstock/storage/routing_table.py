@@ -113,33 +113,41 @@ class RoutingTable:
         self._captured: list[bytes] = []
 
     def apply(self, data: bytes) -> None:
-        """Apply one record. ValueError if it is none: the checksum was right, the program is not."""
+        """Apply one record. ValueError if it is none, and then nothing has changed: the checksum
+        was right, the program is not."""
         self.capture()
-        op, r = data[0], _Reader(data)
+        r = _Reader(data)
+        op = r.byte()
         if op == DECLARE_EXCHANGE:
             exchange = Exchange(r.short(), r.short(), r.byte(), r.long())
+            r.end()
             self.exchanges[exchange.name] = exchange
         elif op == DELETE_EXCHANGE:
             name = r.short()
+            r.end()
             self.exchanges.pop(name, None)
             self._unbind_all(name, b"e")
         elif op == DECLARE_QUEUE:
             queue = DurableQueue(r.short(), r.u32(), r.byte(), r.long())
+            r.end()
             self.queues[queue.name] = queue
         elif op in (BIND, UNBIND):
             binding = Binding(r.short(), r.take(1), r.short(), r.short(), r.long())
+            r.end()
             if op == BIND:
                 self.bindings[binding] = None
             else:
                 self.bindings.pop(binding, None)
-        elif op == SET_PARAMETER:
+        elif op in (SET_PARAMETER, CLEAR_PARAMETER):
             key = (r.short(), r.short())
-            self.parameters[key] = r.long()
-        elif op == CLEAR_PARAMETER:
-            self.parameters.pop((r.short(), r.short()), None)
+            value = r.long() if op == SET_PARAMETER else b""
+            r.end()
+            if op == SET_PARAMETER:
+                self.parameters[key] = value
+            else:
+                self.parameters.pop(key, None)
         else:
             raise ValueError(f"unknown topology operation {op}")
-        r.end()
 
     def delete_queue(self, number: int) -> None:
         """A DELETE_QUEUE record: the queue of this number and its bindings go."""
@@ -186,7 +194,7 @@ def _long(data: bytes) -> bytes:
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 1
+        self._data, self._at = data, 0
 
     def take(self, n: int) -> bytes:
         piece = self._data[self._at : self._at + n]

@@ -186,6 +186,7 @@ class _VhostSalvage:
             if queue.path and (files is None or files.segment != number):
                 if files is not None:
                     files.close()
+                old.mend_headers(queue, number)
                 files = SegmentFiles(
                     old.fs, f"{queue.path}/{number}", old.vhost, queue.number, number, old.slots,
                     Handles(),

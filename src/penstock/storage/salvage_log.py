@@ -75,7 +75,7 @@ def read_log(
 
 
 def gaps(found: list[FoundRecord], after_lsn: int) -> list[Problem]:
-    """The LSNs that are missing above `after_lsn`; -1: before the first record nothing is missing."""
+    """The LSNs that are missing above `after_lsn`; -1: nothing is missing before the first."""
     missing: list[Problem] = []
     last = after_lsn
     for one in found:

@@ -16,8 +16,10 @@ is still there.
 RAM: a bit for each seq of segments with live messages; messages that the log holds.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final
+from zlib import crc32
 
 from penstock.errors import CorruptionError
 from penstock.message import Message
@@ -26,14 +28,25 @@ from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.offline import queue_name
 from penstock.storage.queue_index import Row, Ticks
-from penstock.storage.queue_segment import HEADER_BYTES, SLOT_BYTES, SegmentFiles, decode_slot
-from penstock.storage.queue_segment import queue_seed
+from penstock.storage.queue_segment import (
+    HEADER_BYTES,
+    MAGIC_QI,
+    MAGIC_QS,
+    SLOT_BYTES,
+    VERSION,
+    SegmentFiles,
+    decode_slot,
+    queue_seed,
+)
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.salvage_log import FoundRecord
 from penstock.storage.verify import Problem
 
 DEFAULT_SLOTS: Final = 4096
 _SLOTS_AT: Final = 24  # in the header of a .qi
+
+_HEADER: Final = struct.Struct(">4sHHQIII")
+_U32: Final = struct.Struct(">I")
 
 
 class SalvagedQueue:
@@ -62,8 +75,9 @@ class SalvagedQueue:
         if bits is not None:
             rel = seq % slots
             bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
-        for held in (self.held, self.rows, self.attempts):
-            held.pop(seq, None)  # type: ignore[attr-defined]
+        self.held.pop(seq, None)
+        self.rows.pop(seq, None)
+        self.attempts.pop(seq, None)
 
     def seqs(self, slots: int) -> Iterator[int]:
         """All live seqs, ascending."""
@@ -99,18 +113,8 @@ class SalvagedVhost:
         """Fold the log over the checkpoint."""
         cut = -1
         if manifest is not None:
-            self.slots = manifest.head.segment_slots
             cut = manifest.head.cut_lsn
-            for data in manifest.topology:
-                self._apply_topology(data)
-            for number, section in manifest.queues.items():
-                queue = self.queue(number)
-                queue.has_section = True
-                queue.next_seq, queue.mark = section.next_seq, section.mark
-                queue.rows, queue.attempts = dict(section.rows), dict(section.attempts)
-                for segment in section.segments.values():
-                    for seq in segment.seqs(self.slots):
-                        queue.set(seq, self.slots)
+            self._load_manifest(manifest)
         if manifest is None or not manifest.topology:
             for number in self._directories:
                 self.queue(number)
@@ -125,6 +129,19 @@ class SalvagedVhost:
         for transaction in self._parts:
             text = f"the parts of transaction {transaction} have no commit"
             self.losses.append(Problem(self.path + "/wal", 0, text))
+
+    def _load_manifest(self, manifest: Manifest) -> None:
+        self.slots = manifest.head.segment_slots
+        for data in manifest.topology:
+            self._apply_topology(data)
+        for number, section in manifest.queues.items():
+            queue = self.queue(number)
+            queue.has_section = True
+            queue.next_seq, queue.mark = section.next_seq, section.mark
+            queue.rows, queue.attempts = dict(section.rows), dict(section.attempts)
+            for segment in section.segments.values():
+                for seq in segment.seqs(self.slots):
+                    queue.set(seq, self.slots)
 
     def queue(self, number: int) -> SalvagedQueue:
         """The queue of this number, known or not."""
@@ -178,7 +195,7 @@ class SalvagedVhost:
             text = f"record {one.lsn} cannot be applied: {error}"
             self.losses.append(Problem(found.path, one.offset, text))
 
-    def _apply_op(
+    def _apply_op(  # noqa: C901 - a case for each type
         self, kind: int, flags: int, count: int, data: bytes, first_seqs: dict[int, int]
     ) -> None:
         if kind == record.PUBLISH:
@@ -190,7 +207,7 @@ class SalvagedVhost:
         elif kind == record.DEQUEUE:
             d = record.decode_dequeue(data, count)
             queue = self.queue(d.queue)
-            for first, n in d.runs:
+            for first, n, _, _ in d.runs:
                 for seq in range(first, first + n):
                     queue.clear(seq, self.slots)
         elif kind == record.TX:
@@ -200,7 +217,7 @@ class SalvagedVhost:
             self._apply_topology(data)
         elif kind == record.PURGE:
             p = record.decode_purge(data, count)
-            kept = {seq for first, n in p.kept for seq in range(first, first + n)}
+            kept = {seq for first, n, _, _ in p.kept for seq in range(first, first + n)}
             queue = self.queue(p.queue)
             for seq in [s for s in queue.seqs(self.slots) if s < p.upper and s not in kept]:
                 queue.clear(seq, self.slots)
@@ -249,6 +266,25 @@ class SalvagedVhost:
             return
 
     # ---- messages ------------------------------------------------------------------------------
+
+    def mend_headers(self, queue: SalvagedQueue, segment: int) -> None:
+        """Slots and entries verify by themselves: where only the header of their file is damaged
+        it is written anew, in the read-only view of it."""
+        for ending, magic in ((".qi", MAGIC_QI), (".qs", MAGIC_QS)):
+            path = f"{queue.path}/{segment}{ending}"
+            if not self.fs.exists(path):
+                continue
+            wanted = _HEADER.pack(
+                magic, VERSION, 0, self.vhost, queue.number, segment, self.slots
+            )
+            wanted = (wanted + _U32.pack(crc32(wanted))).ljust(HEADER_BYTES, b"\0")
+            file = self.fs.open(path)
+            try:
+                if file.pread(HEADER_BYTES, 0) != wanted:
+                    self.losses.append(Problem(path, 0, "the segment's header is damaged"))
+                    file.pwrite(wanted, 0)
+            finally:
+                file.close()
 
     def message(
         self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int,

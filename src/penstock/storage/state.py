@@ -68,6 +68,18 @@ class StorageState:
             self.next_queue = number + 1
         return queue
 
+    def check_topology(self, data: bytes) -> None:
+        """ValueError for what must not get into the log: what is no record, and a queue with a name
+        or a number that is taken."""
+        trial = RoutingTable(Ticks())
+        trial.apply(data)
+        for queue in trial.queues.values():
+            known = self.routing.queues.get(queue.name)
+            if known is not None and known.number != queue.number:
+                raise ValueError(f"queue {queue.name!r} is there, with the number {known.number}")
+            if known is None and queue.number < self.next_queue:
+                raise ValueError(f"the queue number {queue.number} was given out before")
+
     def apply_topology(self, data: bytes) -> None:
         """A TOPOLOGY record; a declared queue comes to life."""
         known = len(self.routing.queues)
@@ -213,6 +225,12 @@ class StorageState:
     def index_of(self, number: int) -> QueueIndex | None:
         """A queue, also one that is deleted and still has slots to be read."""
         return self.queues.get(number) or self.dying.get(number)
+
+    def names_segment(self, number: int, segment: int) -> bool:
+        """Whether anything of a queue's segment is alive or still to be read for references."""
+        queue = self.index_of(number)
+        is_alive = queue is not None and segment in queue.segments
+        return is_alive or (number, segment) in self.reaping
 
     def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
         """The body of a message that was read from section or slot. CorruptionError names file and

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import SyncFailedError
 from penstock.storage import message_store_gc, record, recovery
 from penstock.storage.checkpointer import IDLE, SLICES, delete
+from penstock.storage.durability import OS
 from penstock.storage.record import StoreRef
 from penstock.storage.reserve import Reserve
-from penstock.storage.transaction_log import OS
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine

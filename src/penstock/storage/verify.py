@@ -188,9 +188,7 @@ class References:
 class _VhostCheck:
     """One vhost. `run` does everything; the order of the rest is its order."""
 
-    def __init__(
-        self, fs: FileSystem, vhost: Vhost, report: Report, progress: Progress
-    ) -> None:
+    def __init__(self, fs: FileSystem, vhost: Vhost, report: Report, progress: Progress) -> None:
         self._fs = fs
         self._vhost = vhost
         self._report = report
@@ -263,9 +261,7 @@ class _VhostCheck:
                 self._report.problems.append(problem)
         self._progress("messages", total, total)
 
-    def _check_segment(
-        self, queue: QueueIndex, segment: IndexSegment, found: QueueReport
-    ) -> int:
+    def _check_segment(self, queue: QueueIndex, segment: IndexSegment, found: QueueReport) -> int:
         seqs = segment.seqs(queue.slots)
         size = stores = damaged = 0
         for start in range(0, len(seqs), CHUNK_ENTRIES):

@@ -1,0 +1,279 @@
+"""`penstock store`: look at a store that is not in use, copy it, and get out of it what is left.
+
+Results go to stdout, everything else to stderr. On a terminal, work that takes longer than a second
+shows a bar and tables are drawn; in a pipe there are plain lines, fields separated by tabs, and no
+progress unless -v asks for it. `rich` is imported when something is drawn, and not before.
+
+Exit codes are those of `main`: 65 when `verify` found a problem or `salvage` had to leave something
+behind. The work itself is in `penstock.storage`: verify, dump, salvage, stats, backup.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+
+from penstock.cli.main import EX_DATAERR, EX_OK
+from penstock.clock import SystemClock
+from penstock.storage import backup as backups
+from penstock.storage import dump as dumps
+from penstock.storage import salvage as salvages
+from penstock.storage import stats as figures
+from penstock.storage import verify as verifies
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.engine import StorageEngine
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.verify import Progress
+
+BAR_AFTER_S = 1.0
+
+DIRECTORY = click.argument("directory", metavar="DIR")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell progress in a pipe too.")
+FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="text: a table on a terminal, tab-separated in a pipe.",
+)
+
+
+@click.group(help="Verify, dump, salvage and measure a store that is not in use.")
+def store() -> None:
+    """The group; its help is above."""
+
+
+@store.command()
+@DIRECTORY
+@VERBOSE
+@FORMAT
+def verify(directory: str, verbose: bool, form: str) -> int:
+    """Check everything that a store promises. Changes nothing.
+
+    DIR is a data directory, or one vhost's. Each problem is told with file and position, and the
+    exit code is 65 if there is one.
+    """
+    with _files() as fs, _progress(verbose) as progress:
+        report = verifies.verify(fs, directory, progress=progress)
+    if form == "json":
+        click.echo(json.dumps(asdict(report), indent=2))
+        return EX_OK if report.is_fine else EX_DATAERR
+    for problem in report.problems:
+        click.echo(f"problem: {problem}")
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
+    _table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
+    click.echo(
+        f"{len(report.problems)} problems, {len(report.notes)} notes; checked "
+        f"{sum(q.count for q in report.queues)} messages, {report.bodies} bodies of "
+        f"{report.body_bytes} bytes, {report.store_files} store files, {report.records} log records"
+    )
+    return EX_OK if report.is_fine else EX_DATAERR
+
+
+@store.command()
+@click.argument("path", metavar="PATH")
+def dump(path: str) -> None:
+    """Print a file of a store, or all files below a directory, a line for each thing in it.
+
+    What does not verify is marked DAMAGED. Takes no lock: of a store in use it shows what happens
+    to be on disk.
+    """
+    with _files() as fs:
+        if not fs.exists(path):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        for line in dumps.dump_tree(fs, path):
+            click.echo(line)
+
+
+@store.command()
+@DIRECTORY
+@click.argument("into", metavar="INTO")
+@VERBOSE
+@FORMAT
+def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
+    """Write everything of a damaged store that can still be read into a new one.
+
+    DIR is not changed. INTO must not exist, or be empty. What is lost is told by file and position,
+    and the exit code is 65 if anything is.
+    """
+    with _files() as fs, _progress(verbose) as progress:
+        report = salvages.salvage(
+            fs, directory, into, clock=SystemClock(), rng=random.SystemRandom(), progress=progress
+        )
+    if form == "json":
+        click.echo(json.dumps(asdict(report), indent=2))
+        return EX_DATAERR if report.losses else EX_OK
+    for loss in report.losses:
+        click.echo(f"lost: {loss}")
+    rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
+    _table(["vhost", "queue", "taken", "bytes", "lost"], rows)
+    click.echo(
+        f"{report.taken} messages are in {into}; {report.lost} could not be read, "
+        f"{len(report.losses)} losses in all"
+    )
+    return EX_DATAERR if report.losses else EX_OK
+
+
+@store.command()
+@DIRECTORY
+@FORMAT
+def stats(directory: str, form: str) -> None:
+    """Sizes of files, messages of each queue, garbage, log to be read, RAM to be expected."""
+    with _files() as fs:
+        found = figures.stats(fs, directory)
+    if form == "json":
+        click.echo(json.dumps(asdict(found), indent=2))
+        return
+    _table(
+        ["files", "number", "bytes"],
+        [[kind, number, size] for kind, (number, size) in sorted(found.files.items())],
+    )
+    rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.rows] for q in found.queues]
+    _table(["vhost", "queue", "messages", "bytes", "segments", "rows"], rows)
+    _table(
+        ["figure", "value"],
+        [
+            ["vhosts", found.vhosts],
+            ["vhosts stopped in order", found.clean_vhosts],
+            ["messages", found.messages],
+            ["stored bodies", found.store_bodies],
+            ["live bytes of the store", found.store_live_bytes],
+            ["dead bytes of the store", found.store_dead_bytes],
+            ["log records since the checkpoint", found.log_records],
+            ["RAM of the engine, about, bytes", found.ram_bytes],
+        ],
+    )
+
+
+@store.command()
+@DIRECTORY
+@click.argument("into", metavar="TO")
+def backup(directory: str, into: str) -> None:
+    """Copy a store that is not in use into a new data directory.
+
+    DIR is opened as a start does, so a torn log is recovered there first. On one disk, files that
+    never change are linked and cost no room. TO must not exist, be empty, or be an unfinished
+    backup.
+    """
+    with _files() as fs:
+        data = DataDirectory(fs, directory, create=False)
+        engines: list[StorageEngine] = []
+        try:
+            for name in data.vhost_names():
+                engines.append(  # noqa: PERF401 - those that are open must be closed
+                    StorageEngine(
+                        fs, data.vhost_path(name), name, clock=SystemClock(),
+                        rng=random.SystemRandom(),
+                    )
+                )  # fmt: skip
+            parts = backups.backup(engines, into)
+        finally:
+            for engine in engines:
+                engine.close()
+            data.close()
+    linked = sum(part.linked for part in parts)
+    copied = sum(part.copied for part in parts)
+    size = sum(part.copied_bytes for part in parts)
+    click.echo(
+        f"{into}: {len(parts)} vhosts, {linked} files linked, {copied} copied ({size} bytes)"
+    )
+
+
+# ---- helpers -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _files() -> Iterator[OsFileSystem]:
+    fs = OsFileSystem(workers=0)
+    try:
+        yield fs
+    finally:
+        fs.close()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A drawn table on a terminal, else lines of fields separated by tabs."""
+    if not rows:
+        return
+    if not _is_terminal():
+        for row in (names, *rows):
+            click.echo("\t".join(str(field) for field in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for i, name in enumerate(names):
+        is_number = all(isinstance(row[i], int) for row in rows)
+        table.add_column(name, justify="right" if is_number else "left")
+    for row in rows:
+        table.add_row(*(str(field) for field in row))
+    Console().print(table)
+
+
+@contextmanager
+def _progress(verbose: bool) -> Iterator[Progress | None]:
+    """How far the work is: a bar if it takes longer than a second, on a terminal; lines with -v."""
+    if not sys.stderr.isatty():
+        yield _lines() if verbose else None
+        return
+    bar = _Bar()
+    try:
+        yield bar.update
+    finally:
+        bar.close()
+
+
+def _lines() -> Progress:
+    told: dict[str, int] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        tenth = done * 10 // total if total else 10
+        if told.get(what) != tenth:
+            told[what] = tenth
+            click.echo(f"{what}: {done} of {total}", err=True)
+
+    return tell
+
+
+class _Bar:
+    """A rich bar on stderr, drawn once the work has taken longer than BAR_AFTER_S."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._begun = self._clock.monotonic()
+        self._tasks: dict[str, int] = {}
+        self._drawn: object = None
+
+    def update(self, what: str, done: int, total: int) -> None:
+        if self._clock.monotonic() - self._begun < BAR_AFTER_S:
+            return
+        from rich.console import Console
+        from rich.progress import Progress as RichProgress
+        from rich.progress import TaskID
+
+        if self._drawn is None:
+            self._drawn = RichProgress(console=Console(stderr=True), transient=True)
+            self._drawn.start()
+        bar = self._drawn
+        assert isinstance(bar, RichProgress)
+        if what not in self._tasks:
+            self._tasks[what] = bar.add_task(what)
+        bar.update(TaskID(self._tasks[what]), completed=done, total=max(total, 1))
+
+    def close(self) -> None:
+        if self._drawn is not None:
+            from rich.progress import Progress as RichProgress
+
+            assert isinstance(self._drawn, RichProgress)
+            self._drawn.stop()

@@ -1,0 +1,252 @@
+"""Backup: a copy of a running store, exact as of one checkpoint, made beside the traffic.
+
+A checkpoint is already everything that a store needs to start, but for the log after its cut. So a
+backup is a fresh checkpoint and the files that it names:
+
+    checkpoint        made first; from before its cut nothing is deleted (`engine.pins`)
+    sealed .rdq+.hint, own files      never changed any more: hard links, which cost no room;
+                      copied where the disk knows no links, or the backup is on another disk
+    .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
+                      the checkpoint, and so is harmless
+    checkpoint-<n>    written anew: no log behind it, and clean, for nothing followed it
+    VERSION           last (`fresh_directory.py`)
+
+Each file and directory is synced before VERSION is. What was published after the cut is not in the
+backup, what was acknowledged after it is still there: it is the store as of the cut. A linked file
+is one file: damage to it is damage to both, so keep a backup on another disk too.
+
+`step` does a little and returns; its owner calls it between other work, as it does `tick`. Deleting
+waits until the end, so the disk needs room for what dies meanwhile.
+
+Failure: any OSError, DiskFullError when the checkpoint has no room; the source goes on, what was
+kept from deletion is deleted, the copy stays UNFINISHED and the next one begins anew. A crash
+leaves the same; what was to be deleted is then found as orphans by the next start.
+"""
+
+import errno
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Final
+
+from penstock.errors import DiskFullError
+from penstock.storage import checkpoint
+from penstock.storage.checkpoint import Manifest
+from penstock.storage.checkpointer import IDLE, SLICES, delete
+from penstock.storage.data_directory import write_small
+from penstock.storage.engine import StorageEngine
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.store_file import HEADER_BYTES
+from penstock.storage.store_state import FileState
+
+COPY_BYTES: Final = 1 << 20  # in one step
+_NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP)
+
+
+class Backup:
+    """The backup of one running engine into a data directory in the making.
+
+    checkpoint_number: of the checkpoint that it holds, 0 until that is made. linked, copied: files.
+    """
+
+    def __init__(self, engine: StorageEngine, fresh: FreshDirectory) -> None:
+        self.checkpoint_number: int = 0
+        self.linked: int = 0
+        self.copied: int = 0
+        self.copied_bytes: int = 0
+        self._engine = engine
+        self._fs: FileSystem = engine.fs
+        self._fresh = fresh
+        self._directories: dict[str, None] = {}  # made or changed in the copy, to be synced
+        self._work = self._steps()
+
+    def step(self) -> bool:
+        """Do a little; False when this engine's part is done. Raises as the head of this module
+        says, and then it is over."""
+        return next(self._work, False)
+
+    def abandon(self) -> None:
+        """Stop here: the source goes on as if nothing had been."""
+        self._work.close()
+
+    # ---- the work ------------------------------------------------------------------------------
+
+    def _steps(self) -> Generator[bool, None, None]:
+        engine = self._engine
+        engine.pins += 1
+        try:
+            yield from self._checkpoint()
+            number = self.checkpoint_number
+            manifest = checkpoint.read(engine.fs, engine.path, number, engine.state.vhost)
+            name = engine.fs.read(engine.path + "/.vhost").removesuffix(b"\n")
+            target = self._fresh.vhost(name)
+            for part in ("wal", "msg_store_persistent", "msg_store_transient", "queues"):
+                self._make(f"{target}/{part}")
+            yield from self._copy_queues(manifest, target + "/queues")
+            yield from self._copy_store(manifest, target + "/msg_store_persistent")
+            for directory in self._directories:
+                self._fs.sync_dir(directory)
+                yield True
+            self._write_checkpoint(manifest, target)
+        finally:
+            self._unpin()
+
+    def _checkpoint(self) -> Iterator[bool]:
+        """Wait for a checkpoint whose cut is after the pin."""
+        engine = self._engine
+        checkpoints = engine.checkpoints
+        while checkpoints.phase != IDLE:
+            yield self._slice()
+        engine.upkeep.begin_checkpoint()
+        while checkpoints.phase == IDLE:  # a large commit is under way: no cut within it
+            yield True
+            engine.upkeep.begin_checkpoint()
+        before = checkpoints.count
+        while checkpoints.count == before:
+            if checkpoints.phase == IDLE:
+                free = engine.fs.free_bytes(engine.path)
+                raise DiskFullError(engine.path, free, checkpoints.bytes)
+            yield self._slice()
+        self.checkpoint_number = checkpoints.number
+
+    def _slice(self) -> bool:
+        engine = self._engine
+        engine.check()
+        if engine.checkpoints.phase == SLICES:
+            engine.upkeep.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
+        return True
+
+    def _copy_queues(self, manifest: Manifest, target: str) -> Iterator[bool]:
+        """Slots and .qs of all segments with something alive, or with references to be read."""
+        fs = self._fs
+        source = self._engine.path + "/queues"
+        directories: dict[int, str] = {}
+        for name in fs.list(source):
+            digits = name.rpartition(".")[2]
+            if digits.isdecimal():
+                directories[int(digits)] = name
+        wanted = [(q, n) for q, s in manifest.queues.items() for n in s.segments]
+        wanted += list(manifest.reaping)
+        for queue, segment in dict.fromkeys(wanted):
+            directory = directories.get(queue)
+            if directory is None:
+                continue  # a small queue: its entries are in the checkpoint
+            inner = f"{target}/{directory}"
+            if inner not in self._directories:
+                self._make(inner)
+                name_bytes = fs.read(f"{source}/{directory}/.queue_name")
+                write_small(fs, inner + "/.queue_name", name_bytes)
+            for ending in (".qi", ".qs"):
+                old = f"{source}/{directory}/{segment}{ending}"
+                if fs.exists(old):
+                    yield from self._copy(old, f"{inner}/{segment}{ending}", fs.size(old))
+
+    def _copy_store(self, manifest: Manifest, target: str) -> Iterator[bool]:
+        fs = self._fs
+        source = self._engine.path + "/msg_store_persistent"
+        for data in manifest.store:
+            state = FileState.decode(data)
+            if state.own is not None:
+                for number in state.own.numbers():
+                    part = f"{number & 0xFF:02x}"
+                    self._make(f"{target}/{part}")
+                    yield from self._link(source, target, f"{part}/{number}.msg")
+            elif state.is_sealed:
+                yield from self._link(source, target, f"{state.number}.rdq")
+                if fs.exists(f"{source}/{state.number}.hint"):
+                    yield from self._link(source, target, f"{state.number}.hint")
+            else:
+                name = f"{state.number}.rdq"
+                length = HEADER_BYTES + state.total_bytes
+                yield from self._copy(f"{source}/{name}", f"{target}/{name}", length)
+
+    def _link(self, source: str, target: str, name: str) -> Iterator[bool]:
+        """A second name for a file that never changes, or a copy of it."""
+        old, new = f"{source}/{name}", f"{target}/{name}"
+        try:
+            self._fs.link(old, new)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            yield from self._copy(old, new, self._fs.size(old))
+            return
+        # The checkpoint has synced its content; the name is synced with its directory.
+        self.linked += 1
+        yield True
+
+    def _copy(self, old: str, new: str, length: int) -> Iterator[bool]:
+        """The first `length` bytes of a file, synced."""
+        source = self._fs.open(old)
+        try:
+            target = self._fs.open(new, create=True)
+            try:
+                target.truncate(0)
+                for at in range(0, length, COPY_BYTES):
+                    target.pwrite(source.pread(min(COPY_BYTES, length - at), at), at)
+                    yield True
+                target.sync()
+            finally:
+                target.close()
+        finally:
+            source.close()
+        self.copied += 1
+        self.copied_bytes += length
+
+    def _make(self, path: str) -> None:
+        self._fs.mkdir(path)
+        self._directories[path] = None
+        self._directories[path.rpartition("/")[0]] = None
+
+    def _write_checkpoint(self, manifest: Manifest, target: str) -> None:
+        """The same checkpoint without a log."""
+        head = replace(manifest.head, log_segment=0, log_position=0)
+        slots = head.segment_slots
+        sections = [
+            (checkpoint.HEAD, head.encode()),
+            (checkpoint.TOPOLOGY, checkpoint.encode_topology(manifest.topology)),
+        ]
+        for number, section in manifest.queues.items():
+            section.mark = min(section.mark, section.next_seq)
+            sections.append((checkpoint.QUEUE, checkpoint.encode_queue(number, section, slots)))
+        sections += [(checkpoint.STORE, data) for data in manifest.store]
+        sections.append((checkpoint.REAPING, checkpoint.encode_reaping(manifest.reaping)))
+        # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
+        number = max(manifest.number, 2)
+        data = checkpoint.encode_file(self._engine.state.vhost, number, sections, is_clean=True)
+        checkpoint.write(self._fs, target, number, data)
+
+    def _unpin(self) -> None:
+        engine = self._engine
+        engine.pins -= 1
+        if engine.pins or engine.failed is not None or engine.is_closed:
+            return
+        paths, engine.pinned_paths = engine.pinned_paths, []
+        trees, engine.pinned_trees = engine.pinned_trees, []
+        if paths or trees:
+            fs = engine.fs
+            engine.submit(
+                lambda: delete(fs, paths, trees),
+                lambda _: None,
+                lambda error: engine.event("clean", f"a dead file could not be deleted: {error}"),
+            )
+
+
+def backup(engines: list[StorageEngine], directory: str) -> list[Backup]:
+    """A whole backup of these engines, which share a file system, now. `directory` must be free
+    or an unfinished backup (NotAStoreError). Fails as the head of this module says."""
+    fresh = FreshDirectory(engines[0].fs, directory, "a backup")
+    done: list[Backup] = []
+    try:
+        for engine in engines:
+            part = Backup(engine, fresh)
+            done.append(part)
+            while part.step():
+                engine.flush()
+                engine.poll(wait=not part.checkpoint_number)
+    except BaseException:
+        for part in done:
+            part.abandon()
+        fresh.abandon()
+        raise
+    fresh.finish()
+    return done

@@ -1,0 +1,342 @@
+"""Negative controls: each rule of the engine broken by one line, to see that the crash tests notice.
+
+A test that cannot fail proves nothing. So each `Mutant` is a copy of the package, not compiled, in
+which one text, which must stand there exactly once, is replaced; and a finder, in a process of its
+own, runs random lives and triples against that copy until something is noticed:
+
+    python -m tests.crash.mutants NAME...     make the copies, run the finders, print a table
+    python -m tests.crash.mutants --find ...  the finder itself, with the copy in PYTHONPATH
+
+What counts as noticed: a violation of the ledger's promises, an assertion or error of the engine
+where there should be none, or a hang. `control` is the copy with nothing replaced: it must pass as
+many runs as the slowest mutant needed.
+
+The names follow the crash model that the design was first proved with.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = ROOT / "src" / "penstock"
+RUNS_MAX = 400
+SECONDS_MAX = 120
+
+
+class Mutant:
+    """name; the rule it breaks; a text of penstock/storage, and what replaces it; the plan of
+    random lives that is likeliest to notice."""
+
+    def __init__(self, name: str, rule: str, old: str, new: str, plan: str = "all") -> None:
+        self.name = name
+        self.rule = rule
+        self.old = old
+        self.new = new
+        self.plan = plan
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+CONTROL = Mutant("control", "", "", "")
+
+MUTANTS = (
+    Mutant(
+        "slots-decide", "[1]",
+        'bits = bytes(s.bitmap) if s.bitmap is not None and s.count != s.hi - s.lo else b""',
+        'bits = b""',
+    ),
+    Mutant(
+        "bodies-not-synced", "[2]",
+        "return self.unsynced.has_any()",
+        "return False",
+    ),
+    Mutant(
+        "soft-bodies-not-synced", "[2]",
+        "if self._named_lsn > self._store_lsn and self._store.has_unsynced():",
+        "if False:",
+    ),
+    Mutant(
+        "missing-body-ignored", "[2]",
+        "if found.lsn > end.claim:",
+        "if False:",
+    ),
+    Mutant(
+        "late-snapshot", "[3]",
+        "        copy = segment.copy(self.epoch)\n",
+        "        copy = segment\n        copy.epoch = self.epoch\n",
+    ),
+    Mutant(
+        "late-snapshot-of-the-store", "[3]",
+        "        self._captured.append(self._state(file))\n",
+        "",
+    ),
+    Mutant(
+        "late-snapshot-of-topology", "[3]",
+        "            self._captured = self.snapshot()\n        return self._captured",
+        "            self._captured = self.snapshot()\n        return self.snapshot()",
+    ),
+    Mutant(
+        "cut-inside-group", "[3]",
+        "        self._close_group()\n        segment = self._pool.in_use[-1]\n        return segment.n",
+        "        segment = self._pool.in_use[-1]\n        return segment.n",
+    ),
+    Mutant(
+        "skip-if-acked", "[4]",
+        "if x.is_purged or x.lsn > durable]",
+        "if x.is_purged]",
+        "slices",
+    ),
+    Mutant(
+        "purged-left-out", "[4]",
+        "if x.is_purged or x.lsn > durable]",
+        "if not x.is_purged and x.lsn > durable]",
+        "purges",
+    ),
+    Mutant(
+        "data-not-synced", "[5]",
+        "            for file in files:\n                file.sync()\n",
+        "",
+    ),
+    Mutant(
+        "manifest-not-synced", "[5]",
+        "        file.pwrite(data, 0)\n        try:\n            file.sync()\n",
+        "        file.pwrite(data, 0)\n        try:\n            pass\n",
+    ),
+    Mutant(
+        "log-deleted-early", "[5]",
+        "        self.phase = SYNC\n",
+        "        self.phase = SYNC\n        engine.log.release_before(self._head.log_segment)\n",
+    ),
+    Mutant(
+        "current-not-synced", "[5]",
+        '    fs.rename(path + "/CURRENT.new", path + "/CURRENT")\n    sync_dir(fs, path)\n',
+        '    fs.rename(path + "/CURRENT.new", path + "/CURRENT")\n',
+    ),
+    Mutant(
+        "unlink-segment-early", "[6]",
+        "        state.apply_release(number, segment, refs)\n",
+        "        state.apply_release(number, segment, refs)\n"
+        '        delete(engine.fs, [f"{queue.path}/{segment}.qi"] if queue else [], [])\n',
+    ),
+    Mutant(
+        "unlink-store-before-manifest", "[6]",
+        "            self._replaced += self._paths(member)\n",
+        "            for path in self._paths(member):\n                self.fs.unlink(path)\n",
+    ),
+    Mutant(
+        "new-log-without-dirsync", "[7]",
+        "        fs.rename(new, path)\n        fs.sync_dir(directory)\n",
+        "        fs.rename(new, path)\n",
+    ),
+    Mutant(
+        "new-log-without-sync", "[7]",
+        "        file.sync()\n        fs.rename(new, path)\n",
+        "        fs.rename(new, path)\n",
+    ),
+    Mutant(
+        "recovery-trusts-cache", "[8]",
+        "            if not self.trust_cache:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "stale-cache-read", "[8]",
+        "\n            handle.drop_cache()\n",
+        "\n",
+        "cache",
+    ),
+    Mutant(
+        "recovery-syncs-log-only", "[8]",
+        "\n            handle.sync()\n            handle.drop_cache()\n",
+        "\n            pass\n",
+        "cache",
+    ),
+    Mutant(
+        "recovery-logs-early", "[8]",
+        "        self.log.start(found.end, found.end.next_number)\n",
+        "        self.log.start(found.end, found.end.next_number)\n"
+        '        self.log.append(record.NOP, 0, 0, b"", DISK)\n        self.log.flush()\n',
+    ),
+    Mutant(
+        "seqs-continue", "[9]",
+        "queue.skip_to(-(-top // slots) * slots)",
+        "queue.skip_to(top)",
+    ),
+    Mutant(
+        "seq-below-mark", "[9]",
+        "top = max(queue.next_seq, queue.mark)",
+        "top = queue.next_seq",
+    ),
+    Mutant(
+        "ids-continue", "[9]",
+        "self.log.start(found.end, found.end.next_number)",
+        "self.log.start(found.end, found.end.next_number); found.state.factory.start -= 1",
+    ),
+    Mutant(
+        "queue-number-reused", "[9]",
+        "        state.next_queue += QUEUE_NUMBER_JUMP\n",
+        "",
+    ),
+    Mutant(
+        "sync-retried", "[10]",
+        "        self.file.sync()\n        return result",
+        "        try:\n            self.file.sync()\n        except OSError:\n"
+        "            self.file.sync()\n        return result",
+        "syncs",
+    ),
+    Mutant(
+        "failed-write-ignored", "[10]",
+        "            self._fail(segment.path, error)\n            return\n        for group in run:",
+        "            pass\n        for group in run:",
+        "writes",
+    ),
+    Mutant(
+        "durable-lsn-guessed", "[11]",
+        "segment.seed, group.length, group.first_lsn, self.durable_lsn, len(group.parts)",
+        "segment.seed, group.length, group.first_lsn, group.last_lsn, len(group.parts)",
+    ),
+    Mutant(
+        "seal-without-sync", "[11]",
+        "            if self.durable_lsn < self.written_lsn:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "torn-always", "[11]",
+        "        if behind.claim >= walk.next_lsn:\n",
+        "        if False:\n",
+        "tail",
+    ),
+    Mutant(
+        "headers-behind-not-read", "[11]",
+        "        behind.scan(walk.segment, walk.group_offset, walk.next_lsn)\n",
+        "",
+        "tail",
+    ),
+    Mutant(
+        "no-idle-header", "[11]",
+        "                    segment.file.pwrite(header.ljust(ALIGN_BYTES, b\"\\0\"), segment.end)\n",
+        "                    pass\n",
+        "tail",
+    ),
+    Mutant(
+        "dequeue-without-ids", "format",
+        "for m in messages if m.store_file]",
+        "for m in messages if m.store_file and m.id % 3]",
+    ),
+    Mutant(
+        "reaping-left-out", "checkpoint",
+        "self._reaping = dict(state.reaping)",
+        "self._reaping = {}",
+    ),
+    Mutant(
+        "purge-forgets-unacked", "format",
+        "record.PURGE, 0, len(runs), record.purge_data(queue.number, upper, runs), mode",
+        "record.PURGE, 0, 0, record.purge_data(queue.number, upper, []), mode",
+    ),
+    Mutant(
+        "rows-left-out", "checkpoint",
+        "            small.section.rows.update(small.fresh)\n",
+        "",
+    ),
+    Mutant(
+        "takes-owned", "transaction",
+        "return not self.counts.live_count and not self.owned and not",
+        "return not self.counts.live_count and not",
+    ),
+    Mutant(
+        "parts-applied-at-once", "transaction",
+        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n",
+        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n"
+        "            for op in record.decode_tx_part(found.data, found.count).ops:\n"
+        "                self.apply_op(op, {}) if op.type == record.DEQUEUE else None\n",
+    ),
+    Mutant(
+        "move-in-two-records", "format",
+        "        lsn = self.log.append(record.MOVE, flags, len(places), data, mode)\n",
+        "        taken = record.dequeue_data(queue.number, runs, store_refs([entry]))\n"
+        "        self.log.append(record.DEQUEUE, 0, len(runs), taken, mode)\n"
+        "        lsn = self.log.append(record.PUBLISH, flags, len(places), published, mode)\n",
+    ),
+)  # fmt: skip
+
+
+def build(mutant: Mutant, directory: Path) -> None:
+    """A copy of the package in `directory`/penstock, with the one text replaced."""
+    target = directory / "penstock"
+    shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    if mutant.old:
+        found = [p for p in sorted(target.rglob("*.py")) if mutant.old in p.read_text()]
+        texts = [path.read_text() for path in found]
+        if len(found) != 1 or texts[0].count(mutant.old) != 1:
+            raise AssertionError(f"{mutant}: its text must stand exactly once, not in {found}")
+        found[0].write_text(texts[0].replace(mutant.old, mutant.new))
+
+
+def find(mutant: Mutant, runs: int = RUNS_MAX) -> tuple[int, str]:
+    """(runs until it was noticed, what was noticed); (runs, "") if it never was."""
+    with tempfile.TemporaryDirectory() as directory:
+        build(mutant, Path(directory))
+        environment = {**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
+        command = [sys.executable, "-m", "tests.crash.mutants", "--find", str(runs), "--plan", mutant.plan]
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=ROOT, capture_output=True, text=True,
+                timeout=SECONDS_MAX, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return runs, f"hangs for more than {SECONDS_MAX} s"
+    lines = done.stdout.splitlines()
+    if done.returncode not in (0, 1) or not lines:
+        raise AssertionError(f"the finder of {mutant} failed: {done.stderr[-2000:]}")
+    return int(lines[0]), "\n".join(lines[1:])
+
+
+def finder(runs: int, plan: str) -> int:
+    """Look for a violation with whatever package is in the path; 1 if there was one."""
+    import penstock.storage.engine  # noqa: PLC0415  # only the finder may have imported the copy
+    from tests.crash import enumerate as triples  # noqa: PLC0415
+    from tests.crash import random_lives  # noqa: PLC0415
+    from tests.crash.images import Counts  # noqa: PLC0415
+
+    assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
+    counts = Counts()
+    for run in range(1, runs + 1):
+        if run % 3 or plan != "all":
+            story = random_lives.attempt(run, counts, plan)
+        else:
+            triple = run * 97 % len(triples.TRIPLES)
+            _, story = triples.run_unit(triples.Unit(run, triple, 0, 30))
+        if story:
+            print(f"{run}\n{story}")
+            return 1
+    print(runs)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--find", type=int)
+    parser.add_argument("--plan", default="all")
+    parser.add_argument("--runs", type=int, default=RUNS_MAX)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    if options.find:
+        return finder(options.find, options.plan)
+    silent = 0
+    for mutant in (CONTROL, *MUTANTS):
+        if options.names and mutant.name not in options.names:
+            continue
+        runs, noticed = find(mutant, options.runs)
+        first = noticed.splitlines()[0][:110] if noticed else "-"
+        print(f"{mutant.name:30} {mutant.rule:12} {runs:4} {first}", flush=True)
+        silent += mutant is not CONTROL and not noticed
+    return 1 if silent else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""All triples of operations, crashed everywhere, and random lives: nothing that was promised is lost.
+
+How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are printed.
+"""
+
+import pytest
+
+from tests.crash import enumerate as triples
+from tests.crash import random_lives
+from tests.crash.images import Counts
+
+pytestmark = pytest.mark.crash
+
+SEED = 1
+JOBS_FROM = 100_000  # images from which on two processes share the work
+LIVES_SHARE = 10  # one in so many images is of random lives
+
+
+def test_every_triple_survives_a_crash_at_every_operation(
+    crash_images: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = 2 if crash_images >= JOBS_FROM else 1
+    counts, stories = triples.run(crash_images, SEED, jobs)
+    with capsys.disabled():
+        print(f"\n{triples.line(counts, SEED)}")
+    assert not stories, "\n".join(stories)
+    assert counts.images >= crash_images
+    assert counts.workloads >= len(triples.TRIPLES)
+    assert counts.in_recovery > counts.images // 20
+
+
+@pytest.mark.parametrize("plan", random_lives.PLANS)
+def test_random_lives_survive_their_crashes(
+    plan: str, crash_images: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = crash_images // LIVES_SHARE // (1 if plan == "all" else 5)
+    counts = Counts()
+    seed = SEED
+    while counts.images < wanted:
+        story = random_lives.attempt(seed, counts, plan)
+        assert not story, story
+        seed += 1
+    with capsys.disabled():
+        print(f"\n{plan}: {random_lives.line(counts, seed - SEED, SEED)}")
+
+
+def test_the_same_seed_gives_the_same_images() -> None:
+    unit = triples.Unit(3, 100, 0, 20)
+    first, _ = triples.run_unit(unit)
+    second, _ = triples.run_unit(unit)
+    assert vars(first) == vars(second)

@@ -81,13 +81,17 @@ class CountingFile(File):
 
 
 class HollowFile(CountingFile):
-    """A file of large bodies of which only the beginnings of the writes are kept: as long as the
-    real one, but sparse."""
+    """A file of large bodies that is as long as the real one, and has only what is small of it:
+    its header. Nothing of it is worth a sync."""
 
     def pwrite(self, data: bytes, offset: int) -> None:
-        self.inner.pwrite(data[:64], offset)
-        if len(data) > 64:
-            self.inner.pwrite(data[-1:], offset + len(data) - 1)
+        if len(data) < 1024:
+            self.inner.pwrite(data, offset)
+        elif offset + len(data) > self.inner.size():
+            self.inner.truncate(offset + len(data))
+
+    def sync(self) -> None:
+        pass
 
 
 class BlankFile(CountingFile):

@@ -69,9 +69,16 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of all packages that the file imports anywhere in it."""
+    """Top-level names of all packages that the file imports when it runs, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for_types: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for_types.update(inner for part in node.body for inner in ast.walk(part))
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -20,11 +20,11 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
-from penstock.storage.options import StorageOptions
 from tests.crash.images import MODES, Counts, Explorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Ledger, Violation
-from tests.helpers.vhost_driver import QUEUES, STORED, VARIANTS, Driver
+from tests.helpers.tiny_engine import STORED, VARIANTS
+from tests.helpers.vhost_driver import QUEUES, Driver
 
 OPERATIONS = (
     "publish", "ack", "tx", "move", "roll", "checkpoint", "combine", "purge", "delete",
@@ -68,21 +68,21 @@ def prepare(variant: int) -> Prepared:
 class Unit:
     """One triple in one round: a workload and its images."""
 
-    def __init__(self, seed: int, triple: int, round: int, images: int) -> None:
+    def __init__(self, seed: int, triple: int, turn: int, images: int) -> None:
         self.seed = seed
         self.triple = triple
-        self.round = round
+        self.turn = turn
         self.images = images
 
     def __repr__(self) -> str:
-        return f"--seed {self.seed} --only {self.triple}:{self.round} --images-each {self.images}"
+        return f"--seed {self.seed} --only {self.triple}:{self.turn} --images-each {self.images}"
 
 
 def run_unit(unit: Unit) -> tuple[Counts, str]:
     """(counts, "" or the story of a violation)."""
     counts = Counts()
-    rng = random.Random(unit.seed * 1_000_003 + unit.triple * 1009 + unit.round)
-    variant = (unit.triple + unit.round) % len(VARIANTS)
+    rng = random.Random(unit.seed * 1_000_003 + unit.triple * 1009 + unit.turn)
+    variant = (unit.triple + unit.turn) % len(VARIANTS)
     explorer = Explorer(VARIANTS[variant], rng.getrandbits(32), counts)
     driver: Driver | None = None
     where = "the workload itself"
@@ -181,9 +181,9 @@ def crash_points(
 def units(images: int, seed: int) -> Iterator[Unit]:
     """So many that they make at least this many images, round by round over all triples."""
     each = max(1, min(-(-images // len(TRIPLES)), IMAGES_PER_UNIT_MAX))
-    for round in itertools.count():
+    for turn in itertools.count():
         for triple in range(len(TRIPLES)):
-            yield Unit(seed, triple, round, each)
+            yield Unit(seed, triple, turn, each)
 
 
 def run(images: int, seed: int, jobs: int) -> tuple[Counts, list[str]]:
@@ -229,14 +229,12 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", help="triple:round of a violation")
+    parser.add_argument("--only", help="triple:round, as a violation prints it")
     parser.add_argument("--images-each", type=int, default=28)
     options = parser.parse_args()
     if options.only:
-        triple, _, round = options.only.partition(":")
-        counts, story = run_unit(
-            Unit(options.seed, int(triple), int(round), options.images_each)
-        )
+        triple, _, turn = options.only.partition(":")
+        counts, story = run_unit(Unit(options.seed, int(triple), int(turn), options.images_each))
         stories = [story] if story else []
     else:
         counts, stories = run(options.images, options.seed, options.jobs)

@@ -1,7 +1,7 @@
 """Images: what one crash may leave on the disk, recovered from and judged, and what may follow.
 
 One run of a workload with a journal gives every crash point; each point gives an image per mode of
-crash (`FaultyFileSystem.crash`). An image is recovered and judged (`Ledger.check`); then, by chance,
+crash (`FaultyFileSystem.crash`). An image is recovered, judged (`Ledger.check`), and by chance
 
     crashed again  the recovery's own journal gives images, recovered from and judged like any other
     second life    some more traffic on what was recovered, and a crash of that
@@ -14,9 +14,11 @@ when the kernel lived (`killed`), or everything landed (`kept`), whatever was co
 
 import random
 
+from penstock.storage.options import StorageOptions
+from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger, Violation
-from penstock.storage.options import StorageOptions
+from tests.helpers.tiny_engine import PATH
 from tests.helpers.vhost_driver import Driver
 
 MODES = ("lost", "kept", "subset", "torn", "zeros", "killed")
@@ -136,7 +138,12 @@ class Explorer:
         driver.close()
         last = driver.engine.last_lsn
         fs = driver.fs.crash("lost", self.rng)
+        report = verify(fs, PATH)
+        if not report.is_fine:
+            raise Violation(f"verify after an orderly stop: {report.problems[0]}")
         again = self.recover(Image(fs, driver.ledger, lsn, lsn, last))
+        if again.engine.state.reaping:
+            raise Violation(f"an orderly stop left {len(again.engine.state.reaping)} to be reaped")
         if not again.engine.recovered.is_clean:
             raise Violation("an orderly stop was not found clean")
         self.path.pop()
@@ -146,7 +153,9 @@ class Image:
     """A disk after a crash, and what its ledger demands: the LSN that must be there, that which
     must be there if a power cut follows, and the last that may be there."""
 
-    def __init__(self, fs: FaultyFileSystem, ledger: Ledger, need: int, floor: int, last: int) -> None:
+    def __init__(
+        self, fs: FaultyFileSystem, ledger: Ledger, need: int, floor: int, last: int
+    ) -> None:
         self.fs = fs
         self.ledger = ledger
         self.need = need

@@ -1,4 +1,4 @@
-"""Negative controls: each rule of the engine broken by one line, to see that the crash tests notice.
+"""Negative controls: each rule broken by one line, to see that the crash tests notice.
 
 A test that cannot fail proves nothing. So each `Mutant` is a copy of the package, not compiled, in
 which one text, which must stand there exactly once, is replaced; and a finder, in a process of its
@@ -83,7 +83,8 @@ MUTANTS = (
     ),
     Mutant(
         "cut-inside-group", "[3]",
-        "        self._close_group()\n        segment = self._pool.in_use[-1]\n        return segment.n",
+        "        self._close_group()\n        segment = self._pool.in_use[-1]\n"
+        "        return segment.n",
         "        segment = self._pool.in_use[-1]\n        return segment.n",
     ),
     Mutant(
@@ -191,7 +192,8 @@ MUTANTS = (
     ),
     Mutant(
         "failed-write-ignored", "[10]",
-        "            self._fail(segment.path, error)\n            return\n        for group in run:",
+        "            self._fail(segment.path, error)\n            return\n"
+        "        for group in run:",
         "            pass\n        for group in run:",
         "writes",
     ),
@@ -219,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "no-idle-header", "[11]",
-        "                    segment.file.pwrite(header.ljust(ALIGN_BYTES, b\"\\0\"), segment.end)\n",
-        "                    pass\n",
+        'segment.file.pwrite(header.ljust(ALIGN_BYTES, b"\\0"), segment.end)',
+        "pass",
         "tail",
     ),
     Mutant(
@@ -282,7 +284,15 @@ def find(mutant: Mutant, runs: int = RUNS_MAX) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as directory:
         build(mutant, Path(directory))
         environment = {**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
-        command = [sys.executable, "-m", "tests.crash.mutants", "--find", str(runs), "--plan", mutant.plan]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.crash.mutants",
+            "--find",
+            str(runs),
+            "--plan",
+            mutant.plan,
+        ]
         try:
             done = subprocess.run(
                 command, env=environment, cwd=ROOT, capture_output=True, text=True,
@@ -298,10 +308,10 @@ def find(mutant: Mutant, runs: int = RUNS_MAX) -> tuple[int, str]:
 
 def finder(runs: int, plan: str) -> int:
     """Look for a violation with whatever package is in the path; 1 if there was one."""
-    import penstock.storage.engine  # noqa: PLC0415  # only the finder may have imported the copy
-    from tests.crash import enumerate as triples  # noqa: PLC0415
-    from tests.crash import random_lives  # noqa: PLC0415
-    from tests.crash.images import Counts  # noqa: PLC0415
+    import penstock.storage.engine  # only the finder may have imported the copy
+    from tests.crash import enumerate as triples
+    from tests.crash import random_lives
+    from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
     counts = Counts()

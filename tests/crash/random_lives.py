@@ -1,4 +1,4 @@
-"""Random lives of a vhost: long seeded traffic, crashes, recoveries, and on with what was recovered.
+"""Random lives of a vhost: long seeded traffic, crashes, recoveries, and on with what is left.
 
     python -m tests.crash.random_lives [--runs N] [--seed S] [--plan P]
 
@@ -23,7 +23,8 @@ from penstock.storage.log_segment import ALIGN_BYTES
 from tests.crash.images import ALL_LANDED, MODES, Counts, Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Ledger, Violation
-from tests.helpers.vhost_driver import VARIANTS, Driver
+from tests.helpers.tiny_engine import VARIANTS
+from tests.helpers.vhost_driver import Driver
 
 WEIGHTS = {
     "publish": 30, "ack": 14, "tx": 5, "begin": 3, "commit": 3, "rollback": 1, "move": 6,
@@ -46,11 +47,14 @@ EXPECTED = (SyncFailedError, StoppedError, DiskFullError, OSError)  # of a call 
 
 class Plan:
     """What the lives of a run are like. faults: the share of lives with a fault, on paths that
-    contain fault_path, of fault_kinds; modes: of the crashes; steps: at most so many; aim: crash only next to operations on such paths."""
+    contain fault_path, of fault_kinds; modes: of the crashes; steps: at most so many; aim: crash
+    only next to operations on such paths; variant: of the options, else each run has its own;
+    follow: see Explorer."""
 
     def __init__(
         self, weights: dict[str, int] | None = None, *, faults: float = 0.2, fault_path: str = "",
-        fault_kinds: frozenset[str] = SYNCS | WRITES, modes: tuple[str, ...] = MODES, steps: int = STEPS_MAX, follow: float = 0.3,
+        fault_kinds: frozenset[str] = SYNCS | WRITES, modes: tuple[str, ...] = MODES,
+        steps: int = STEPS_MAX, follow: float = 0.3,
         variant: int | None = None, aim: str = "",
     ) -> None:  # fmt: skip
         chosen = weights or WEIGHTS
@@ -146,9 +150,7 @@ def run(
     return counts
 
 
-def end(
-    life: Life, explorer: Explorer, rng: random.Random, counts: Counts, plan: Plan
-) -> Driver:
+def end(life: Life, explorer: Explorer, rng: random.Random, counts: Counts, plan: Plan) -> Driver:
     """Crash the life at some of its points; the driver of what recovery made of the last one."""
     journal, ledger = life.journal, life.driver.ledger
     last = rng.random() < 0.5
@@ -176,10 +178,12 @@ def is_vouched(life: Life) -> bool:
     """Whether an idle log must have said by now, behind its last group, that all of it is durable.
     It cannot if the segment is full to its end and no next one is prepared."""
     log, fs = life.driver.engine.log, life.driver.fs
-    if life.driver.trace[-1:] != ["idle"] or log.durable_lsn != log.last_lsn:
+    if log.failed is not None or life.driver.trace[-1:] != ["idle"]:
+        return False
+    if log.durable_lsn != log.last_lsn:
         return False
     for entry in reversed(life.journal.entries):
-        if entry.kind == "pwrite" and entry.path.endswith(".wal"):
+        if entry.change[0] == "pwrite" and entry.path.endswith(".wal"):
             data = entry.change[3]
             if data[:4] == b"PVCH" or data[:8] == b"PGRP" + bytes(4):
                 continue
@@ -195,7 +199,7 @@ def damage_log(life: Life, explorer: Explorer, rng: random.Random, counts: Count
     writes = [
         (entry.path, int(entry.change[2]), len(entry.change[3]))
         for entry in life.journal.entries
-        if entry.kind == "pwrite" and entry.path.endswith(".wal")
+        if entry.change[0] == "pwrite" and entry.path.endswith(".wal")
     ]
     for _ in range(3):
         if not writes:
@@ -219,7 +223,8 @@ def attempt(seed: int, counts: Counts, plan: str = "all") -> str:
         run(seed, counts, plan=PLANS[plan])
     except Exception as error:
         kind = "violation" if isinstance(error, Violation) else "unexpected error"
-        return f"{kind}: seed {seed}, plan {plan}: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        text = f"{kind}: seed {seed}, plan {plan}: {type(error).__name__}: {error}"
+        return f"{text}\n{traceback.format_exc()}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""All triples of operations, crashed everywhere, and random lives: nothing that was promised is lost.
+"""All triples of operations, crashed everywhere, and random lives: no promise is broken.
 
 How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are printed.
 """

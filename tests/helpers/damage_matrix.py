@@ -29,13 +29,15 @@ from tests.helpers.ledger import Judge, Ledger, Model, Violation, body_of
 from tests.helpers.vhost_driver import OPTIONS, PATH, Driver, open_engine
 
 SEED = 7
-SCRIPT = """
-    declare declare declare publish publish spool publish publish publish deliver publish tx
-    publish move publish publish ack publish publish publish tx checkpoint publish publish ack
-    publish publish purge publish publish publish requeue publish publish tx checkpoint
-    publish publish publish roll publish spool tx publish ack publish roll publish move publish
-    publish ack tx publish publish
-""".split()
+SCRIPT = (
+    "declare", "declare", "declare", "publish", "publish", "spool", "publish", "publish",
+    "publish", "deliver", "publish", "tx", "publish", "move", "publish", "publish", "ack",
+    "publish", "publish", "publish", "tx", "checkpoint", "publish", "publish", "ack", "publish",
+    "publish", "purge", "publish", "publish", "publish", "requeue", "publish", "publish", "tx",
+    "checkpoint", "publish", "publish", "publish", "roll", "publish", "spool", "tx", "publish",
+    "ack", "publish", "roll", "publish", "move", "publish", "publish", "ack", "tx", "publish",
+    "publish",
+)  # fmt: skip
 SPOTS_PER_KIND = 4
 POSITIONS_PER_SPOT = 2
 

@@ -143,7 +143,7 @@ class EngineRig:
             return False
         try:
             return bool(files.slots([seq]))
-        except Exception:  # noqa: BLE001  # whatever it is, it is no slot
+        except Exception:  # whatever it is, it is no slot
             return False
         finally:
             files.close()

@@ -1,4 +1,4 @@
-"""Ledger: what was done to a storage engine, what was confirmed, and the judge of what recovery finds.
+"""Ledger: what was done to a storage engine, what was confirmed, and the judge of recovery.
 
 A storage engine may forget only what it never confirmed, and only from the end. So the ledger keeps
 every change with the LSN of its record, as data that a plain model (dicts, no segments, no files)
@@ -104,7 +104,7 @@ class Model:
     def delete(self, number: int) -> None:
         self.names = {n: q for n, q in self.names.items() if q != number}
         for part in (self.queues, self.attempts, self.marks, self.high):
-            part.pop(number, None)  # type: ignore[attr-defined]
+            part.pop(number, None)
 
     def requeue(self, queue: int, attempts: tuple[tuple[int, int], ...]) -> None:
         for seq, count in attempts:
@@ -161,7 +161,7 @@ class Ledger:
         self.settle(operation + 1, log.settled(DISK), log.settled(OS), log.last_lsn)
 
     def known(self, operation: int) -> tuple[int, int, int]:
-        """(settled for disk, for os, last LSN appended) when operation was done and the next not."""
+        """(settled for disk, for os, last LSN) when the operation was done and the next not."""
         disk = os = last = self.base_lsn
         low, high = 0, len(self._settled)
         while low < high:
@@ -328,7 +328,8 @@ class Judge:
         _same("references of stored bodies", found, self.refs)
         if store.live_count != len(self.refs):
             raise Violation(
-                f"{store.live_count} bodies are alive in the store, {len(self.refs)} are referred to"
+                f"{store.live_count} bodies are alive in the store, "
+                f"{len(self.refs)} are referred to"
             )
 
     def _check_numbers(self) -> None:

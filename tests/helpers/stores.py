@@ -4,7 +4,8 @@
 real one, with a place for traffic between the cut and the capture.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.message_store import MessageStore
@@ -92,3 +93,18 @@ def check(store: MessageStore) -> None:
             assert counts.valid_bytes == 0
     assert 0.0 <= store.garbage_ratio() <= 1.0
     assert store.live_bytes <= store.total_bytes
+
+
+def body(id: int, size: int = 300) -> bytes:
+    """The body of that id: the same bytes in every process."""
+    return random.Random(id).randbytes(size)
+
+
+def fill(store: MessageStore, ids: Iterable[int], refs: int = 1) -> dict[int, int]:
+    """Bodies of 300 bytes, 12 to a file; id -> file."""
+    return {id: store.write(id, body(id), refs) for id in ids}
+
+
+def counts_of(store: MessageStore, files: dict[int, int]) -> dict[int, int]:
+    """id -> references."""
+    return {id: store.refs(file, id) for id, file in files.items()}

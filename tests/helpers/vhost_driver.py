@@ -13,13 +13,10 @@ that fails leaves it in doubt (`Ledger.doubt`), because its record may have been
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from penstock.clock import ManualClock
-from penstock.errors import StorageError
 from penstock.message import Entry, Message
 from penstock.storage.checkpointer import IDLE, SLICES
-from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
@@ -28,38 +25,22 @@ from penstock.storage.transaction import Transaction
 from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
+from tests.helpers.tiny_engine import (
+    MIDDLE,
+    OPTIONS,
+    OWN,
+    PATH,
+    SMALL,
+    STORED,
+    make_vhost,
+    open_engine,
+)
 
-PATH = "/vhost"
-VHOST = b"test"
+__all__ = ["OPTIONS", "PATH", "QUEUES", "Driver", "open_engine"]
+
 QUEUES = (b"a", b"b", b"c")
 MODES = (DISK, DISK, OS, INTERVAL)
 STEPS_MAX = 10_000  # of waiting for one thing: more is a hang
-
-OPTIONS = StorageOptions(
-    segment_slots=4,
-    queue_index_embed_msgs_below=64,
-    wal_inline_below=128,
-    wal_segment_bytes_min=2048,
-    wal_segment_bytes_max=2048,
-    group_bytes_max=4096,
-    msg_store_file_size_limit=512,
-    own_file_from=900,
-    small_queue_entries=4,
-    small_queue_bytes=4096,
-    small_queues_bytes_max=4096,
-    disk_free_limit=0,
-    tx_spool_bytes=300,
-    tx_part_bytes=120,
-    tx_record_bytes=400,
-    replay_ram_bytes=600,
-)
-# All queues get files of their own, whatever their size; and nothing is spilled in replay.
-FILES_ONLY = replace(OPTIONS, small_queue_entries=0, replay_ram_bytes=0)
-# Most queues stay in sections of the checkpoint.
-SECTIONS = replace(OPTIONS, small_queue_entries=24, small_queues_bytes_max=1 << 20)
-VARIANTS = (OPTIONS, FILES_ONLY, SECTIONS)
-
-SMALL, MIDDLE, STORED, OWN = (0, 40), (64, 127), (130, 400), (900, 1400)
 
 
 class Driver:
@@ -80,8 +61,7 @@ class Driver:
         self.unacked: dict[int, set[int]] = {}
         self.transactions: list[tuple[Transaction, list[Change]]] = []
         if not fs.exists(PATH):
-            fs.mkdir(PATH)
-            fs.sync_all()
+            make_vhost(fs)
         self.engine = open_engine(fs, seed, options, self.clock, self.events)
         for queue in self.engine.state.queues.values():
             self._adopt(queue)
@@ -124,9 +104,6 @@ class Driver:
         """A live entry from RAM, or read, as a consumer's queue would."""
         return self.engine.entry(queue, seq)
 
-    def _forget(self, queue: QueueIndex, seqs: list[int]) -> None:
-        self.unacked[queue.number].difference_update(seqs)
-
     def _do(self, call: Callable[[], object], *changes: Change) -> None:
         """Do what appends one record that makes these changes; note them, or doubt them."""
         lsn = self.engine.last_lsn + 1
@@ -156,9 +133,7 @@ class Driver:
     def declare(self, name: bytes) -> None:
         number = self.engine.state.next_queue
         self.ledger.numbers.add(number)
-        self._do(
-            lambda: self._adopt(self.engine.declare_queue(name)), ("declare", name, number)
-        )
+        self._do(lambda: self._adopt(self.engine.declare_queue(name)), ("declare", name, number))
 
     def declare_missing(self) -> None:
         """One of the queues that are not there."""
@@ -271,7 +246,7 @@ class Driver:
             lambda: self.engine.dequeue(queue, entries, mode),
             ("take", queue.number, tuple(seqs)),
         )
-        self._forget(queue, seqs)
+        self.unacked[queue.number].difference_update(seqs)
 
     def _free(self, queue: QueueIndex) -> list[int]:
         """Live messages that no open transaction is about to acknowledge."""
@@ -291,7 +266,8 @@ class Driver:
         if queue is None or not seqs:
             return
         seq = seqs[0] if self.rng.random() < 0.5 else self.rng.choice(seqs)
-        targets = self.rng.sample(self.queues(), self.rng.choice((1, 1, min(2, len(self.queues())))))
+        known = self.queues()
+        targets = self.rng.sample(known, self.rng.choice((1, 1, min(2, len(known)))))
         if self.rng.random() < 0.05:
             targets = []
         entry, header, mode = self.entry(queue, seq), self._header(), self._mode()
@@ -302,7 +278,7 @@ class Driver:
             ("put", (uid, entry.message.size, header), places),
             ("take", queue.number, (seq,)),
         )
-        self._forget(queue, [seq])
+        self.unacked[queue.number].difference_update([seq])
 
     def purge(self) -> None:
         """Everything but the unacknowledged."""
@@ -317,7 +293,7 @@ class Driver:
             lambda: self.engine.purge(queue, entries, mode),
             ("purge", queue.number, upper, frozenset(kept)),
         )
-        self._forget(queue, [seq for seq in live if seq not in kept])
+        self.unacked[queue.number].difference_update([seq for seq in live if seq not in kept])
 
     def deliver(self) -> None:
         """Some messages become unacknowledged; the mark is reserved ahead."""
@@ -334,9 +310,7 @@ class Driver:
         if queue is None:
             return
         wanted = mark or queue.mark + self.rng.randint(1, 8)
-        self._do(
-            lambda: self.engine.mark(queue, wanted, DISK), ("mark", queue.number, wanted)
-        )
+        self._do(lambda: self.engine.mark(queue, wanted, DISK), ("mark", queue.number, wanted))
 
     def requeue(self) -> None:
         """Attempts of some messages are remembered."""
@@ -410,7 +384,7 @@ class Driver:
             raise
         self.ledger.note(lsn, *changes)
         for queue, entries in tx.dequeues:
-            self._forget(queue, [entry.seq for entry in entries])
+            self.unacked[queue.number].difference_update([entry.seq for entry in entries])
 
     def rollback(self, which: tuple[Transaction, list[Change]] | None = None) -> None:
         """An open transaction is forgotten."""
@@ -523,30 +497,6 @@ class Driver:
         self.trace.append(name)
         getattr(self, name)()
         self.turn()
-
-
-def open_engine(
-    fs: FaultyFileSystem, seed: int, options: StorageOptions, clock: ManualClock | None = None,
-    events: list[tuple[str, str]] | None = None,
-) -> StorageEngine:  # fmt: skip
-    """The engine of the one vhost that tests use."""
-
-    def on_event(kind: str, text: str) -> None:
-        if events is not None:
-            events.append((kind, text))
-
-    return StorageEngine(
-        fs, PATH, VHOST, clock=clock or ManualClock(), rng=random.Random(seed), options=options,
-        on_event=on_event,
-    )  # fmt: skip
-
-
-def close_quietly(engine: StorageEngine) -> None:
-    """Close what may have failed."""
-    try:
-        engine.close()
-    except (StorageError, OSError):
-        pass
 
 
 def _uses(tx: Transaction, queue: QueueIndex) -> bool:

@@ -1,4 +1,4 @@
-"""QueueIndex against a plain dict: any life of a queue leaves the same seqs, counts and sections."""
+"""QueueIndex against a plain dict: any life of a queue leaves the same seqs and counts."""
 
 import copy
 import random
@@ -21,9 +21,7 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.ticks = Ticks()
-        self.queue = QueueIndex(
-            FaultyFileSystem(), "/q.1", b"q", 1, 1, SLOTS, self.ticks, True
-        )
+        self.queue = QueueIndex(FaultyFileSystem(), "/q.1", b"q", 1, 1, SLOTS, self.ticks, True)
         self.model: Model = {}
         self.next_seq = 0
         self.attempts: dict[int, int] = {}
@@ -76,9 +74,7 @@ class Life:
         kept = sorted(self.rng.sample(live, self.rng.randint(0, min(3, len(live)))))
         dead = self.queue.purge(self.next_seq, self.queue.runs(self.entries(kept)))
         gone = set(live) - set(kept)
-        bits = {
-            n * SLOTS + rel for n, b in dead.items() for rel in range(SLOTS) if b[0] >> rel & 1
-        }
+        bits = {n * SLOTS + rel for n, b in dead.items() for rel in range(SLOTS) if b[0] >> rel & 1}
         assert bits <= gone
         assert {seq for seq in gone if self.model[seq][1]} <= bits
         self.model = {seq: self.model[seq] for seq in kept}
@@ -147,9 +143,7 @@ class Life:
         assert not set(dead) & set(queue.segments)
 
 
-def check_section(
-    section: Section, model: Model, next_seq: int, attempts: dict[int, int]
-) -> None:
+def check_section(section: Section, model: Model, next_seq: int, attempts: dict[int, int]) -> None:
     segments = section.segments
     assert [s for n in sorted(segments) for s in segments[n].seqs(SLOTS)] == sorted(model)
     assert section.next_seq == next_seq

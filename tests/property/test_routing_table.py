@@ -1,4 +1,4 @@
-"""RoutingTable: a snapshot rebuilds the table, a capture is as of the cut, garbage changes nothing."""
+"""RoutingTable: a snapshot rebuilds it, a capture is as of the cut, garbage changes nothing."""
 
 import contextlib
 

@@ -30,6 +30,7 @@ from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.verify import Progress
 
 BAR_AFTER_S = 1.0
+DRAW_EVERY_S = 0.1
 
 DIRECTORY = click.argument("directory", metavar="DIR")
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell progress in a pipe too.")
@@ -166,16 +167,16 @@ def backup(directory: str, into: str) -> None:
         engines: list[StorageEngine] = []
         try:
             for name in data.vhost_names():
-                engines.append(  # noqa: PERF401 - those that are open must be closed
-                    StorageEngine(
-                        fs, data.vhost_path(name), name, clock=SystemClock(),
-                        rng=random.SystemRandom(),
-                    )
+                engine = StorageEngine(
+                    OsFileSystem(workers=0), data.vhost_path(name), name, clock=SystemClock(),
+                    rng=random.SystemRandom(),
                 )  # fmt: skip
+                engines.append(engine)
             parts = backups.backup(engines, into)
         finally:
             for engine in engines:
                 engine.close()
+                engine.fs.close()
             data.close()
     linked = sum(part.linked for part in parts)
     copied = sum(part.copied for part in parts)
@@ -201,6 +202,10 @@ def _is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def _has_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
 def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A drawn table on a terminal, else lines of fields separated by tabs."""
     if not rows:
@@ -224,7 +229,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 @contextmanager
 def _progress(verbose: bool) -> Iterator[Progress | None]:
     """How far the work is: a bar if it takes longer than a second, on a terminal; lines with -v."""
-    if not sys.stderr.isatty():
+    if not _has_terminal():
         yield _lines() if verbose else None
         return
     bar = _Bar()
@@ -252,24 +257,30 @@ class _Bar:
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._begun = self._clock.monotonic()
+        self._next = 0.0
         self._tasks: dict[str, int] = {}
         self._drawn: object = None
 
     def update(self, what: str, done: int, total: int) -> None:
-        if self._clock.monotonic() - self._begun < BAR_AFTER_S:
+        now = self._clock.monotonic()
+        if now - self._begun < BAR_AFTER_S or (now < self._next and done < total):
             return
+        self._next = now + DRAW_EVERY_S
         from rich.console import Console
         from rich.progress import Progress as RichProgress
         from rich.progress import TaskID
 
         if self._drawn is None:
-            self._drawn = RichProgress(console=Console(stderr=True), transient=True)
+            self._drawn = RichProgress(
+                console=Console(stderr=True), transient=True, auto_refresh=False
+            )
             self._drawn.start()
         bar = self._drawn
         assert isinstance(bar, RichProgress)
         if what not in self._tasks:
             self._tasks[what] = bar.add_task(what)
         bar.update(TaskID(self._tasks[what]), completed=done, total=max(total, 1))
+        bar.refresh()
 
     def close(self) -> None:
         if self._drawn is not None:

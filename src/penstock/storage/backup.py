@@ -232,8 +232,8 @@ class Backup:
 
 
 def backup(engines: list[StorageEngine], directory: str) -> list[Backup]:
-    """A whole backup of these engines, which share a file system, now. `directory` must be free
-    or an unfinished backup (NotAStoreError). Fails as the head of this module says."""
+    """A whole backup of these engines, now; each has a FileSystem of its own, over the same disk.
+    `directory` must be free or an unfinished backup (NotAStoreError). Fails as the head says."""
     fresh = FreshDirectory(engines[0].fs, directory, "a backup")
     done: list[Backup] = []
     try:

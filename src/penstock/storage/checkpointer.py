@@ -41,6 +41,7 @@ SYNC: Final = "sync"
 WRITE: Final = "write"
 CLEAN: Final = "clean"
 CHUNK: Final = 256  # entries written between two looks at the clock
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 ROW_BYTES: Final = 64  # what an entry of a section is counted for, beside its header
 
 
@@ -89,6 +90,7 @@ class Checkpointer:
         self._writing: Writing | None = None
         self._sections: list[bytes] = []  # encoded QUEUE sections
         self._leaving: list[tuple[int, int]] = []  # (store file, id): bodies of rows that got slots
+        self._states: list[FileState] | None = None  # of the store, once it is captured
         self._encoded: list[tuple[int, bytes]] = []
         self._reaping: dict[tuple[int, int], bytearray] = {}
         self._dead: list[tuple[int, int]] = []
@@ -218,6 +220,8 @@ class Checkpointer:
         """All queues are done: bodies of the small ones into one store file, encode the rest."""
         state = self._engine.state
         store = state.store
+        if self._states is None:  # what may fail comes first: this may be called again
+            self._states = self._store_states()
         bodies: dict[int, tuple[bytes, int]] = {}
         with_body: list[tuple[Small, int, Row]] = []
         for small in self._small:
@@ -230,6 +234,7 @@ class Checkpointer:
         file = 0
         if bodies:
             file = store.write_sealed([(id, body, n) for id, (body, n) in sorted(bodies.items())])
+            self._states.append(store.state_of(file))
         for _, _, row in with_body:
             row.body_file = file
         slots = state.slots
@@ -242,7 +247,7 @@ class Checkpointer:
             (checkpoint.HEAD, self._head.encode()),
             (checkpoint.TOPOLOGY, checkpoint.encode_topology(state.routing.capture())),
             *((checkpoint.QUEUE, data) for data in self._sections),
-            *((checkpoint.STORE, s.encode()) for s in self._store_states(file)),
+            *((checkpoint.STORE, s.encode()) for s in self._states),
             (checkpoint.REAPING, checkpoint.encode_reaping(self._reaping)),
         ]
         for small in self._small:
@@ -253,15 +258,12 @@ class Checkpointer:
                     store.unref(row.body_file, row.message.id)
         self._start_sync()
 
-    def _store_states(self, file: int) -> list[FileState]:
-        """The store as of the cut, with the references of this checkpoint's sections."""
-        store = self._engine.state.store
-        states = store.capture()
+    def _store_states(self) -> list[FileState]:
+        """The store as of the cut, without the references of rows that got slots."""
+        states = self._engine.state.store.capture()
         for number, id in self._leaving:
             if number:
                 next(s for s in states if s.answers_for(number)).unref(id)
-        if file:
-            states.append(store.state_of(file))
         return states
 
     # ---- sync, write, clean --------------------------------------------------------------------
@@ -322,7 +324,7 @@ class Checkpointer:
         )
 
     def _failed_write(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in FULL:
             self.give_up(error)
         else:
             self._engine.stop(error)
@@ -342,6 +344,8 @@ class Checkpointer:
     def _written(self, number: int) -> None:
         """CURRENT names the new checkpoint: what nothing names any more may go [6]."""
         engine = self._engine
+        if engine.failed is not None:
+            return  # either one is right for the next start, and nothing more is touched [10]
         state = engine.state
         old, self.number = self.number, number
         self.count += 1

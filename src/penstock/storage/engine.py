@@ -421,6 +421,8 @@ class StorageEngine:
 
     def _complete_other(self, token: int, result: object) -> None:
         done, failed = self._ops.pop(token)
+        if self.failed is not None:
+            return  # nothing goes on from here [10]
         if isinstance(result, BaseException):
             failed(result)
         else:

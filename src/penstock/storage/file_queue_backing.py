@@ -30,10 +30,10 @@ import struct
 from typing import Final
 from zlib import crc32
 
-from penstock.errors import CorruptionError, NotAStoreError, StorageError, SyncFailedError
+from penstock.errors import CorruptionError, StorageError, SyncFailedError
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.queue_backing import Address, QueueBacking
-from penstock.storage.store_file import create_file
+from penstock.storage.store_file import create_file, discard, make_directory
 from penstock.storage.store_state import OWN_FILE, OwnState
 from penstock.storage.store_sync import Unsynced, UnsyncedFile
 
@@ -239,8 +239,7 @@ class FileQueueBacking(QueueBacking):
         size = self._header(number, id)[1]
         self._touch()
         state.set_refs(number, state.refs(number) + n, size)
-        if number >= state.next_number:
-            state.next_number = number + 1
+        state.next_number = max(state.next_number, number + 1)
 
     def unref(self, file: int, id: int, n: int = 1) -> bool:
         """``n`` fewer references; True if the body is dead now. StorageError if it had fewer.
@@ -311,9 +310,6 @@ class FileQueueBacking(QueueBacking):
         self._state.trim(floor)
         return paths
 
-    def _is_dead(self, number: int) -> bool:
-        return not self._state.refs(number) and number not in self._owners
-
     @property
     def live_bytes(self) -> int:
         """Bytes of bodies that have a reference."""
@@ -342,10 +338,9 @@ class FileQueueBacking(QueueBacking):
         found = 0
         for name in self.fs.list(self.path):
             at = _bin_of(name)
-            if at < 0 or not self.fs.is_dir(f"{self.path}/{name}"):
-                continue
-            self._bins[at] = True
-            found += self._restore_bin(at)
+            if at >= 0 and self.fs.is_dir(f"{self.path}/{name}"):
+                self._bins[at] = True
+                found += self._restore_bin(at)
         self.unsynced.mark_directory(self.path)
         if found < self._state.live_count:
             for number in self._state.numbers():
@@ -357,7 +352,6 @@ class FileQueueBacking(QueueBacking):
         """Live files in one bin; the others are noted and made sure."""
         found = 0
         directory = f"{self.path}/{at:02x}"
-        is_marked = False
         for name in self.fs.list(directory):
             number = _number_of(name)
             if number < 0 or number & 0xFF != at:
@@ -366,11 +360,8 @@ class FileQueueBacking(QueueBacking):
                 found += 1
                 continue
             self._untrusted.append(number)
-            if number >= self._state.next_number:
-                self._state.next_number = number + 1
-            if not is_marked:
-                self.unsynced.mark_directory(directory)
-                is_marked = True
+            self._state.next_number = max(self._state.next_number, number + 1)
+            self.unsynced.mark_directory(directory)
             path = f"{directory}/{name}"
             handle = self.fs.open(path)
             try:
@@ -425,22 +416,20 @@ class FileQueueBacking(QueueBacking):
     def drop(self, number: int, written: UnsyncedFile | None) -> None:
         """A spool is aborted."""
         self._spooling.pop(number, None)
-        if written is None:
-            return
-        file = written.file
-        if file is not None:
-            file.close()
+        if written is not None:
+            file = written.file
+            assert file is not None, "a spool's file is open until it is finished"
             written.file = None
-        try:
-            self.fs.unlink(written.path)
-        except OSError:
-            pass  # an orphan: the next start finds and deletes it
+            discard(self.fs, written.path, file)
 
     def close(self) -> None:
         """Close handles that wait for a sync."""
         self.unsynced.close()
 
     # ---- helpers ---------------------------------------------------------------------------
+
+    def _is_dead(self, number: int) -> bool:
+        return not self._state.refs(number) and number not in self._owners
 
     def _touch(self) -> None:
         """Something changes: keep the state of the cut, if there was one."""
@@ -493,13 +482,6 @@ class FileQueueBacking(QueueBacking):
                 f"found file {found} of vhost {vhost:016x}"
             )  # fmt: skip
         return (id, size, crc)
-
-
-def make_directory(fs: FileSystem, path: str) -> None:
-    """The directory of a store. Raises NotAStoreError when there is a file, OSError."""
-    if fs.exists(path) and not fs.is_dir(path):
-        raise NotAStoreError(path, "expected a directory, found a file")
-    fs.mkdir(path)
 
 
 def _bin_of(name: str) -> int:

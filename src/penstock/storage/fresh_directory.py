@@ -33,8 +33,8 @@ class FreshDirectory:
             if not fs.is_dir(self.path):
                 raise NotAStoreError(self.path, "it is a file, expected a free path")
             names = fs.list(self.path)
-            if "VERSION" in names or (names and MARK not in names):
-                text = f"expected a free path, it has {names[0]!r} in it"
+            if "VERSION" in names or (set(names) - {"LOCK"} and MARK not in names):
+                text = f"expected a free path, it has {names[-1]!r} in it"
                 raise NotAStoreError(self.path, text)
         elif not fs.is_dir(parent):
             raise NotAStoreError(parent, "there is no such directory")

@@ -41,10 +41,10 @@ from typing import Final
 
 from penstock.errors import CorruptionError, OptionError
 from penstock.storage.append_files import AppendFiles
-from penstock.storage.file_queue_backing import FileQueueBacking, Spool, make_directory
+from penstock.storage.file_queue_backing import FileQueueBacking, Spool
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.queue_backing import Address, QueueBacking
-from penstock.storage.store_file import BODY_BYTES_MAX
+from penstock.storage.store_file import BODY_BYTES_MAX, make_directory
 from penstock.storage.store_state import OWN_FILE, FileState, OwnState
 from penstock.storage.store_sync import SyncOp, Unsynced
 

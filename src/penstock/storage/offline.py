@@ -98,13 +98,17 @@ class Offline:
             return
         self._locks.append(fs.lock(directory + "/LOCK"))
         stub = directory + "/.vhost"
-        name = fs.read(stub).removesuffix(b"\n") if fs.exists(stub) else b""
+        has_stub = fs.exists(stub)
+        name = fs.read(stub).removesuffix(b"\n") if has_stub else b""
         number = _number_of(directory.rpartition("/")[2])
+        is_named = number >= 0
         if number < 0:
             number = _number_in_headers(fs, directory)
         if number < 0:
             number = vhost_number(name)
-        if vhost_number(name) != number:
+        if not has_stub and is_named:
+            self.faults.append(CorruptionError(stub, 0, "it is missing"))
+        elif has_stub and vhost_number(name) != number:
             what = f"expected the name with hash {number:016x}, found {name[:60]!r}"
             self.faults.append(CorruptionError(stub, 0, what))
             name = b""

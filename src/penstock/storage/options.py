@@ -48,7 +48,8 @@ class StorageOptions:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(value) is not int and not (f.type is float and type(value) is float):
-                raise OptionError(f.name, value, "a number" if f.type is float else "a whole number")
+                kind = "a number" if f.type is float else "a whole number"
+                raise OptionError(f.name, value, kind)
         slots = self.segment_slots
         if not 4 <= slots <= 4096 or slots & (slots - 1):
             raise OptionError("segment_slots", str(slots), "a power of two from 4 to 4096")

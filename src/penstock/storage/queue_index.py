@@ -336,6 +336,8 @@ class QueueIndex:
 
     def skip_to(self, seq: int) -> None:
         """After an unclean stop no seq below this is given again [9]."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
         if seq > self.next_seq:
             self.next_seq = seq
             tail = self._tail
@@ -415,13 +417,7 @@ class QueueIndex:
                 if segment.has(at, self.slots):
                     return at
         later = [n for n, s in self.segments.items() if n > number and s.count]
-        if not later:
-            return -1
-        first = self.segments[min(later)]
-        for at in range(first.lo, first.hi):
-            if first.has(at, self.slots):
-                return at
-        return -1
+        return self.next_live(self.segments[min(later)].lo) if later else -1
 
     def live_seqs(self) -> list[int]:
         """All live persistent seqs, ascending (for verify, small queues and tests)."""
@@ -470,7 +466,7 @@ class QueueIndex:
                     file.pwrite(text, 0)
                 finally:
                     file.close()
-                self.ticks.dirty_stubs.append(stub)
+            self.ticks.dirty_stubs.append(stub)  # a run before, killed, may not have synced it
             self.ticks.dirty_directories[self.path] = None
             self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
             self._has_directory = True

@@ -122,7 +122,7 @@ class _VhostSalvage:
         slots = guess_slots(looked_at, path)
         manifest = read_checkpoint(looked_at, path, vhost.number, slots, losses)
         log = read_log(looked_at, path + "/wal", vhost.number, losses)
-        if manifest is None and log:
+        if manifest is None and log.records:
             text = "without a checkpoint, what was acknowledged before its log begins may come back"
             losses.append(Problem(path + "/CURRENT", 0, text))
         losses += gaps(log, manifest.head.cut_lsn if manifest is not None else -1)

@@ -3,7 +3,8 @@
 Recovery stops at the first bad record and asks whether that may be; salvage has been told to go on.
 In each segment groups are looked for at every multiple of 64; in a group with a bad record the next
 good one is found by its LSN, which is known. Records are put in order by LSN, and what is missing
-between them is told as a gap.
+between them is told as a gap; so is what is missing behind the last one, where any header says that
+more was on the disk.
 
 A segment whose header is damaged has lost its salt, and with it the seed of every checksum in it.
 But CRC-32 can be run backwards: from the first group header and its checksum follows the seed, and
@@ -52,10 +53,19 @@ class FoundRecord:
         self.record: Record = found
 
 
-def read_log(
-    fs: FileSystem, directory: str, vhost: int, losses: list[Problem]
-) -> list[FoundRecord]:
-    """All records that verify, by LSN; damage goes to `losses`. OSError."""
+class FoundLog:
+    """records: by LSN. claim: the highest LSN that a header says was on the disk, and where."""
+
+    def __init__(self) -> None:
+        self.records: list[FoundRecord] = []
+        self.claim: int = -1
+        self.claim_path: str = ""
+        self.claim_position: int = 0
+
+
+def read_log(fs: FileSystem, directory: str, vhost: int, losses: list[Problem]) -> FoundLog:
+    """All records that verify; damage goes to `losses`. OSError."""
+    log = FoundLog()
     by_lsn: dict[int, FoundRecord] = {}
     names = fs.list(directory) if fs.is_dir(directory) else []
     for name in sorted(names):
@@ -71,14 +81,18 @@ def read_log(
                 del by_lsn[lsn]
         for found in records:
             by_lsn[found.lsn] = FoundRecord(path, found)
-    return [by_lsn[lsn] for lsn in sorted(by_lsn)]
+        if segment.claim > log.claim:
+            log.claim, log.claim_path = segment.claim, path
+            log.claim_position = segment.claim_position
+    log.records = [by_lsn[lsn] for lsn in sorted(by_lsn)]
+    return log
 
 
-def gaps(found: list[FoundRecord], after_lsn: int) -> list[Problem]:
+def gaps(log: FoundLog, after_lsn: int) -> list[Problem]:
     """The LSNs that are missing above `after_lsn`; -1: nothing is missing before the first."""
     missing: list[Problem] = []
     last = after_lsn
-    for one in found:
+    for one in log.records:
         lsn = one.record.lsn
         if lsn <= after_lsn:
             continue
@@ -86,6 +100,9 @@ def gaps(found: list[FoundRecord], after_lsn: int) -> list[Problem]:
             text = f"records {last + 1} to {lsn - 1}, which belong before this one, are lost"
             missing.append(Problem(one.path, one.record.offset, text))
         last = lsn
+    if log.claim > max(last, 0):
+        text = f"it says that record {log.claim} was on the disk; all behind {last} are lost"
+        missing.append(Problem(log.claim_path, log.claim_position, text))
     return missing
 
 
@@ -118,11 +135,15 @@ class _Segment:
         self.path = path
         self.losses: list[Problem] = []
         self.chain: Chain | None = None
+        self.claim = -1
+        self.claim_position = CHAIN_OFFSET
         self._data = data
         self._number = number
         self._seed = self._find_seed(vhost)
         if self._seed >= 0 and len(data) >= FIRST_GROUP_OFFSET:
             self.chain = decode_chain(data[CHAIN_OFFSET:], self._seed)
+            if self.chain is not None:
+                self.claim = max(self.chain.prev_lsn, self.chain.durable_lsn)
 
     def _find_seed(self, vhost: int) -> int:
         """The seed of the checksums, or -1."""
@@ -156,6 +177,8 @@ class _Segment:
             if group is None or at < end:
                 at = data.find(b"PGRP", at + 1)
                 continue
+            if group.durable_lsn > self.claim:
+                self.claim, self.claim_position = group.durable_lsn, at
             start = at + GROUP_HEADER_BYTES
             end = start + group.length
             self._read_group(group, start, min(end, len(data)), found)

@@ -39,7 +39,7 @@ from penstock.storage.queue_segment import (
     queue_seed,
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
-from penstock.storage.salvage_log import FoundRecord
+from penstock.storage.salvage_log import FoundLog, FoundRecord
 from penstock.storage.verify import Problem
 
 DEFAULT_SLOTS: Final = 4096
@@ -109,7 +109,7 @@ class SalvagedVhost:
 
     # ---- the state -----------------------------------------------------------------------------
 
-    def load(self, manifest: Manifest | None, log: list[FoundRecord]) -> None:
+    def load(self, manifest: Manifest | None, log: FoundLog) -> None:
         """Fold the log over the checkpoint."""
         cut = -1
         if manifest is not None:
@@ -121,7 +121,7 @@ class SalvagedVhost:
         for queue in self.queues.values():
             if not queue.has_section:
                 self._take_all_slots(queue)
-        for found in log:
+        for found in log.records:
             if found.record.lsn > cut:
                 self._apply(found)
             else:
@@ -274,9 +274,7 @@ class SalvagedVhost:
             path = f"{queue.path}/{segment}{ending}"
             if not self.fs.exists(path):
                 continue
-            wanted = _HEADER.pack(
-                magic, VERSION, 0, self.vhost, queue.number, segment, self.slots
-            )
+            wanted = _HEADER.pack(magic, VERSION, 0, self.vhost, queue.number, segment, self.slots)
             wanted = (wanted + _U32.pack(crc32(wanted))).ljust(HEADER_BYTES, b"\0")
             file = self.fs.open(path)
             try:

@@ -21,6 +21,7 @@ deleted stays.
 """
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 from penstock.clock import Clock
@@ -92,6 +93,8 @@ class SegmentPool:
         self.in_use: list[Segment] = []
         self.ahead: Segment | None = None
         self.ahead_error: DiskFullError | None = None
+        # Called when the disk is full and a segment is needed now: True if it has made room.
+        self.make_room: Callable[[], bool] | None = None
         self._clock: Clock = clock
         self._rng: random.Random = rng
         self._next_number: int = 1
@@ -186,7 +189,12 @@ class SegmentPool:
         self._next_number += 1
         salt = self._rng.getrandbits(64)
         spare = self._take_spare(size)
-        return prepare(self.fs, self.directory, self.vhost, number, size, salt, spare)
+        try:
+            return prepare(self.fs, self.directory, self.vhost, number, size, salt, spare)
+        except DiskFullError:
+            if self.make_room is None or not self.make_room():
+                raise
+        return prepare(self.fs, self.directory, self.vhost, number, size, salt, None)
 
     def _complete_ahead(self, result: object) -> None:
         if isinstance(result, DiskFullError):

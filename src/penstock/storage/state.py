@@ -29,7 +29,6 @@ from penstock.storage.queue_index import Limbo, QueueIndex, Ticks
 from penstock.storage.record import Run, StoreRef
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 
-
 ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
 
 

@@ -36,7 +36,8 @@ from bisect import bisect_left
 from typing import Final
 from zlib import crc32
 
-from penstock.errors import CorruptionError, VersionError
+from penstock.errors import CorruptionError, NotAStoreError, VersionError
+from penstock.native import mypyc_attr
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.store_state import RECORD_BYTES, BodyCounts, FileState
 from penstock.storage.store_sync import Unsynced, UnsyncedFile
@@ -61,9 +62,19 @@ _U32: Final = struct.Struct(">I")
 _BLOCK_SEED: Final = struct.Struct(">QII")
 INDEX_BLOCK: Final = 0xFFFFFFFF  # what the list of first ids has for the number of a block
 
+# Of every sealed file; never changed.
+_NO_IDS: "Final[array[int]]" = array("Q")
+_NO_ENTRIES: Final = bytearray()
 
+
+@mypyc_attr(acyclic=True)
 class StoreFile:
     """What RAM holds of one file: measures and counts; the table only until it is sealed."""
+
+    __slots__ = (
+        "by_id", "counts", "entries", "epoch", "first_ids", "hi", "ids", "is_combining",
+        "is_damaged", "is_sealed", "lo", "number", "owned", "total_bytes",
+    )  # fmt: skip
 
     def __init__(self, number: int, lo: int, hi: int) -> None:
         self.number: int = number
@@ -120,9 +131,13 @@ class StoreFile:
         """Its hint is written: the table leaves RAM."""
         if order is not None:
             self.counts = self.counts.permuted(order)
+        self.forget_table()
+
+    def forget_table(self) -> None:
+        """It is sealed: what it has in RAM for a table, it shares with all that are."""
         self.is_sealed = True
-        self.ids = array("Q")
-        self.entries = bytearray()
+        self.ids = _NO_IDS
+        self.entries = _NO_ENTRIES
         self.by_id = None
 
     def unseal(self, scanned: "StoreFile") -> None:
@@ -270,6 +285,13 @@ def _check_head(path: str, data: bytes, magic: bytes, length: int, vhost: int, n
 # ---- writing -----------------------------------------------------------------------------------
 
 
+def make_directory(fs: FileSystem, path: str) -> None:
+    """The directory of a store. Raises NotAStoreError when there is a file, OSError."""
+    if fs.exists(path) and not fs.is_dir(path):
+        raise NotAStoreError(path, "expected a directory, found a file")
+    fs.mkdir(path)
+
+
 def create_file(fs: FileSystem, path: str, header: bytes) -> File:
     """A new file with its header. Raises OSError, after which there is none."""
     file = fs.open(path, create=True)
@@ -354,7 +376,7 @@ class SealedWriter:
         )  # fmt: skip
         self.hint = write_hint(self.fs, self.hint_path, hint)
         file = StoreFile(self.number, self.lo, self.hi)
-        file.is_sealed = True
+        file.forget_table()
         file.total_bytes = self.total_bytes
         file.counts.set_size(len(table) // ENTRY_BYTES)
         return file

@@ -90,7 +90,7 @@ def _load_counted(tables: StoreTables, state: FileState, is_there: bool) -> Stor
     file = StoreFile(state.number, state.lo, state.hi)
     ids = state.ids
     if ids is None:
-        file.is_sealed = True
+        file.forget_table()
         file.total_bytes = state.total_bytes
         file.counts = state.counts.copy()
         end = HEADER_BYTES + file.total_bytes

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import StorageError
+from penstock.native import mypyc_attr
 
 OWN_FILE: Final = 0x80000000
 """Set in the file number of an address: the rest is the number of a file of one body."""
@@ -59,8 +60,11 @@ _PAIR: Final = struct.Struct(">II")
 _U32: Final = struct.Struct(">I")
 
 
+@mypyc_attr(acyclic=True)
 class BodyCounts:
     """References of the bodies of one file, by the place of their entry in its table."""
+
+    __slots__ = ("count", "extra", "live", "live_count", "many", "valid_bytes")
 
     def __init__(self) -> None:
         self.count: int = 0  # entries, alive or not

@@ -85,13 +85,13 @@ class Transaction:
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
         """Acknowledge entries, ascending by seq, when the transaction commits. ValueError for one
-        that it has already."""
+        that it has already, or that comes before a lower one: nothing happened."""
         self._check()
+        queue.runs(entries)  # they ascend
         for entry in entries:
-            place = (queue.number, entry.seq)
-            if place in self._taken:
+            if (queue.number, entry.seq) in self._taken:
                 raise ValueError(f"seq {entry.seq} is in this transaction already")
-            self._taken.add(place)
+        self._taken.update([(queue.number, entry.seq) for entry in entries])
         self.dequeues.append((queue, entries))
         self.log_bytes += 32 + 40 * len(entries)
 

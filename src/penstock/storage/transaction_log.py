@@ -588,6 +588,10 @@ class TransactionLog:
         self._check()
         self._pool.prepare_ahead()
 
+    def on_full(self, make_room: Callable[[], bool]) -> None:
+        """What to call when the disk is full and a segment is needed now; True: it made room."""
+        self._pool.make_room = make_room
+
     @property
     def ahead_error(self) -> DiskFullError | None:
         """Why no segment is prepared ahead, when the disk is full."""

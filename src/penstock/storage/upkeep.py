@@ -10,12 +10,11 @@ that are mostly garbage. Space: below `disk_free_limit` publishers are refused; 
 meets ENOSPC gives the reserve back and goes on, and if that does not help is given up.
 """
 
-import errno
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import SyncFailedError
 from penstock.storage import message_store_gc, record, recovery
-from penstock.storage.checkpointer import IDLE, SLICES, delete
+from penstock.storage.checkpointer import FULL, IDLE, SLICES, delete
 from penstock.storage.durability import OS
 from penstock.storage.record import StoreRef
 from penstock.storage.reserve import Reserve
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
 CHECK_DISK_S: Final = 1.0
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Upkeep:
@@ -39,6 +37,7 @@ class Upkeep:
         self._cut_at = engine.clock.monotonic()
         self._disk_at = engine.clock.monotonic()
         self._combining = False
+        engine.log.on_full(self.make_room)
 
     def tick(self, now: float) -> None:
         """See the head of this module."""
@@ -169,6 +168,15 @@ class Upkeep:
         return True
 
     # ---- space ---------------------------------------------------------------------------------
+
+    def make_room(self) -> bool:
+        """The log needs a segment now and the disk is full: publishers wait, acks, purges and
+        deletes go on with what the reserve had. False if there is no reserve."""
+        if not self.reserve.release():
+            return False
+        self._engine.blocked = True
+        self._engine.event("disk_full", "the log goes on in the room of the reserve")
+        return True
 
     def check_disk(self) -> None:
         """Refuse publishers below the limit of free space, until there is enough again."""

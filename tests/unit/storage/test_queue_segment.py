@@ -153,7 +153,7 @@ def test_every_bit_of_a_slot_is_checked() -> None:
 
 
 def test_a_damaged_slot_names_file_and_position() -> None:
-    fs, segments = written(Entry(24, message(b"a")), Entry(25, message(b"b")))
+    fs, _ = written(Entry(24, message(b"a")), Entry(25, message(b"b")))
     at = HEADER_BYTES + SLOT_BYTES
     fs.damage_flip("/3.qi", at + 12)
     with pytest.raises(CorruptionError, match="slot of seq 25 of queue 9") as caught:
@@ -276,9 +276,7 @@ def test_the_real_file_system_gives_the_same(tmp_path: object) -> None:
     segments.write([Entry(24 + i, m) for i, m in enumerate(list(KINDS.values())[:SLOTS])])
     segments.sync()
     segments.close()
-    for found, wanted in zip(
-        segments.messages(list(range(24, 32))), KINDS.values(), strict=False
-    ):
+    for found, wanted in zip(segments.messages(list(range(24, 32))), KINDS.values(), strict=False):
         same(found, wanted)
     segments.close()
     fs.close()

@@ -1,0 +1,270 @@
+"""The figures of the storage engine: measured, held against their goals, kept, rendered.
+
+    make bench                      all of it, less than six minutes
+    make bench ARGS=--quick         the same with smaller numbers, less than a minute
+    python bench/run.py --render    docs/performance.md anew, from the last full run that was kept
+
+A full run is appended to bench/results/storage.jsonl with commit, machine and date, and rendered to
+docs/performance.md; a quick one only if --save says so. Every scenario is a process of its own
+(storage.py). The kill -9 is a real one, of a process that has just written that log. "pure" is the
+same source from src/, uncompiled.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import Goal, facts, goals, render, save, show
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SMALL = 256  # bytes of body, unless something else is said
+TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
+
+Result = dict[str, Any]
+
+
+class Bench:
+    """Runs the scenarios in `data`, a directory on the disk that is measured."""
+
+    def __init__(self, data: Path, *, is_quick: bool, say: Callable[[str], None]) -> None:
+        self.data = data
+        self.is_quick = is_quick
+        self.say = say
+        self.figures: Result = {}
+
+    def pick(self, quick: Any, full: Any) -> Any:
+        return quick if self.is_quick else full
+
+    def child(
+        self, scenario: str, store: str, *, is_pure: bool = False, is_killed: bool = False,
+        keep: bool = False, **given: Any,
+    ) -> Result:  # fmt: skip
+        """Run a scenario on the store of that name; its result. is_killed: kill it with SIGKILL
+        once it has told."""
+        path = self.data / store
+        environment = dict(os.environ)
+        environment.pop("PYTHONPATH", None)
+        if is_pure:
+            environment["PYTHONPATH"] = str(ROOT / "src")
+        arguments = json.dumps({"data": str(path), **given})
+        child = subprocess.Popen(
+            [sys.executable, str(HERE / "storage.py"), scenario, arguments],
+            stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if is_killed and line:
+            os.kill(child.pid, signal.SIGKILL)
+        child.stdout.read()
+        code = child.wait()
+        if code != (-signal.SIGKILL if is_killed else 0) or not line:
+            sys.exit(f"{scenario} ended with status {code}")
+        if not keep:
+            shutil.rmtree(path)
+        result: Result = json.loads(line)
+        return result
+
+    # ---- the scenarios ---------------------------------------------------------------------------
+
+    def cpu(self) -> None:
+        """CPU per message appended and dequeued, compiled and pure, `os` and `disk`."""
+        groups, runs = self.pick((100, 3), (400, 9))
+        common: Result = {"runs": runs, "size": SMALL, "group": 100}
+        for build, is_pure in (("compiled", False), ("pure", True)):
+            self.say(f"CPU per message, os, {build}")
+            found = self.child("cpu_os", "cpu", is_pure=is_pure, groups=groups, **common)
+            self.figures[f"os_{build}"] = found
+            self.say(f"CPU per message, disk, {build}")
+            found = self.child("cpu_disk", "cpu", is_pure=is_pure, groups=groups // 2, **common)
+            found["sync_wall"] = spread(found["sync_wall"])
+            found["sync_cpu"] = spread(found["sync_cpu"])
+            self.figures[f"disk_{build}"] = found
+
+    def bytes_and_syncs(self) -> None:
+        """Bytes per message and syncs per confirm."""
+        rows = []
+        for size in (100, 1 << 10, 64 << 10):
+            for group in (1, 10, 100, 1000):
+                self.say(f"bytes and syncs, disk, {size} B, groups of {group}")
+                if group * size > 16 << 20:
+                    groups = 1
+                else:
+                    groups = self.pick(5, max(4, min(100, (16 << 20) // (group * size))))
+                found = self.child(
+                    "bytes_and_syncs", "bytes", size=size, group=group, groups=groups
+                )
+                rows.append({"size": size, "group": group, **found})
+        self.figures["bytes"] = rows
+
+    def opening(self) -> None:
+        """Opening with backlogs: after an orderly stop, and after a kill -9 with the same tail."""
+        runs = self.pick(2, 3)
+        records = self.pick(5_000, 50_000)
+        rows = []
+        for count in self.pick((5_000, 50_000), (10_000, 100_000, 1_000_000)):
+            self.say(f"a backlog of {count:,} is made")
+            self.child("fill", "backlog", keep=True, count=count, size=SMALL)
+            clean, clean_cpu, dirty, replayed = [], [], [], 0
+            for run in range(runs):
+                self.say(f"backlog of {count:,}: open after a clean stop, run {run + 1}")
+                found = self.child("open_store", "backlog", keep=True)
+                clean.append(found["ms"])
+                clean_cpu.append(found["cpu_ms"])
+                self.say(f"backlog of {count:,}: kill -9, {records:,} records, run {run + 1}")
+                self.kill("publish", records, 0)
+                found = self.child("open_store", "backlog", keep=True)
+                dirty.append(found["ms"])
+                replayed = found["replayed"]
+            found = self.child("open_store", "backlog", keep=True, traced=True)
+            rows.append(
+                {"count": count, "clean_ms": clean, "kill_ms": dirty, "replayed": replayed,
+                 "ram": found["ram"], "messages": found["count"]}
+            )  # fmt: skip
+        self.figures["opening"] = rows
+        self.worst()
+
+    def worst(self) -> None:
+        """The log just below the size at which a checkpoint begins, and other hard tails, with the
+        largest backlog."""
+        limit = self.pick(8 << 20, TRIGGER) - (64 << 10)
+        many = self.pick(20_000, 1_000_000)
+        acks = self.pick(4_000, 200_000)
+        rows = []
+        for name, kind, records, size, log_bytes in (
+            ("publishes of 256 B up to the trigger", "publish", 1 << 40, SMALL, limit),
+            ("publishes of 4 KiB up to the trigger", "publish", 1 << 40, 4095, limit),
+            ("publishes of 16 B up to the trigger", "publish", many, 16, limit),
+            ("acks one by one", "ack", acks, SMALL, 0),
+        ):
+            times, cpu, found = [], [], {}
+            for run in range(self.pick(1, 3)):
+                self.say(f"kill -9 behind {name}, run {run + 1}")
+                told = self.kill(kind, records, log_bytes, size)
+                found = self.child("open_store", "backlog", keep=True)
+                times.append(found["ms"])
+                cpu.append(found["cpu_ms"])
+            replayed = found["replayed"]
+            rows.append(
+                {"name": name, "replayed": replayed, "ms": times, "cpu_ms": cpu,
+                 "cpu_us": [ms * 1e3 / replayed for ms in cpu], "log_bytes": told["log_bytes"]}
+            )  # fmt: skip
+        self.figures["worst"] = rows
+        shutil.rmtree(self.data / "backlog")
+
+    def kill(self, kind: str, records: int, log_bytes: int, size: int = SMALL) -> Result:
+        return self.child(
+            "tail", "backlog", is_killed=True, keep=True, kind=kind, records=records, size=size,
+            log_bytes=log_bytes,
+        )  # fmt: skip
+
+    def ram(self) -> None:
+        """RAM per message that is wholly on disk."""
+        small = self.pick([4_000, 24_000], [20_000, 100_000])
+        large = self.pick([2_000, 6_000], [4_000, 40_000])
+        rows = []
+        for name, size, own, is_hollow, steps in (
+            ("256 B, in its queue's segment", SMALL, 0, False, small),
+            ("32 KiB, in a file of the store", 32 << 10, 0, True, large),
+            ("in a file of its own (here from 32 KiB on)", 32 << 10, 1, True, large),
+        ):
+            self.say(f"RAM per message on disk: {name}")
+            found = self.child(
+                "ram", "ram", size=size, steps=steps, own_file_from=own, is_hollow=is_hollow
+            )
+            rows.append({"name": name, "steps": steps, **found})
+        self.figures["ram"] = rows
+
+
+def spread(values: list[float]) -> list[float]:
+    """The least, the median, the most."""
+    return [min(values), statistics.median(values), max(values)]
+
+
+class Progress:
+    """What is being measured: one line that changes on a terminal, plain lines in a pipe."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._status: Any = None
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._status = Console().status("")
+            self._status.start()
+
+    def __call__(self, text: str) -> None:
+        text = f"{time.monotonic() - self._started:5.0f} s  {text}"
+        if self._status is None:
+            print(text, flush=True)
+        else:
+            self._status.update(text)
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def measure(data: Path, *, is_quick: bool, only: list[str]) -> Result:
+    """All figures, or those of some scenarios."""
+    progress = Progress()
+    bench = Bench(data, is_quick=is_quick, say=progress)
+    scenarios = {
+        "cpu": bench.cpu, "bytes": bench.bytes_and_syncs, "opening": bench.opening,
+        "ram": bench.ram,
+    }  # fmt: skip
+    try:
+        for name, scenario in scenarios.items():
+            if not only or name in only:
+                scenario()
+    finally:
+        progress.end()
+        shutil.rmtree(data, ignore_errors=True)
+    return bench.figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, less than a minute")
+    parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "bench",
+                        help="on the disk to measure; deleted afterwards")  # fmt: skip
+    parser.add_argument("--only", action="append", default=[],
+                        choices=("cpu", "bytes", "opening", "ram"))  # fmt: skip
+    parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
+    parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
+    parser.add_argument("--render", action="store_true", help="only docs/performance.md anew")
+    given = parser.parse_args()
+    if given.render:
+        render()
+        return 0
+    if given.data.exists():
+        shutil.rmtree(given.data)
+    given.data.mkdir(parents=True)
+    found = {**facts(ROOT, given.data), "is_quick": given.quick}
+    started = time.monotonic()
+    found["figures"] = measure(given.data, is_quick=given.quick, only=given.only)
+    found["seconds"] = round(time.monotonic() - started, 1)
+    table: list[Goal] = goals(found["figures"])
+    show(found, table)
+    is_full = not given.quick and not given.only
+    if given.save or (is_full and not given.no_save):
+        save(found)
+    if is_full and not given.no_save:
+        render()
+    if given.json:
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""`penstock store`: what each command prints, and its exit code, on a real disk."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import store as cli_store
+from penstock.cli.main import main
+from penstock.clock import ManualClock
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.engine import StorageEngine
+from penstock.storage.filesystem import OsFileSystem
+from tests.helpers.tool_stores import OPTIONS, VHOST, fill
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A data directory with a bit of everything, stopped in order."""
+    path = str(tmp_path / "data")
+    fs = OsFileSystem(workers=0)
+    directory = DataDirectory(fs, path)
+    engine = StorageEngine(
+        fs, directory.vhost_path(VHOST), VHOST, clock=ManualClock(), rng=random.Random(1),
+        options=OPTIONS,
+    )  # fmt: skip
+    fill(engine)
+    engine.close()
+    directory.close()
+    fs.close()
+    return path
+
+
+def damage(data: str) -> Path:
+    """Flip a bit in a slot; returns the file."""
+    path = next(Path(data).glob("vhosts/*/queues/*.1/1.qi"))
+    content = bytearray(path.read_bytes())
+    content[64 + 32 + 7] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def forget_log(data: str) -> None:
+    """So that salvage cannot mend the slot from the log."""
+    for path in Path(data).glob("vhosts/*/wal/*"):
+        path.unlink()
+
+
+def test_verify(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "verify", data]) == 0
+    out, err = capsys.readouterr()
+    assert "0 problems" in out
+    assert "/\tbig\t14\t" in out
+    assert err == ""
+    path = damage(data)
+    assert main(["store", "verify", data]) == 65
+    assert f"problem: {path}: at byte 96: " in capsys.readouterr().out
+
+
+def test_verify_as_json_and_with_progress(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "verify", "-v", "--format", "json", data]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["problems"] == []
+    assert [queue["count"] for queue in found["queues"]] == [14, 2, 1]
+    assert "messages: 17 of 17" in err
+    damage(data)
+    assert main(["store", "verify", "--format", "json", data]) == 65
+    assert json.loads(capsys.readouterr().out)["problems"][0]["position"] == 96
+
+
+def test_dump(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = next(Path(data).glob("vhosts/*/queues/*.1/1.qi"))
+    assert main(["store", "dump", str(path)]) == 0
+    assert "slot seq 5 " in capsys.readouterr().out
+    assert main(["store", "dump", data]) == 0
+    out = capsys.readouterr().out
+    assert f"== {path}" in out
+    assert "DAMAGED" not in out
+
+
+def test_salvage(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, into = damage(data), str(tmp_path / "new")
+    forget_log(data)
+    before = {p: p.read_bytes() for p in Path(data).rglob("*") if p.is_file() and p.name != "LOCK"}
+    assert main(["store", "salvage", data, into]) == 65
+    out = capsys.readouterr().out
+    assert f"lost: {path}: at byte 96: " in out
+    assert f"16 messages are in {into}; 1 could not be read" in out
+    assert {p: p.read_bytes() for p in before} == before
+    assert main(["store", "verify", into]) == 0
+    assert main(["store", "salvage", data, into]) == 66
+    assert "expected a free path" in capsys.readouterr().err
+
+
+def test_salvage_of_a_whole_store(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = str(tmp_path / "new")
+    assert main(["store", "salvage", "--format", "json", data, into]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(queue["taken"] for queue in found["queues"]) == 17
+
+
+def test_stats(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "stats", data]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "messages\t17" in lines
+    assert "large bodies\t1\t1394" in lines
+    assert main(["store", "stats", "--format", "json", data]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["large bodies"] == [1, 1394]
+
+
+def test_backup(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = str(tmp_path / "copy")
+    assert main(["store", "backup", data, into]) == 0
+    assert "1 vhosts" in capsys.readouterr().out
+    for path in (data, into):
+        assert main(["store", "verify", path]) == 0
+        assert "17 messages" in capsys.readouterr().out
+    assert main(["store", "backup", data, into]) == 66
+
+
+@pytest.mark.parametrize("command", ["verify", "stats", "dump"])
+def test_a_wrong_path(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", command, str(tmp_path / "nowhere")]) == 66
+    err = capsys.readouterr().err
+    assert err.startswith("penstock: ")
+    assert "nowhere" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_store_in_use(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fs = OsFileSystem(workers=0)
+    lock = fs.lock(data + "/LOCK")
+    for command in ("verify", "stats"):
+        assert main(["store", command, data]) == 75
+        assert "locked by pid" in capsys.readouterr().err
+    lock.release()
+    fs.close()
+
+
+def test_another_version(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(data) / "VERSION").write_text("penstock 9\n")
+    assert main(["store", "verify", data]) == 65
+    assert "expected version penstock 1, found penstock 9" in capsys.readouterr().err
+
+
+def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["verfy"], ["verify"], ["stats", "--format", "xml", "x"], ["dump", "--all"]):
+        assert main(["store", *arguments]) == 64
+        assert capsys.readouterr().err
+
+
+def test_on_a_terminal_tables_are_drawn(
+    data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_store, "_is_terminal", lambda: True)
+    assert main(["store", "stats", data]) == 0
+    out = capsys.readouterr().out
+    assert "\t" not in out
+    assert "large bodies" in out
+
+
+def test_on_a_terminal_slow_work_has_a_bar(
+    data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_store, "_has_terminal", lambda: True)
+    monkeypatch.setattr(cli_store, "BAR_AFTER_S", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["store", "verify", data]) == 0
+    assert "messages" in capsys.readouterr().err

@@ -1,0 +1,436 @@
+"""Transactions: all or nothing, small, spooled, in parts, rolled back, or cut off by a crash."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from penstock.errors import (
+    DiskFullError,
+    StorageError,
+    TransactionTooLargeError,
+    UnknownQueueError,
+)
+from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.transaction_log import DISK, OS
+from tests.helpers.engine_rig import STORED, EngineRig
+from tests.helpers.faulty_filesystem import CrashNow
+
+BIG = b"B" * STORED
+CRASHES = ["lost", "kept", "killed"]
+STOPS = ["restart", *CRASHES]
+
+
+def stop(rig: EngineRig, how: str) -> None:
+    rig.restart() if how == "restart" else rig.crash(how)
+
+
+def texts(rig: EngineRig, name: bytes) -> list[bytes]:
+    return list(rig.bodies(rig.queue(name)).values())
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_publishes_and_dequeues_happen_together(how: str) -> None:
+    rig = EngineRig()
+    a, b = rig.declare(b"a", b"b")
+    rig.put(a, b"0", BIG, b"2")
+    tx = rig.engine.begin()
+    tx.publish([a, b], b"h", b"new")
+    tx.publish([b], b"", b"2" + BIG)
+    tx.dequeue(a, rig.entries(a, 0, 1))
+    assert (a.count, b.count) == (3, 0), "nothing happens before the commit"
+    lsn = tx.commit(DISK)
+    assert lsn == rig.engine.last_lsn
+    rig.engine.wait(lsn, DISK)
+    stop(rig, how)
+    assert texts(rig, b"a") == [b"2", b"new"]
+    assert texts(rig, b"b") == [b"new", b"2" + BIG]
+    assert rig.engine.state.store.live_count == 1
+
+
+def test_a_commit_tells_where_its_messages_are() -> None:
+    rig = EngineRig()
+    a, b = rig.declare(b"a", b"b")
+    rig.put(b, b"first")
+    tx = rig.engine.begin()
+    one, two = tx.publish([a, b], b"", b"one"), tx.publish([b], b"", b"two")
+    assert one.entries == []
+    tx.commit(DISK)
+    assert [(queue.name, entry.seq) for queue, entry in one.entries] == [(b"a", 0), (b"b", 1)]
+    assert [(queue.name, entry.seq) for queue, entry in two.entries] == [(b"b", 2)]
+
+
+def test_a_commit_that_is_not_durable_is_taken_back_whole_by_a_power_cut() -> None:
+    rig = EngineRig()
+    a, b = rig.declare(b"a", b"b")
+    rig.put(a, b"0")
+    tx = rig.engine.begin()
+    tx.publish([a, b], b"", b"new")
+    tx.publish([b], b"", BIG)
+    tx.dequeue(a, rig.entries(a, 0))
+    tx.commit(OS)
+    rig.engine.flush()
+    rig.crash("lost")
+    assert (texts(rig, b"a"), texts(rig, b"b")) == ([b"0"], [])
+    assert rig.engine.state.store.live_count == 0
+
+
+def test_an_empty_transaction_commits() -> None:
+    rig = EngineRig()
+    rig.engine.wait(rig.engine.begin().commit(DISK), DISK)
+    rig.crash("lost")
+
+
+# ---- rollback ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_rolled_back_transaction_leaves_nothing(how: str) -> None:
+    rig = EngineRig(tx_spool_bytes=100)
+    queue = rig.queue()
+    rig.put(queue, b"0")
+    lsn = rig.engine.last_lsn
+    tx = rig.engine.begin()
+    for _ in range(4):
+        tx.publish([queue], b"", b"x" * 60)
+    tx.publish([queue], b"", BIG)
+    tx.dequeue(queue, rig.entries(queue, 0))
+    tx.rollback()
+    assert rig.engine.last_lsn == lsn
+    assert rig.bodies(queue) == {0: b"0"}
+    assert rig.engine.state.store.live_count == 0
+    rig.engine.checkpoint()
+    stop(rig, how)
+    assert rig.bodies(rig.queue()) == {0: b"0"}
+    rig.engine.checkpoint()
+    assert rig.engine.state.store.live_count == 0
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_after_its_end_a_transaction_takes_nothing_more(end: str) -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"0")
+    tx = rig.engine.begin()
+    tx.commit(DISK) if end == "commit" else tx.rollback()
+    for call in (
+        lambda: tx.publish([queue], b"", b"x"),
+        lambda: tx.dequeue(queue, rig.entries(queue, 0)),
+        lambda: tx.commit(DISK),
+        lambda: tx.rollback(),
+    ):
+        with pytest.raises(StorageError, match="the transaction is over"):
+            call()
+    assert queue.count == 1
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_an_unfinished_transaction_leaves_nothing_after_a_crash(how: str) -> None:
+    rig = EngineRig(tx_spool_bytes=0, own_file_from=1000)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    tx.publish([queue], b"", b"spooled")
+    tx.publish([queue], b"", b"V" * 1500)
+    rig.engine.checkpoint()
+    rig.crash(how)
+    assert rig.queue().count == 0
+    rig.engine.checkpoint()
+    assert rig.engine.state.store.live_count == 0
+    assert not [n for n in rig.fs.names() if n.endswith(".msg")]
+
+
+# ---- wrong -------------------------------------------------------------------------------------
+
+
+def test_the_same_entry_twice_in_one_transaction_is_an_error() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"0", b"1")
+    tx = rig.engine.begin()
+    tx.dequeue(queue, rig.entries(queue, 0))
+    with pytest.raises(ValueError, match="in this transaction already"):
+        tx.dequeue(queue, rig.entries(queue, 0))
+    tx.commit(DISK)
+    assert queue.live_seqs() == [1]
+
+
+def test_a_refused_dequeue_leaves_the_transaction_as_it_was() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"0", b"1")
+    tx = rig.engine.begin()
+    tx.dequeue(queue, rig.entries(queue, 0))
+    for wrong in ((0, 1), (1, 1), (1, 0)):
+        with pytest.raises(ValueError, match=r"already|ascend"):
+            tx.dequeue(queue, [rig.engine.entry(queue, seq) for seq in wrong])
+    tx.dequeue(queue, rig.entries(queue, 1))
+    tx.commit(DISK)
+    assert queue.count == 0
+
+
+def test_an_entry_that_died_meanwhile_rolls_all_back() -> None:
+    rig = EngineRig(tx_spool_bytes=0)
+    queue = rig.queue()
+    rig.put(queue, b"0", b"1")
+    tx = rig.engine.begin()
+    tx.publish([queue], b"", BIG)
+    tx.dequeue(queue, rig.entries(queue, 0, 1))
+    rig.ack(queue, 0)
+    with pytest.raises(ValueError, match="not alive"):
+        tx.commit(DISK)
+    assert rig.bodies(queue) == {1: b"1"}
+    assert not tx.is_open
+    assert rig.engine.state.store.live_count == 0
+
+
+def test_a_publish_to_what_cannot_take_it_is_refused_at_once() -> None:
+    rig = EngineRig()
+    queue, gone = rig.declare(b"q", b"gone")
+    passing = rig.engine.declare_queue(b"passing", is_durable=False)
+    rig.engine.delete_queue(gone)
+    tx = rig.engine.begin()
+    with pytest.raises(UnknownQueueError):
+        tx.publish([gone], b"", b"x")
+    for wrong in ([passing], [queue, queue], []):
+        with pytest.raises(ValueError, match=r"transient|one queue at least"):
+            tx.publish(wrong, b"", b"x")
+    tx.commit(DISK)
+    assert queue.count == 0
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_queue_deleted_before_the_commit_is_left_out(how: str) -> None:
+    rig = EngineRig(tx_spool_bytes=0)
+    a, b = rig.declare(b"a", b"b")
+    rig.put(a, b"0")
+    rig.put(b, b"0")
+    tx = rig.engine.begin()
+    tx.publish([a, b], b"", BIG)
+    tx.publish([a], b"", b"only a")
+    tx.dequeue(a, rig.entries(a, 0))
+    tx.dequeue(b, rig.entries(b, 0))
+    rig.engine.delete_queue(a)
+    rig.engine.wait(tx.commit(DISK), DISK)
+    stop(rig, how)
+    assert texts(rig, b"b") == [BIG]
+    assert rig.engine.state.store.live_count == 1
+
+
+def test_beyond_the_limit_a_commit_is_refused_whole_and_rolled_back() -> None:
+    rig = EngineRig(tx_bytes_max=1000, tx_spool_bytes=10_000)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    for _ in range(20):
+        tx.publish([queue], b"", b"x" * 100)
+    tx.publish([queue], b"", BIG)
+    lsn = rig.engine.last_lsn
+    with pytest.raises(TransactionTooLargeError) as caught:
+        tx.commit(DISK)
+    assert caught.value.limit_bytes == 1000 < caught.value.size_bytes
+    assert (queue.count, rig.engine.last_lsn, tx.is_open) == (0, lsn, False)
+    assert rig.engine.state.store.live_count == 0
+
+
+def test_spooled_bodies_do_not_count_as_log_bytes() -> None:
+    rig = EngineRig(tx_bytes_max=1000, tx_spool_bytes=0)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    for n in range(8):
+        tx.publish([queue], b"", b"%d" % n * 1000)
+    tx.commit(DISK)
+    assert queue.count == 8
+
+
+# ---- spooling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_bodies_beyond_the_limit_leave_ram_as_they_come(how: str) -> None:
+    rig = EngineRig(tx_spool_bytes=100)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    made = [tx.publish([queue], b"", b"%d" % n * 60).message for n in range(5)]
+    assert [m.store_file != 0 for m in made] == [False, True, True, True, True]
+    assert [m.body is None for m in made] == [False, True, True, True, True]
+    rig.engine.checkpoint()
+    rig.engine.wait(tx.commit(DISK), DISK)
+    assert list(rig.bodies(queue).values()) == [b"%d" % n * 60 for n in range(5)]
+    stop(rig, how)
+    assert list(rig.bodies(rig.queue()).values()) == [b"%d" % n * 60 for n in range(5)]
+    assert rig.engine.state.store.live_count == 4
+
+
+def test_spooled_bodies_survive_checkpoints_and_combining_until_the_commit() -> None:
+    rig = EngineRig(tx_spool_bytes=0, msg_store_file_size_limit=256)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    for n in range(6):
+        tx.publish([queue], b"", b"%d" % n + BIG)
+        rig.put(queue, b"dead" + BIG)
+        rig.ack(queue, n)
+        rig.engine.sync()
+        rig.engine.checkpoint()
+        rig.settle()
+    rig.engine.wait(tx.commit(DISK), DISK)
+    rig.crash("lost")
+    assert list(rig.bodies(rig.queue()).values()) == [b"%d" % n + BIG for n in range(6)]
+
+
+def test_a_body_that_cannot_be_spooled_leaves_the_transaction_as_it_was() -> None:
+    rig = EngineRig(tx_spool_bytes=0)
+    queue = rig.queue()
+    tx = rig.engine.begin()
+    tx.publish([queue], b"", b"0")
+    rig.fs.fail(errno.ENOSPC, kinds={"pwrite", "create"}, path="msg_store_persistent")
+    with pytest.raises(DiskFullError):
+        tx.publish([queue], b"", b"1")
+    assert rig.engine.blocked
+    with pytest.raises(DiskFullError):
+        tx.commit(DISK)
+    rig.engine.blocked = False
+    tx.commit(DISK)
+    assert rig.bodies(queue) == {0: b"0"}
+
+
+def test_a_blocked_engine_still_commits_acks() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"0")
+    tx = rig.engine.begin()
+    tx.dequeue(queue, rig.entries(queue, 0))
+    rig.engine.blocked = True
+    tx.commit(DISK)
+    assert queue.count == 0
+
+
+# ---- parts -------------------------------------------------------------------------------------
+
+LARGE: dict[str, Any] = {"tx_record_bytes": 400, "tx_part_bytes": 120, "tx_spool_bytes": 600}
+
+
+def large(rig: EngineRig, n: int = 20) -> None:
+    """A commit in parts: n messages to a, each third also to b, and an ack of b's first."""
+    a, b = rig.queue(b"a"), rig.queue(b"b")
+    tx = rig.engine.begin()
+    for i in range(n):
+        tx.publish([a, b] if i % 3 == 0 else [a], b"h%d" % i, (b"%d" % i).ljust(50, b"."))
+    tx.dequeue(b, rig.entries(b, 0))
+    tx.commit(DISK)
+
+
+def assert_committed(rig: EngineRig, n: int = 20) -> None:
+    wanted = [(b"%d" % i).ljust(50, b".") for i in range(n)]
+    assert texts(rig, b"a") == [b"before", *wanted]
+    assert texts(rig, b"b") == wanted[::3]
+    message = rig.engine.entry(rig.queue(b"a"), rig.queue(b"a").live_seqs()[8]).message
+    assert message.header == b"h7"
+
+
+def prepared(**options: Any) -> EngineRig:
+    rig = EngineRig(**{**LARGE, **options})
+    a, b = rig.declare(b"a", b"b")
+    rig.put(a, b"before")
+    rig.put(b, b"acked")
+    return rig
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_large_commit_is_in_parts_and_atomic(how: str) -> None:
+    rig = prepared()
+    before = rig.engine.last_lsn
+    large(rig)
+    assert rig.engine.last_lsn - before > 5
+    rig.engine.sync()
+    assert_committed(rig)
+    stop(rig, how)
+    assert_committed(rig)
+    spooled = rig.engine.state.store.live_count
+    rig.crash("lost")
+    assert_committed(rig)
+    assert rig.engine.state.store.live_count == spooled
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_crash_between_the_parts_leaves_nothing_of_it(how: str) -> None:
+    """The group buffer is small, so that the parts are written one after the other."""
+    points = 0
+    while True:
+        rig = prepared(group_bytes_max=1024)
+        rig.fs.crash_at = rig.fs.operations + points + 1
+        try:
+            large(rig, 40)
+            rig.engine.sync()
+        except CrashNow:
+            pass
+        else:
+            break
+        points += 1
+        rig.crash(how)
+        if rig.queue(b"a").count > 1:
+            assert_committed(rig, 40)
+        else:
+            assert (texts(rig, b"a"), texts(rig, b"b")) == ([b"before"], [b"acked"])
+            assert rig.engine.state.store.live_count == 0
+        rig.put(rig.queue(b"a"), b"after")
+    assert points > 10
+
+
+def test_no_cut_falls_between_the_parts() -> None:
+    rig = prepared(group_bytes_max=1024, checkpoint_records=1)
+    seen: list[str] = []
+
+    def look(_: int, kind: str, path: str) -> None:
+        if rig.engine.is_committing:
+            rig.engine.upkeep.begin_checkpoint()
+            seen.append(rig.engine.checkpoints.phase)
+
+    rig.fs.before_operation = look
+    large(rig, 40)
+    rig.fs.before_operation = None
+    assert seen
+    assert set(seen) == {IDLE}
+    rig.engine.upkeep.begin_checkpoint()
+    assert rig.engine.checkpoints.phase == SLICES
+
+
+def test_a_large_commit_beside_a_checkpoint_in_progress() -> None:
+    for how in CRASHES:
+        rig = prepared(group_bytes_max=1024)
+        rig.engine.upkeep.begin_checkpoint()
+        large(rig)
+        rig.engine.sync()
+        rig.finish_checkpoint()
+        rig.crash(how)
+        assert_committed(rig)
+
+
+def test_a_large_commit_of_acks_alone() -> None:
+    rig = EngineRig(**LARGE)
+    queue = rig.queue()
+    rig.put(queue, *[b"%d" % n for n in range(40)])
+    tx = rig.engine.begin()
+    for seq in range(0, 40, 2):
+        tx.dequeue(queue, rig.entries(queue, seq))
+    rig.engine.wait(tx.commit(DISK), DISK)
+    rig.crash("lost")
+    assert rig.queue().live_seqs() == list(range(1, 40, 2))
+
+
+def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None:
+    rig = prepared(wal_segment_bytes_min=1024, wal_segment_bytes_max=1024)
+    a = rig.queue(b"a")
+    tx = rig.engine.begin()
+    for i in range(40):
+        tx.publish([a], b"", (b"%d" % i).ljust(14, b"."))
+    rig.fs.fail(errno.ENOSPC, kinds={"allocate", "create"}, path="/wal/", nth=2)
+    with pytest.raises(DiskFullError):
+        tx.commit(DISK)
+    assert tx.is_open
+    assert (a.count, rig.engine.blocked, rig.engine.is_committing) == (1, True, False)
+    rig.fs.clear_faults()
+    rig.engine.blocked = False
+    tx.commit(DISK)
+    rig.engine.sync()
+    assert a.count == 41
+    rig.crash("lost")
+    assert rig.queue(b"a").count == 41

@@ -127,8 +127,8 @@ class Bench:
                 replayed = found["replayed"]
             found = self.child("open_store", "backlog", keep=True, traced=True)
             rows.append(
-                {"count": count, "clean_ms": clean, "kill_ms": dirty, "replayed": replayed,
-                 "ram": found["ram"], "messages": found["count"]}
+                {"count": count, "clean_ms": clean, "clean_cpu_ms": clean_cpu, "kill_ms": dirty,
+                 "replayed": replayed, "ram": found["ram"], "messages": found["count"]}
             )  # fmt: skip
         self.figures["opening"] = rows
         self.worst()
@@ -254,12 +254,13 @@ def main() -> int:
     started = time.monotonic()
     found["figures"] = measure(given.data, is_quick=given.quick, only=given.only)
     found["seconds"] = round(time.monotonic() - started, 1)
-    table: list[Goal] = goals(found["figures"])
-    show(found, table)
     is_full = not given.quick and not given.only
     if given.save or (is_full and not given.no_save):
         save(found)
+    table: list[Goal] = goals(found["figures"])
+    show(found, table)
     if is_full and not given.no_save:
+        print()
         render()
     if given.json:
         print(json.dumps(found))

@@ -65,6 +65,13 @@ class Message:
         self.store_file: int = store_file
         self.persistent: bool = persistent
 
+    def copy(self) -> "Message":
+        """The same message, for whoever will load a body into it that is not to stay in RAM."""
+        return Message(
+            self.id, self.header, self.body, self.size, self.time, self.expiry_ms, self.store_file,
+            self.persistent,
+        )  # fmt: skip
+
 
 @mypyc_attr(acyclic=True)
 class Entry:

@@ -17,7 +17,8 @@ nothing so, whatever is hit; in state *busy* it had none.
 Why the lines are what they are. Of a stopped store the log is not read. Queue segments and sealed
 store files hold bodies, which are checked when they are read: L, unless the log after the
 checkpoint names one of them, for then recovery looks: X. Tables of store files are made again from
-the files. `.queue_name` is for people and for salvage.
+the files. `.queue_name` is for people and for salvage. By `.vhost` a server finds its vhosts: that
+is below, with the other files around them.
 """
 
 import random
@@ -47,7 +48,7 @@ from tests.helpers.damage_matrix import (
 )
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import body_of
-from tests.helpers.vhost_driver import OPTIONS, PATH
+from tests.helpers.tiny_engine import OPTIONS, PATH
 
 STATES = ("clean", "idle", "busy")
 COLUMNS = (
@@ -81,6 +82,7 @@ checkpoint_header   X/X       X/X       X/X       X/X       X/X       -         
 checkpoint_section  X/X       X/X       X/X       RX/RX     X/X       -         X/X       X/X
 CURRENT             X/X       RX/RX     X/X       -         X/X       -         RX/RX     X/X
 .queue_name         R/R       R/R       R/R       -         R/R       R/R       R/R       R/R
+.vhost              R/R       R/R       R/R       -         R/R       -         R/R       R/R
 LOCK                R/R       R/R       R/R       -         R/R       -         R/R       R/R
 """
 # Whether there is a place of the kind to hit depends on the state; these are always there.

@@ -7,7 +7,11 @@ import pytest
 
 from tests.crash import enumerate as triples
 from tests.crash import random_lives
-from tests.crash.images import Counts
+from tests.crash.images import MODES, Counts, Explorer
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.ledger import Ledger
+from tests.helpers.tiny_engine import VARIANTS, make_vhost
+from tests.helpers.vhost_driver import Driver
 
 pytestmark = pytest.mark.crash
 
@@ -42,6 +46,27 @@ def test_random_lives_survive_their_crashes(
         seed += 1
     with capsys.disabled():
         print(f"\n{plan}: {random_lives.line(counts, seed - SEED, SEED)}")
+
+
+def test_a_new_store_survives_a_crash_at_every_operation_of_its_making() -> None:
+    """From the empty directory to the first confirmed message."""
+    counts = Counts()
+    for variant, options in enumerate(VARIANTS):
+        fs = FaultyFileSystem(seed=variant)
+        make_vhost(fs)
+        journal = fs.start_journal()
+        driver = Driver(fs, variant, options=options)
+        made = fs.operations  # before that nothing was given out: no id, no queue number
+        driver.watch()
+        for name in ("declare_missing", "publish", "publish", "sync", "checkpoint"):
+            driver.step(name)
+        fs.before_operation = None
+        explorer = Explorer(options, variant, counts, follow=1.0)
+        for at, image in journal.images():
+            for mode in MODES:
+                ledger = driver.ledger if at >= made else Ledger()
+                explorer.explore(explorer.crash(image, mode, ledger, ledger.known(at)))
+    assert counts.images > 1000
 
 
 def test_the_same_seed_gives_the_same_images() -> None:

@@ -173,7 +173,7 @@ def groups(call: Call) -> list[tuple[int, int, bytes]]:
     """(first LSN, count, records) of each group in a write to the log; none in another write."""
     found = []
     at = call.data.find(b"PGRP")
-    while 0 <= at and call.data[at : at + 4] == b"PGRP":
+    while at >= 0 and call.data[at : at + 4] == b"PGRP":
         _, length, first, _, count = GROUP.unpack_from(call.data, at)
         start = at + GROUP.size + 4
         found.append((first, count, call.data[start : start + length]))

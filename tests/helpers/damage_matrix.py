@@ -26,7 +26,8 @@ from penstock.storage.dump import dump
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, FaultyFileSystem
 from tests.helpers.ledger import Judge, Ledger, Model, Violation, body_of
-from tests.helpers.vhost_driver import OPTIONS, PATH, Driver, open_engine
+from tests.helpers.tiny_engine import OPTIONS, PATH, open_engine
+from tests.helpers.vhost_driver import Driver
 
 SEED = 7
 SCRIPT = (

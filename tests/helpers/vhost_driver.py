@@ -125,9 +125,6 @@ class Driver:
         low, high = self.rng.choice(ranges)
         return self.rng.randint(low, high)
 
-    def _mode(self) -> int:
-        return self.rng.choice(MODES)
-
     # ---- queues --------------------------------------------------------------------------------
 
     def declare(self, name: bytes) -> None:
@@ -148,7 +145,7 @@ class Driver:
             return
         for change in [c for c in self.transactions if _uses(c[0], queue)]:
             self.rollback(change)
-        mode = self._mode()
+        mode = self.rng.choice(MODES)
         self._do(lambda: self.engine.delete_queue(queue, mode), ("delete", queue.number))
 
     def roll(self) -> None:
@@ -156,7 +153,7 @@ class Driver:
         value = b"%d:" % self.uid + bytes(1500)
         self.uid += 1
         data = set_parameter(b"test", b"filler", value)
-        mode = self._mode()
+        mode = self.rng.choice(MODES)
         self._do(lambda: self.engine.apply_topology(data, mode), ("param", b"filler", value))
 
     # ---- messages ------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class Driver:
         targets = self.rng.sample(names, min(copies, len(names)))
         if size is None:
             size = self._size(SMALL, SMALL, MIDDLE, STORED, STORED, OWN)
-        self._publish(targets, size, self._mode())
+        self._publish(targets, size, self.rng.choice(MODES))
 
     def _publish(self, targets: list[QueueIndex], size: int, mode: int) -> None:
         uid, header = self.uid, self._header()
@@ -209,7 +206,7 @@ class Driver:
             return
         spool.write(body[size // 2 :])
         message.store_file, message.size, message.body = spool.finish(), size, None
-        header, mode = self._header(), self._mode()
+        header, mode = self._header(), self.rng.choice(MODES)
         places = tuple((queue.number, queue.next_seq) for queue in targets)
         self._do(
             lambda: self.engine.publish_spooled(targets, header, message, mode),
@@ -270,7 +267,7 @@ class Driver:
         targets = self.rng.sample(known, self.rng.choice((1, 1, min(2, len(known)))))
         if self.rng.random() < 0.05:
             targets = []
-        entry, header, mode = self.entry(queue, seq), self._header(), self._mode()
+        entry, header, mode = self.entry(queue, seq), self._header(), self.rng.choice(MODES)
         uid = self.ledger.ids[entry.message.id]
         places = tuple((target.number, target.next_seq) for target in targets)
         self._do(
@@ -288,7 +285,7 @@ class Driver:
         live = queue.live_seqs()
         kept = sorted(set(live) - set(self._free(queue)) | (self.unacked[queue.number] & set(live)))
         entries = [self.entry(queue, seq) for seq in kept]
-        upper, mode = queue.next_seq, self._mode()
+        upper, mode = queue.next_seq, self.rng.choice(MODES)
         self._do(
             lambda: self.engine.purge(queue, entries, mode),
             ("purge", queue.number, upper, frozenset(kept)),
@@ -319,7 +316,7 @@ class Driver:
             return
         seqs = queue.live_seqs()[:2]
         attempts = [(seq, queue.attempts.get(seq, 0) + 1) for seq in seqs]
-        mode = self._mode()
+        mode = self.rng.choice(MODES)
         self._do(
             lambda: self.engine.requeue(queue, attempts, mode),
             ("requeue", queue.number, tuple(attempts)),
@@ -376,7 +373,7 @@ class Driver:
                 changes.append(change)
         before = self.engine.last_lsn
         try:
-            lsn = tx.commit(self._mode())
+            lsn = tx.commit(self.rng.choice(MODES))
         except BaseException:
             # Of one in parts nobody knows whether the last record is the deciding one.
             if self.engine.last_lsn > before:

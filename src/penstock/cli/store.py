@@ -112,6 +112,8 @@ def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
         return EX_DATAERR if report.losses else EX_OK
     for loss in report.losses:
         click.echo(f"lost: {loss}")
+    for note in report.notes:
+        click.echo(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     _table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     click.echo(

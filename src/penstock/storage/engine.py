@@ -110,9 +110,9 @@ class StorageEngine:
             fs, path + "/msg_store_transient", vhost, persistent=False,
             file_bytes_max=options.msg_store_file_size_limit, own_file_from=options.own_file_from,
         )  # fmt: skip
-        self.log.start(found.end, found.end.next_number)
         self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
-        self.upkeep: Upkeep = Upkeep(self)
+        self.upkeep: Upkeep = Upkeep(self)  # before the log: a full disk may need the reserve
+        self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
             raise DiskFullError(path, fs.free_bytes(path), self.checkpoints.bytes)
         for queue in self.state.queues.values():

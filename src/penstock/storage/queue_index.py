@@ -431,7 +431,8 @@ class QueueIndex:
             on_slot = [seq for seq in seqs if seq not in self.section]
             messages = dict(zip(on_slot, self._read_slots(on_slot), strict=True))
             return [
-                self.section[seq].message if seq in self.section else messages[seq] for seq in seqs
+                self.section[seq].message.copy() if seq in self.section else messages[seq]
+                for seq in seqs
             ]
         return self._read_slots(seqs)
 

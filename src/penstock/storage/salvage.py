@@ -34,7 +34,7 @@ from penstock.storage.queue_index import QueueIndex
 from penstock.storage.queue_segment import Handles, SegmentFiles
 from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.routing_table import DurableQueue
-from penstock.storage.salvage_log import gaps, read_log
+from penstock.storage.salvage_log import cut_torn_tail, gaps, read_log
 from penstock.storage.salvage_state import SalvagedQueue, SalvagedVhost, guess_slots
 from penstock.storage.salvage_store import BodyFinder, read_checkpoint
 from penstock.storage.transaction_log import OS
@@ -62,6 +62,7 @@ class SalvageReport:
     path: str
     into: str
     losses: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     queues: list[SalvagedCount] = field(default_factory=list)
 
     @property
@@ -120,14 +121,19 @@ class _VhostSalvage:
         losses = report.losses
         self._old = SalvagedVhost(looked_at, path, vhost.number, losses)
         slots = guess_slots(looked_at, path)
-        manifest = read_checkpoint(looked_at, path, vhost.number, slots, losses)
+        found = read_checkpoint(looked_at, path, vhost.number, slots, losses)
         log = read_log(looked_at, path + "/wal", vhost.number, losses)
-        if manifest is None and log.records:
+        self._bodies = BodyFinder(looked_at, path + "/msg_store_persistent", vhost.number)
+        cut = found.manifest.head.cut_lsn if found is not None else -1
+        if found is None and log.records:
             text = "without a checkpoint, what was acknowledged before its log begins may come back"
             losses.append(Problem(path + "/CURRENT", 0, text))
-        losses += gaps(log, manifest.head.cut_lsn if manifest is not None else -1)
-        self._old.load(manifest, log)
-        self._bodies = BodyFinder(looked_at, path + "/msg_store_persistent", vhost.number)
+        torn = cut_torn_tail(log, cut, self._bodies.has)
+        if torn:
+            text = f"{torn} records behind the end of the log were never confirmed and are left out"
+            report.notes.append(f"{path}/wal: {text}")
+        losses += gaps(log, cut)
+        self._old.load(found, log)
         self._shared: dict[int, tuple[int, int]] = {}  # old id -> (new id, new store file)
         self._unflushed = 0
         self._written = 0

@@ -12,11 +12,13 @@ it is believed if a record of that group verifies with it.
 
 What a chain says is behind the end of the log before it was cut by a recovery, and was never
 confirmed: its LSNs were given again, so those records are left out, as recovery leaves them out.
+So is a torn tail: where no header vouches for anything any more, what follows a hole.
 
 RAM: one segment, and all records after the cut. Nothing is written.
 """
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import StorageError
@@ -86,6 +88,40 @@ def read_log(fs: FileSystem, directory: str, vhost: int, losses: list[Problem]) 
             log.claim_position = segment.claim_position
     log.records = [by_lsn[lsn] for lsn in sorted(by_lsn)]
     return log
+
+
+def cut_torn_tail(log: FoundLog, after_lsn: int, is_there: Callable[[int, int], bool]) -> int:
+    """Leave out what recovery would: behind the last LSN that any header vouches for, all from the
+    first record on that is missing, or that names a stored body (file, id) that is missing. It was
+    never confirmed. Returns how many records were left out."""
+    last = after_lsn
+    for i, one in enumerate(log.records):
+        lsn = one.record.lsn
+        if lsn <= after_lsn:
+            continue
+        is_torn = last >= 0 and lsn != last + 1 and last >= log.claim
+        if is_torn or (lsn > log.claim and not _has_bodies(one.record, is_there)):
+            left_out = len(log.records) - i
+            del log.records[i:]
+            return left_out
+        last = lsn
+    return 0
+
+
+def _has_bodies(one: Record, is_there: Callable[[int, int], bool]) -> bool:
+    """Whether the stored bodies that it publishes are there."""
+    ops = [record.Op(one.type, one.flags, one.count, one.data)]
+    try:
+        if one.type in (record.TX, record.TX_PART):
+            ops = record.decode_ops(one.data, one.count, 8 if one.type == record.TX_PART else 0)
+        for op in ops:
+            if op.type == record.PUBLISH and op.flags & record.IN_STORE:
+                p = record.decode_publish(op.data, op.flags, op.count)
+                if not is_there(p.store_file, p.id):
+                    return False
+    except ValueError:
+        return False
+    return True
 
 
 def gaps(log: FoundLog, after_lsn: int) -> list[Problem]:

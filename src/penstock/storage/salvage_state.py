@@ -40,6 +40,7 @@ from penstock.storage.queue_segment import (
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.salvage_log import FoundLog, FoundRecord
+from penstock.storage.salvage_store import FoundCheckpoint
 from penstock.storage.verify import Problem
 
 DEFAULT_SLOTS: Final = 4096
@@ -109,23 +110,23 @@ class SalvagedVhost:
 
     # ---- the state -----------------------------------------------------------------------------
 
-    def load(self, manifest: Manifest | None, log: FoundLog) -> None:
+    def load(self, found: FoundCheckpoint | None, log: FoundLog) -> None:
         """Fold the log over the checkpoint."""
         cut = -1
-        if manifest is not None:
-            cut = manifest.head.cut_lsn
-            self._load_manifest(manifest)
-        if manifest is None or not manifest.topology:
+        if found is not None:
+            cut = found.manifest.head.cut_lsn
+            self._load_manifest(found.manifest)
+        if found is None or not found.has_topology:
             for number in self._directories:
                 self.queue(number)
         for queue in self.queues.values():
             if not queue.has_section:
                 self._take_all_slots(queue)
-        for found in log.records:
-            if found.record.lsn > cut:
-                self._apply(found)
+        for one in log.records:
+            if one.record.lsn > cut:
+                self._apply(one)
             else:
-                self._keep_older(found.record)
+                self._keep_older(one.record)
         for transaction in self._parts:
             text = f"the parts of transaction {transaction} have no commit"
             self.losses.append(Problem(self.path + "/wal", 0, text))

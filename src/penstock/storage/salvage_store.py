@@ -42,6 +42,16 @@ _FILE: Final = struct.Struct(">4sHHQQI")
 _SECTION: Final = struct.Struct(">III")
 
 
+class FoundCheckpoint:
+    """A checkpoint with what verifies of it, and whether its topology is part of that."""
+
+    __slots__ = ("has_topology", "manifest")
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest: Manifest = manifest
+        self.has_topology: bool = False
+
+
 class BodyFinder:
     """Bodies of one store directory by address."""
 
@@ -77,6 +87,14 @@ class BodyFinder:
         if fault is not None:
             raise fault
         raise CorruptionError(self._path(file), 0, f"body {id:#x} is not in it")
+
+    def has(self, file: int, id: int) -> bool:
+        """Whether `read` would find it."""
+        try:
+            self.read(file, id)
+        except CorruptionError:
+            return False
+        return True
 
     def _body(self, number: int, id: int, offset: int, size: int) -> tuple[bytes, str]:
         handle = self._fs.open(self._path(number))
@@ -160,7 +178,7 @@ def _find(table: bytes, id: int) -> tuple[int, int]:
 
 def read_checkpoint(
     fs: FileSystem, path: str, vhost: int, slots: int, losses: list[Problem]
-) -> Manifest | None:
+) -> FoundCheckpoint | None:
     """The best checkpoint that there is, with what verifies of it; None if there is nothing.
 
     slots: of a segment, in case that the checkpoint does not say it any more.
@@ -184,15 +202,15 @@ def read_checkpoint(
         if not fs.exists(at):
             losses.append(Problem(at, 0, "CURRENT names this checkpoint, and it is missing"))
             continue
-        manifest = _read_sections(at, fs.read(at), number, vhost, slots, losses)
-        if manifest is not None:
-            return manifest
+        found = _read_sections(at, fs.read(at), number, vhost, slots, losses)
+        if found is not None:
+            return found
     return None
 
 
 def _read_sections(
     path: str, data: bytes, number: int, vhost: int, slots: int, losses: list[Problem]
-) -> Manifest | None:
+) -> FoundCheckpoint | None:
     flags = 0
     if len(data) >= _FILE.size:
         magic, _, flags, owner, its_number, crc = _FILE.unpack_from(data)
@@ -205,6 +223,7 @@ def _read_sections(
             return None
     manifest = Manifest(number, bool(flags & checkpoint.CLEAN))
     manifest.head.segment_slots = slots
+    checkpoint_found = FoundCheckpoint(manifest)
     position, place, found = _FILE.size, 0, 0
     while position < len(data):
         kind, section = _section_at(data, position, vhost, number, place)
@@ -217,13 +236,14 @@ def _read_sections(
         try:
             checkpoint.apply_section(manifest, kind, section)
             found += 1
+            checkpoint_found.has_topology |= kind == checkpoint.TOPOLOGY
         except (ValueError, struct.error, IndexError) as error:
             losses.append(Problem(path, position, f"section {place}: {error}"))
         position += _SECTION.size + len(section)
         place += 1
     else:
         losses.append(Problem(path, len(data), "the checkpoint's end is missing"))
-    return manifest if found else None
+    return checkpoint_found if found else None
 
 
 def _section_at(

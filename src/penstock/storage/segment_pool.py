@@ -111,7 +111,7 @@ class SegmentPool:
         assert not self.in_use, "a log is started once"
         self._next_number = first_number
         self._old_files = old_files[:]
-        segment = self._prepare(self.bytes_min)
+        segment = self._prepare(self.bytes_min, self.bytes_min)
         self.in_use.append(segment)
         return segment
 
@@ -120,7 +120,7 @@ class SegmentPool:
         segment = self.ahead
         if segment is None or FIRST_GROUP_OFFSET + need > segment.size:
             size = min(self.in_use[-1].size * 2, self.bytes_max)
-            segment = self._prepare(max(size, FIRST_GROUP_OFFSET + need))
+            segment = self._prepare(size, FIRST_GROUP_OFFSET + need)
             if self.ahead is not None:
                 self._discard(self.ahead)
         self.ahead = None
@@ -183,8 +183,9 @@ class SegmentPool:
             self.ahead.file.close()
             self.ahead = None
 
-    def _prepare(self, size: int) -> Segment:
-        """Here and now."""
+    def _prepare(self, size: int, least: int) -> Segment:
+        """Here and now; of `least` bytes if there is no room for more."""
+        size = max(size, least)
         number = self._next_number
         self._next_number += 1
         salt = self._rng.getrandbits(64)
@@ -192,9 +193,9 @@ class SegmentPool:
         try:
             return prepare(self.fs, self.directory, self.vhost, number, size, salt, spare)
         except DiskFullError:
-            if self.make_room is None or not self.make_room():
+            if (self.make_room is None or not self.make_room()) and size == least:
                 raise
-        return prepare(self.fs, self.directory, self.vhost, number, size, salt, None)
+        return prepare(self.fs, self.directory, self.vhost, number, least, salt, None)
 
     def _complete_ahead(self, result: object) -> None:
         if isinstance(result, DiskFullError):

@@ -44,7 +44,7 @@ from penstock.storage import recovery
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.message_store import OWN_FILE, MessageStore
-from penstock.storage.offline import Offline, Vhost, queue_name
+from penstock.storage.offline import Offline, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import IndexSegment, QueueIndex
 from penstock.storage.read_only import ReadOnlyFileSystem
@@ -256,10 +256,21 @@ class _VhostCheck:
             stray = [seq for seq in queue.section if not queue.is_live(seq)]
             if stray:
                 self._wrong(f"queue {name!r} has a row for seq {stray[0]}, which is not alive")
-            if self._fs.exists(queue.path) and queue_name(self._fs, queue.path) != queue.name:
-                problem = Problem(queue.path + "/.queue_name", 0, f"expected {name!r}")
-                self._report.problems.append(problem)
+            self._check_stub(queue)
         self._progress("messages", total, total)
+
+    def _check_stub(self, queue: QueueIndex) -> None:
+        """`.queue_name`: a crash may have cut it off; the next write into the queue mends it."""
+        stub = queue.path + "/.queue_name"
+        wanted = queue.name + b"\n"
+        text = self._fs.read(stub) if self._fs.exists(stub) else b""
+        if not self._fs.exists(queue.path) or text == wanted:
+            return
+        if wanted.startswith(text.rstrip(b"\0")):
+            self._report.notes.append(f"{stub}: cut off")
+        else:
+            problem = Problem(stub, 0, f"expected {wanted!r}, found {text[:60]!r}")
+            self._report.problems.append(problem)
 
     def _check_segment(self, queue: QueueIndex, segment: IndexSegment, found: QueueReport) -> int:
         seqs = segment.seqs(queue.slots)
@@ -356,7 +367,8 @@ class _VhostCheck:
             self._progress("bodies", done, total)
             named = self._references.take(file.lo, file.hi)
             for id, (refs, size) in sorted(named.items()):
-                self._check_body(store, file.number, id, refs, size)
+                # By a number of its range: its own is a name, when it was combined.
+                self._check_body(store, file.lo, id, refs, size)
             self._check_unnamed(store, file, named)
         own = set(own_numbers)
         for number in self._references.files():

@@ -422,7 +422,7 @@ def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None
     tx = rig.engine.begin()
     for i in range(40):
         tx.publish([a], b"", (b"%d" % i).ljust(14, b"."))
-    rig.fs.fail(errno.ENOSPC, kinds={"allocate", "create"}, path="/wal/", nth=2)
+    rig.fs.fail(errno.ENOSPC, kinds={"allocate", "create"}, path="/wal/", nth=2, times=None)
     with pytest.raises(DiskFullError):
         tx.commit(DISK)
     assert tx.is_open

@@ -495,11 +495,12 @@ def test_poison() -> None:
 def test_no_room_for_a_segment_changes_nothing_and_heals() -> None:
     rig = Rig(bytes_min=KIB, bytes_max=KIB)
     rig.group(500)
-    rig.fs.fail(errno.ENOSPC, kinds=["allocate"])
+    rig.fs.fail(errno.ENOSPC, kinds=["allocate"], times=None)
     with pytest.raises(DiskFullError):
         rig.put(500)
     assert (rig.log.last_lsn, rig.log.failed) == (1, None)
     assert rig.fs.list(WAL) == ["0000000001.wal"]
+    rig.fs.clear_faults()
     rig.group(50)
     rig.group(500)
     end, found = survey(rig.fs)
@@ -583,3 +584,12 @@ def test_a_start_that_fails() -> None:
         log.start(LogEnd(0, 0, 0, 0), 5)
     with pytest.raises(StoppedError):
         log.flush()
+
+
+def test_a_smaller_segment_is_made_when_there_is_no_room_for_a_doubled_one() -> None:
+    rig = Rig(bytes_min=KIB, bytes_max=64 * KIB)
+    rig.group(500)
+    rig.fs.fail(errno.ENOSPC, kinds=["allocate"])
+    rig.group(600)
+    assert rig.log.durable_lsn == 2
+    assert rig.fs.size(f"{WAL}/0000000002.wal") < 2 * KIB

@@ -33,3 +33,8 @@ def crash_images() -> int:
     """How many crash images all crash tests make together, about."""
     value = os.environ.get("PENSTOCK_CRASH_IMAGES", str(CRASH_IMAGES))
     return CRASH_IMAGES_SMALL if value == "small" else int(value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--update-golden: see tests/helpers/golden.py."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")

@@ -26,7 +26,13 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 # path from the root -> why it may be longer
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+    "src/penstock/storage/engine.py": "the one face of the engine: all that its owner may call",
+    "src/penstock/storage/record.py": "one format: what writes a record and what reads it",
+    "src/penstock/storage/transaction_log.py": "one state machine, its states are its fields",
+    "tests/unit/storage/test_log_file.py": "one module, one test file",
+    "tests/unit/storage/test_transaction_log.py": "one module, one test file",
+}
 # "path from the root::name" -> why it may be longer
 LONG_FUNCTIONS: dict[str, str] = {}
 

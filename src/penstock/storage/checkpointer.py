@@ -240,9 +240,7 @@ class Checkpointer:
         slots = state.slots
         for small in self._small:
             small.section.rows.update(small.fresh)
-            self._sections.append(
-                checkpoint.encode_queue(small.queue.number, small.section, slots)
-            )
+            self._sections.append(checkpoint.encode_queue(small.queue.number, small.section, slots))
         self._encoded = [
             (checkpoint.HEAD, self._head.encode()),
             (checkpoint.TOPOLOGY, checkpoint.encode_topology(state.routing.capture())),

@@ -282,7 +282,12 @@ class StorageEngine:
         return lsn
 
     def move(
-        self, queue: QueueIndex, entry: Entry, targets: list[QueueIndex], header: bytes, mode: int,
+        self,
+        queue: QueueIndex,
+        entry: Entry,
+        targets: list[QueueIndex],
+        header: bytes,
+        mode: int,
         expiry_ms: int = 0,
     ) -> tuple[int, Message]:
         """An entry dies here and lives at the end of other queues, with a new header, in one

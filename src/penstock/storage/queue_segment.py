@@ -52,6 +52,10 @@ _HEADER: Final = struct.Struct(">4sHHQIII")
 _SLOT: Final = struct.Struct(">BBIIQHIII")
 _PREFIX: Final = struct.Struct(">III")
 _U32: Final = struct.Struct(">I")
+_pack_slot: Final = _SLOT.pack
+_pack_slot_head: Final = struct.Struct(">BBI").pack
+_pack_entry_head: Final = struct.Struct(">II").pack
+_pack_u32: Final = _U32.pack
 
 
 @mypyc_attr(acyclic=True)
@@ -92,12 +96,12 @@ def encode_slot(seed: int, seq: int, message: Message, flags: int, where: int) -
     length = len(message.header)
     if length > LONG_HEADER:
         length = LONG_HEADER
-    fields = _SLOT.pack(
+    fields: bytes = _pack_slot(
         flags, length, 0, message.size, message.id, expiry >> 32, expiry & 0xFFFFFFFF, where,
         message.time,
     )  # fmt: skip
-    crc = crc32(fields, _seed(seed, seq))
-    return fields[:2] + _U32.pack(crc) + fields[6:]
+    head: bytes = _pack_slot_head(flags, length, crc32(fields, _seed(seed, seq)))
+    return head + fields[6:]
 
 
 def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
@@ -116,14 +120,16 @@ def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
 def encode_entry(seed: int, seq: int, message: Message) -> bytes:
     """The .qs entry of a message: header, and body or store file."""
     header = message.header
+    body = message.body
     if message.store_file:
-        data = _U32.pack(message.store_file) + header
+        body = _U32.pack(message.store_file) + header
     else:
-        assert message.body is not None, "a body that belongs into .qs must be in RAM to be written"
-        data = header + message.body
-    length = len(header)
-    crc = crc32(data, crc32(_U32.pack(length), _seed(seed, seq)))
-    return _PREFIX.pack(len(data), crc, length) + data
+        assert body is not None, "a body that belongs into .qs must be in RAM to be written"
+        if header:
+            body = header + body
+    checked: bytes = _pack_u32(len(header)) + body  # all that the checksum is of
+    head: bytes = _pack_entry_head(len(body), crc32(checked, _seed(seed, seq)))
+    return head + checked
 
 
 class Handles:
@@ -281,9 +287,7 @@ class SegmentFiles:
         """The slots of these seqs, ascending, of this segment. CorruptionError if one is bad."""
         rel = seqs[0] % self._slots
         count = seqs[-1] % self._slots - rel + 1
-        data = self._reading(".qi").pread(
-            count * SLOT_BYTES, HEADER_BYTES + rel * SLOT_BYTES
-        )
+        data = self._reading(".qi").pread(count * SLOT_BYTES, HEADER_BYTES + rel * SLOT_BYTES)
         first = seqs[0]
         found: list[Slot] = []
         for seq in seqs:
@@ -353,9 +357,7 @@ class SegmentFiles:
             )
         if slot.flags & IN_STORE:
             store: int = _U32.unpack_from(data)[0]
-            return Message(
-                slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store
-            )
+            return Message(slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store)
         return Message(
             slot.id, data[:header_len], data[header_len:], slot.size, slot.time, slot.expiry_ms
         )

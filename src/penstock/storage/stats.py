@@ -5,7 +5,7 @@ how much log a start would read, and about how much RAM the engine would hold fo
 All of it comes from the checkpoint, the log after it and the sizes of files, as at a start.
 
 The RAM is an estimate: the sizes of what the engine keeps per queue, segment, row, store file and
-stored body, measured in CPython once and written down below; not the interpreter, not caches.
+stored body, as constants below; not the interpreter, not caches.
 
 Writes nothing. Failure: that of `recovery.load` (CorruptionError, VersionError ...), and of the
 locks: see `offline.py`.

@@ -27,6 +27,7 @@ from penstock.storage.queue_index import QueueIndex
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
+
 class Published:
     """One publish of a transaction; `entries` are its places once it is committed."""
 

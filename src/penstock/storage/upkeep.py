@@ -207,9 +207,7 @@ class Upkeep:
             engine.fs, engine.state, engine.checkpoints.number, engine.recovered.unknown
         )
         if files or trees:
-            engine.submit(
-                lambda: delete(engine.fs, files, trees), _nothing, self._not_deleted
-            )
+            engine.submit(lambda: delete(engine.fs, files, trees), _nothing, self._not_deleted)
             engine.poll(wait=True)
 
     def finish(self) -> None:

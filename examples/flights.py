@@ -43,6 +43,7 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 
 ROWS = 336_776
@@ -50,6 +51,8 @@ DELAY_SUM = 4_152_200
 LATE_MINUTES = 15
 GROUP = 250  # events appended between two looks at what is durable
 IN_FLIGHT = 5_000  # events that may be unconfirmed
+# What is only in RAM and log goes to files after 16 MiB of log instead of 64: less RAM.
+OPTIONS = StorageOptions(checkpoint_log_bytes=16 << 20)
 TEXTS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
 MARKER = ".flights-example"
 
@@ -90,8 +93,9 @@ class Store:
         self.directory = DataDirectory(self.fs, str(data))
         path = self.directory.vhost_path(b"/")
         self.engine = StorageEngine(
-            self.fs, path, b"/", clock=SystemClock(), rng=random.Random(), on_event=_event
-        )
+            self.fs, path, b"/", clock=SystemClock(), rng=random.Random(), options=OPTIONS,
+            on_event=_event,
+        )  # fmt: skip
         self.opened_ms = (time.perf_counter() - started) * 1000
         self.flights = self._queue(b"flights")
         self.late = self._queue(b"flights.late")

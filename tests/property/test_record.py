@@ -58,7 +58,7 @@ def test_the_others(
     assert record.decode_requeue(record.requeue_data(queue, some), many) == (queue, some)
     assert record.decode_purge(record.purge_data(queue, a, gone), len(gone)) == (queue, a, gone)
     assert record.decode_mark(record.mark_data(queue, b)) == (queue, b)
-    assert record.decode_release(record.release_data(queue, queue, refs)) == (queue, queue, refs)
+    assert record.decode_release(record.release_data(queue, queue)) == (queue, queue)
     firsts = [(n, seq) for seq, n in some]
     assert record.decode_tx_commit(record.tx_commit_data(b, firsts), many) == (b, firsts)
 

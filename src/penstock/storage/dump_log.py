@@ -160,7 +160,7 @@ def _data_text(  # noqa: C901 - a case for each type
         return f"queue {record.decode_delete_queue(data)}"
     if kind == record.RELEASE:
         e = record.decode_release(data)
-        return f"queue {e.queue} segment {e.segment}{_stores_text(e.stores)}"
+        return f"queue {e.queue} segment {e.segment}"
     if kind == record.TOPOLOGY:
         return topology_text(data)
     if kind == record.TX_COMMIT:

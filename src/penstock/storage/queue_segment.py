@@ -29,7 +29,7 @@ import struct
 from typing import Final
 from zlib import crc32
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.storage.filesystem import File, FileSystem
@@ -181,6 +181,8 @@ class SegmentFiles:
         self._qi: File | None = None
         self._qs: File | None = None
         self._qs_end: int = 0
+        self._has_qi_header: bool = False
+        self._has_qs_header: bool = False
 
     # ---- writing -----------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class SegmentFiles:
         """Write entries, ascending, none twice; returns the bytes written.
 
         OSError leaves what is there harmless: nothing names the new bytes yet. Needs sync.
+        SyncFailedError: a file of before this start could not be synced.
         """
         self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
@@ -239,18 +242,34 @@ class SegmentFiles:
         file = self._qi if is_qi else self._qs
         if file is None:
             file = self._fs.open(self.path + ending, create=True)
-            # Also when it is there: after a failed sync the cache may show a header that is on no
-            # disk, and a torn one may be left from when nothing named the file [8].
-            file.pwrite(self._header(magic), 0)
-            end = max(file.size(), HEADER_BYTES)
             if is_qi:
                 self._qi = file
             else:
                 self._qs = file
-                self._qs_end = end
-        elif not is_qi and not self._qs_end:
+        if not (self._has_qi_header if is_qi else self._has_qs_header):
+            self._make_header(file, self._header(magic))
+            if is_qi:
+                self._has_qi_header = True
+            else:
+                self._has_qs_header = True
+        if not is_qi and not self._qs_end:
             self._qs_end = max(file.size(), HEADER_BYTES)
         return file
+
+    def _make_header(self, file: File, header: bytes) -> None:
+        """See to it that the header is there, once per life of this object. A file of before this
+        start is looked at on the disk: after a failed sync the cache shows what is on no disk [8],
+        and a torn header may be left from when nothing named the file. A good one is not written
+        again, for a checkpoint may name what is behind it [6]."""
+        if file.size():
+            try:
+                file.sync()
+            except OSError as error:
+                raise SyncFailedError(file.path, error) from error
+            file.drop_cache()
+            if file.pread(HEADER_BYTES, 0) == header:
+                return
+        file.pwrite(header, 0)
 
     def _header(self, magic: bytes) -> bytes:
         data = _HEADER.pack(magic, VERSION, 0, self._vhost, self._queue, self.segment, self._slots)

@@ -30,7 +30,7 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
     TX_PART      transaction 8 | n operations; the seq of a place is its ordinal within
                  (transaction, queue): 0, 1, 2 ...
     TX_COMMIT    transaction 8 | n x (queue 4, first seq 8)
-    RELEASE      queue 4 | segment 4 | s 4 | s x (id 8, store file 4, bytes 4)
+    RELEASE      queue 4 | segment 4
 
 All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere. A DEQUEUE names the
 store body of every entry whose *placement* is the store, wherever that body is when it is logged;
@@ -327,11 +327,13 @@ def delete_queue_data(queue: int) -> bytes:
     return _U32.pack(queue)
 
 
-def release_data(queue: int, segment: int, stores: list[StoreRef]) -> bytes:
-    """Data of a RELEASE: store references of a dead queue segment, given up at once."""
-    parts = [_RELEASE.pack(queue, segment)]
-    _append_stores(parts, stores)
-    return b"".join(parts)
+def release_data(queue: int, segment: int) -> bytes:
+    """Data of a RELEASE: the store references of what was purged in a segment are given back.
+
+    Which these are is not said: replay may know other entries from slots than the live engine did,
+    for a checkpoint or paging came between, and reads them from the same slots.
+    """
+    return _RELEASE.pack(queue, segment)
 
 
 def encode_ops(ops: list[Op]) -> bytes:
@@ -437,7 +439,6 @@ class ReleaseData(NamedTuple):
 
     queue: int
     segment: int
-    stores: list[StoreRef]
 
 
 class TxPartData(NamedTuple):
@@ -526,9 +527,9 @@ def decode_delete_queue(data: bytes) -> int:
 
 def decode_release(data: bytes) -> ReleaseData:
     """A RELEASE."""
-    _need("RELEASE", data, 0, _RELEASE.size + 4)
+    _exact("RELEASE", data, _RELEASE.size)
     queue, segment = _RELEASE.unpack_from(data)
-    return ReleaseData(queue, segment, _stores("RELEASE", data, _RELEASE.size))
+    return ReleaseData(queue, segment)
 
 
 def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:

@@ -312,9 +312,9 @@ class Replay:
             self._apply_to_queue(op)
 
     def _release(self, given: record.ReleaseData) -> None:
-        """RELEASE, by our own bits and not by the record's references: what was in RAM there may be
-        on a slot here (a checkpoint wrote it) and the other way round (it was paged out), and was
-        given back, or not, accordingly. The slots are still there [6]."""
+        """RELEASE, by our own bits: what was in RAM at work may be on a slot here (a checkpoint
+        wrote it) and the other way round (it was paged out), and was given back, or not,
+        accordingly. The slots are still there [6]."""
         state = self.state
         bits = state.reaping.get((given.queue, given.segment))
         queue = state.index_of(given.queue)

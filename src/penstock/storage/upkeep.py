@@ -86,6 +86,8 @@ class Upkeep:
         engine = self._engine
         try:
             engine.checkpoints.step(until)
+        except SyncFailedError as error:
+            engine.stop(error)
         except OSError as error:
             if error.errno not in FULL:
                 engine.stop(error)
@@ -136,7 +138,7 @@ class Upkeep:
             refs, faults = state.purged_refs(queue, segment, bits)
             for fault in faults:
                 engine.event("corruption", f"the references of a purged slot are lost: {fault}")
-        data = record.release_data(number, segment, refs)
+        data = record.release_data(number, segment)
         engine.log.append(record.RELEASE, 0, 0, data, OS)
         state.apply_release(number, segment, refs)
         return True

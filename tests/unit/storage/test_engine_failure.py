@@ -106,6 +106,20 @@ def test_a_failed_sync_of_a_checkpoint_stops_all_and_loses_nothing(path: str, co
         assert list(again.bodies(again.queue()).values()) == [b"x"]
 
 
+def test_a_failed_sync_of_a_file_of_before_this_start_stops_all() -> None:
+    rig = EngineRig()
+    rig.put(rig.queue(), b"x")
+    rig.engine.checkpoint()
+    rig.restart()
+    rig.put(rig.queue(), b"y")
+    rig.fs.fail(errno.EIO, kinds={"sync"}, path=".qi")
+    with pytest.raises(StoppedError, match=r"\.qi"):
+        rig.engine.checkpoint()
+    assert_stopped(rig)
+    again = EngineRig(rig.fs.crash("lost"))
+    assert list(again.bodies(again.queue()).values()) == [b"x", b"y"]
+
+
 def test_a_failed_sync_of_a_directory_after_the_rename_stops_all() -> None:
     for code in (errno.EIO, errno.ENOSPC):
         for nth in (1, 2):

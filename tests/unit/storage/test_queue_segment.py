@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_segment import (
@@ -218,12 +218,48 @@ def test_a_file_of_another_queue_or_segment_is_refused() -> None:
 
 def test_a_failed_write_leaves_what_was_there_readable() -> None:
     fs, segments = written(Entry(24, message(b"aa")))
-    fs.fail(errno.ENOSPC, kinds={"pwrite"}, path=".qs", nth=2)
+    fs.fail(errno.ENOSPC, kinds={"pwrite"}, path=".qs")
     with pytest.raises(OSError, match="No space"):
         segments.write([Entry(25, message(b"bb"))])
     assert segments.messages([24])[0].body == b"aa"
     segments.write([Entry(25, message(b"bb"))])
     assert [m.body for m in segments.messages([24, 25])] == [b"aa", b"bb"]
+
+
+def test_a_good_header_is_never_written_again() -> None:
+    """A checkpoint may name what is behind it: torn, it would take all of that with it [6]."""
+    fs, segments = written(Entry(24, message(b"aa")))
+    segments.sync()
+    fs.sync_dir("/")
+    again = fs.crash("killed")
+    again.start_journal()
+    files(again).write([Entry(25, message(b"bb"))])
+    assert again.journal is not None
+    kinds = [entry.kind for entry in again.journal.entries]
+    assert kinds.count("pwrite") == 2  # a slot and an entry
+
+
+def test_a_header_that_a_failed_sync_left_in_the_cache_alone_is_written_again() -> None:
+    fs, segments = written(Entry(24, message(b"aa")))
+    fs.sync_dir("/")
+    fs.fail(errno.EIO, kinds={"sync"}, times=2)
+    with pytest.raises(OSError, match="Input/output"):
+        segments.sync()
+    segments.close()
+    fs.clear_faults()
+    later = files(fs)
+    later.write([Entry(25, message(b"bb"))])
+    later.sync()
+    after = fs.crash("lost")
+    assert files(after).messages([25])[0].body == b"bb"
+
+
+def test_a_file_of_before_that_cannot_be_synced_stops_the_write() -> None:
+    fs, segments = written(Entry(24, message(b"aa")))
+    segments.close()
+    fs.fail(errno.EIO, kinds={"sync"})
+    with pytest.raises(SyncFailedError, match="3.qi"):
+        files(fs).write([Entry(25, message(b"bb"))])
 
 
 def test_what_is_synced_survives_a_power_cut() -> None:

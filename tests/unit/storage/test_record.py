@@ -49,7 +49,7 @@ EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
         record.TX_PART, 0, 1, record.tx_part_data(77, [Op(record.PUBLISH, 0, 2, publish())])
     ),
     "tx_commit": (record.TX_COMMIT, 0, 2, record.tx_commit_data(77, [(3, 100), (5, 200)])),
-    "release": (record.RELEASE, 0, 0, record.release_data(3, 2, [(1, 9, 70_000), (2, 9, 5)])),
+    "release": (record.RELEASE, 0, 0, record.release_data(3, 2)),
 }  # fmt: skip
 
 DECODERS: dict[int, Callable[[bytes, int, int], object]] = {
@@ -101,7 +101,7 @@ def test_round_trip_of_the_data() -> None:
     assert record.decode_purge(EXAMPLES["purge"][3], 1) == (3, 5000, [(7, 2, 500, 1)])
     assert record.decode_delete_queue(EXAMPLES["delete_queue"][3]) == 3
     assert record.decode_tx_commit(EXAMPLES["tx_commit"][3], 2) == (77, [(3, 100), (5, 200)])
-    assert record.decode_release(EXAMPLES["release"][3]) == (3, 2, [(1, 9, 70_000), (2, 9, 5)])
+    assert record.decode_release(EXAMPLES["release"][3]) == (3, 2)
     ops = record.decode_ops(EXAMPLES["tx"][3], 2)
     assert [(op.type, op.count) for op in ops] == [(record.PUBLISH, 2), (record.MARK, 0)]
     part = record.decode_tx_part(EXAMPLES["tx_part"][3], 1)

@@ -120,7 +120,7 @@ def test_operations_on_a_queue_that_is_gone_mean_nothing_any_more() -> None:
     apply(replay, record.DELETE_QUEUE, record.delete_queue_data(99))
     apply(replay, record.MARK, record.mark_data(99, 5))
     apply(replay, record.REQUEUE, record.requeue_data(99, [(0, 1)]), 1)
-    apply(replay, record.RELEASE, record.release_data(99, 0, []))
+    apply(replay, record.RELEASE, record.release_data(99, 0))
     apply(replay, record.NOP, b"")
     assert fingerprint(state) == before
 

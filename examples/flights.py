@@ -12,7 +12,8 @@ What happens:
    queue ends, and goes on from there.
 4. A third process reads everything back and acknowledges it. This process holds what it says
    against the ledger of confirms: every confirmed event is there, once, in order, and nothing that
-   was never published. The sum of all departure delays must be 4,152,200 minutes.
+   was never published. The sum of all departure delays must be 4,152,200 minutes. Last, the store
+   is verified.
 
 Prints a progress bar on a terminal and plain lines in a pipe. Safe to run again and again: the
 directory is begun anew. Exit status 1 if anything does not add up.
@@ -45,6 +46,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.verify import verify
 
 ROWS = 336_776
 DELAY_SUM = 4_152_200
@@ -315,10 +317,12 @@ def job(data: Path, rows: int) -> int:
     second, _ = run_child("produce", store, rows, "recover and go on")
     third, _ = run_child("consume", store, rows, "read back and acknowledge")
     there = int(str(second["there"]))
+    report = verify(OsFileSystem(), str(store))
     checks = {
         f"all {confirmed + 1:,} confirmed events survived the kill": there > confirmed,
         "every event is there once and in order": bool(third["in_order"]) and third["rows"] == rows,
         "the engine was killed before it was done": there < rows,
+        "store verify finds nothing wrong": report.is_fine,
     }
     if rows == ROWS:
         checks[f"the departure delays add up to {DELAY_SUM:,}"] = third["delay_sum"] == DELAY_SUM

@@ -19,10 +19,10 @@ from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.queue_segment import Handles, SegmentFiles
 from penstock.storage.transaction_log import DISK, OS
+from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.tiny_engine import PATH, VHOST, make_vhost
 
-PATH = "/vhost"
-VHOST = b"test"
 NUMBER = vhost_number(VHOST)
 STORED = 200  # bytes of a body that goes to the store
 STEPS_MAX = 1000  # of waiting for one thing: more is a hang
@@ -47,8 +47,7 @@ class EngineRig:
     ) -> None:
         self.fs = FaultyFileSystem(seed=1) if fs is None else fs
         if not self.fs.exists(PATH):
-            self.fs.mkdir(PATH)
-            self.fs.sync_all()
+            make_vhost(self.fs)
         self.clock = ManualClock()
         self.events: list[tuple[str, str]] = []
         self.seed = 1
@@ -65,10 +64,16 @@ class EngineRig:
         )  # fmt: skip
 
     def restart(self) -> StorageEngine:
-        """Stop in order, and open again."""
-        self.engine.close()
+        """Stop in order, verify what is there, and open again."""
+        self.stop()
         self.engine = self._open()
         return self.engine
+
+    def stop(self) -> None:
+        """Stop in order. `verify` finds nothing wrong."""
+        self.engine.close()
+        report = verify(self.fs, PATH)
+        assert report.is_fine, [f"{p.path}: at byte {p.position}: {p.text}" for p in report.problems]
 
     def crash(self, mode: str = "lost") -> StorageEngine:
         """The process or the machine dies; open what is left."""

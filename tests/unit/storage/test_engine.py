@@ -155,7 +155,7 @@ def test_what_was_not_synced_is_gone_after_a_power_cut_and_there_after_a_kill() 
 def test_after_a_clean_stop_the_log_is_not_read() -> None:
     rig = EngineRig()
     rig.put(rig.queue(), b"x", b"y")
-    rig.engine.close()
+    rig.stop()
     for name in rig.fs.list(PATH + "/wal"):
         rig.fs.damage_zero_tail(f"{PATH}/wal/{name}", 1 << 20)
     again = EngineRig(rig.fs)
@@ -298,14 +298,14 @@ def test_two_engines_of_one_directory_are_one_too_many() -> None:
     rig = EngineRig()
     with pytest.raises(LockedError):
         EngineRig(rig.fs)
-    rig.engine.close()
+    rig.stop()
     EngineRig(rig.fs)
 
 
 def test_an_engine_that_cannot_open_gives_the_lock_back_and_changes_nothing() -> None:
     rig = EngineRig()
     rig.put(rig.queue(), b"x")
-    rig.engine.close()
+    rig.stop()
     fs = rig.fs
     name = f"{PATH}/{next(n for n in fs.list(PATH) if n.startswith('checkpoint-'))}"
     fs.damage_flip(name, 100)

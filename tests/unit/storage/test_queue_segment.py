@@ -258,7 +258,7 @@ def test_a_file_of_before_that_cannot_be_synced_stops_the_write() -> None:
     fs, segments = written(Entry(24, message(b"aa")))
     segments.close()
     fs.fail(errno.EIO, kinds={"sync"})
-    with pytest.raises(SyncFailedError, match="3.qi"):
+    with pytest.raises(SyncFailedError, match=r"3\.qi"):
         files(fs).write([Entry(25, message(b"bb"))])
 
 

@@ -172,7 +172,7 @@ def test_a_crash_anywhere_in_recovery_is_recovered_from() -> None:
 def test_leftovers_that_nothing_knows_are_deleted_and_all_else_stays() -> None:
     rig = running()
     queue = rig.queue()
-    rig.engine.close()
+    rig.stop()
     fs = rig.fs
     fs.mkdir(PATH + "/queues/0123456789abcdef.999")
     leftovers = [
@@ -218,7 +218,7 @@ def test_a_backlog_costs_nothing_to_open_but_its_segments() -> None:
     for _ in range(200):
         rig.engine.publish([queue], b"", b"x", DISK)
     rig.restart()
-    rig.engine.close()
+    rig.stop()
     reads = rig.fs.reads
     again = EngineRig(rig.fs)
     assert again.queue().count == 200

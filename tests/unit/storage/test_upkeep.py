@@ -361,7 +361,7 @@ def test_stopping_on_a_full_disk_loses_nothing() -> None:
     queue = rig.queue()
     rig.put(queue, *[b"%d" % n for n in range(20)])
     rig.fs.capacity = rig.fs.used_bytes()
-    rig.engine.close()
+    rig.stop()
     rig.fs.capacity = None
     again = EngineRig(rig.fs)
     assert not again.engine.recovered.is_clean
@@ -375,7 +375,7 @@ def test_a_read_that_fails_in_a_checkpoint_stops_nothing_before_it_must() -> Non
     rig.engine.upkeep.begin_checkpoint()
     rig.engine.upkeep.step_checkpoint(float("inf"))
     assert rig.engine.failed is not None, "a disk that does not write is no disk to go on with"
-    rig.engine.close()
+    rig.stop()
     again = EngineRig(rig.fs.crash("lost"))
     assert again.queue().count == 1
 

@@ -103,7 +103,8 @@ class Call(NamedTuple):
 def strace() -> str:
     """The strace that is there, or that apt brings if we may."""
     if shutil.which("strace") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-q", "strace"], capture_output=True)
+        for words in (["update", "-q"], ["install", "-y", "-q", "strace"]):
+            subprocess.run(["apt-get", *words], capture_output=True)
     found = shutil.which("strace")
     if found is None:
         pytest.skip("strace is not installed (Debian and Ubuntu: apt install strace)")

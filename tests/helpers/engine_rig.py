@@ -73,7 +73,9 @@ class EngineRig:
         """Stop in order. `verify` finds nothing wrong."""
         self.engine.close()
         report = verify(self.fs, PATH)
-        assert report.is_fine, [f"{p.path}: at byte {p.position}: {p.text}" for p in report.problems]
+        assert report.is_fine, [
+            f"{p.path}: at byte {p.position}: {p.text}" for p in report.problems
+        ]
 
     def crash(self, mode: str = "lost") -> StorageEngine:
         """The process or the machine dies; open what is left."""

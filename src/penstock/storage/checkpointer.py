@@ -157,12 +157,13 @@ class Checkpointer:
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
         else:
-            in_ram = {e.seq for e in ram}
-            owed += ram
-            owed += [Entry(q, r.message) for q, r in section.rows.items() if q not in in_ram]
-            owed.sort(key=lambda entry: entry.seq)
+            if section.rows:
+                in_ram = {e.seq for e in ram}
+                owed += [Entry(q, r.message) for q, r in section.rows.items() if q not in in_ram]
+            if owed:  # else there may be a million in RAM, in order already
+                ram = sorted(owed + ram, key=lambda entry: entry.seq)
             self._leaving += [(r.body_file, r.message.id) for r in section.rows.values()]
-            self._writing = Writing(queue, owed)
+            self._writing = Writing(queue, ram)
             rows_before, section.rows = section.rows, {}
             self._sections.append(
                 checkpoint.encode_queue(queue.number, section, self._engine.state.slots)

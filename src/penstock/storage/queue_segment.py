@@ -194,7 +194,7 @@ class SegmentFiles:
         """
         self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
-        qs: File | None = self._qs
+        qs: File | None = None  # until it is needed; then with a header that is good
         self.is_dirty = True
         at = self._qs_end
         bodies: list[bytes] = []

@@ -254,6 +254,18 @@ def test_a_header_that_a_failed_sync_left_in_the_cache_alone_is_written_again() 
     assert files(after).messages([25])[0].body == b"bb"
 
 
+@pytest.mark.parametrize("ending", [".qi", ".qs"])
+def test_a_header_that_was_written_in_part_is_written_whole_by_the_next_write(ending: str) -> None:
+    fs = FaultyFileSystem()
+    segments = files(fs)
+    fs.fail("short", kinds={"pwrite"}, path=ending)
+    with pytest.raises(OSError, match="short"):
+        segments.write([Entry(24, message(b"aa"))])
+    segments.write([Entry(24, message(b"aa"))])
+    segments.close()
+    assert files(fs).messages([24])[0].body == b"aa"
+
+
 def test_a_file_of_before_that_cannot_be_synced_stops_the_write() -> None:
     fs, segments = written(Entry(24, message(b"aa")))
     segments.close()

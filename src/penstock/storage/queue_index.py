@@ -455,22 +455,26 @@ class QueueIndex:
             self._files[number] = files
         return files
 
+    def make_directory(self) -> None:
+        """The directory, and the name in it for people, as it should be. Needs a sync."""
+        self.fs.mkdir(self.path)
+        stub, text = self.path + "/.queue_name", self.name + b"\n"
+        if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, or the disk was full
+            file = self.fs.open(stub, create=True)
+            try:
+                file.pwrite(text, 0)
+                file.truncate(len(text))
+            finally:
+                file.close()
+        self.ticks.dirty_stubs.append(stub)  # a run before, killed, may not have synced it
+        self.ticks.dirty_directories[self.path] = None
+        self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
+        self._has_directory = True
+
     def write(self, entries: list[Entry]) -> int:
         """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync."""
         if not self._has_directory:
-            self.fs.mkdir(self.path)
-            stub = self.path + "/.queue_name"
-            text = self.name + b"\n"
-            if not self.fs.exists(stub) or self.fs.read(stub) != text:  # a full disk cut it off
-                file = self.fs.open(stub, create=True)
-                try:
-                    file.pwrite(text, 0)
-                finally:
-                    file.close()
-            self.ticks.dirty_stubs.append(stub)  # a run before, killed, may not have synced it
-            self.ticks.dirty_directories[self.path] = None
-            self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
-            self._has_directory = True
+            self.make_directory()
         written = 0
         start = 0
         for i in range(1, len(entries) + 1):
@@ -492,6 +496,5 @@ class QueueIndex:
             self.ticks.handles.forget(files)
 
     def close(self) -> None:
-        """Close all files."""
         for number in list(self._files):
             self.forget_files(number)

@@ -16,6 +16,7 @@ from penstock.errors import SyncFailedError
 from penstock.storage import message_store_gc, record, recovery
 from penstock.storage.checkpointer import FULL, IDLE, SLICES, delete
 from penstock.storage.durability import OS
+from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import StoreRef
 from penstock.storage.reserve import Reserve
 
@@ -203,14 +204,25 @@ class Upkeep:
         self._engine.event("disk_full", f"the reserve could not be made: {error}")
 
     def delete_orphans(self) -> None:
-        """After recovery's checkpoint: delete what a crash left and nothing knows."""
+        """After recovery's checkpoint: delete what a crash left and nothing knows, and mend the
+        queues' names for people, which a power cut may have torn."""
         engine = self._engine
         files, trees = recovery.orphans(
             engine.fs, engine.state, engine.checkpoints.number, engine.recovered.unknown
         )
         if files or trees:
             engine.submit(lambda: delete(engine.fs, files, trees), _nothing, self._not_deleted)
-            engine.poll(wait=True)
+            self.finish()
+        if not engine.recovered.is_clean:
+            for queue in engine.state.queues.values():
+                if engine.fs.exists(queue.path):
+                    self._mend_name(queue)
+
+    def _mend_name(self, queue: QueueIndex) -> None:
+        try:
+            queue.make_directory()
+        except OSError as error:
+            self._engine.event("clean", f"{queue.path}/.queue_name could not be mended: {error}")
 
     def finish(self) -> None:
         """Wait for everything that is under way."""

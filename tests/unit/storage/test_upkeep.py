@@ -393,3 +393,14 @@ def test_finish_waits_for_everything_under_way() -> None:
     rig.engine.upkeep.finish()
     assert not pending(rig)
     assert rig.engine.checkpoints.phase == IDLE
+
+
+def test_a_torn_name_of_a_queue_is_mended_at_the_next_start() -> None:
+    rig = EngineRig()
+    queue = rig.queue(b"torn")
+    rig.put(queue, b"x")
+    rig.engine.checkpoint()
+    rig.fs.damage(queue.path + "/.queue_name", lambda data: bytes(len(data)))
+    rig.crash("kept")
+    assert rig.fs.read(queue.path + "/.queue_name") == b"torn\n"
+    rig.stop()

@@ -221,7 +221,7 @@ class Show:
     """Progress: a bar on a terminal, now and then a line in a pipe."""
 
     def __init__(self, title: str, total: int) -> None:
-        self._title, self._total, self._last = title, total, 0
+        self._total, self._last = total, 0
         self._bar = None
         if sys.stdout.isatty():
             from rich.progress import (

@@ -17,15 +17,10 @@ every start [9], so no id ever means two bodies, even if the last ids handed out
 left no trace on disk.
 """
 
-from typing import Final, NewType
+from typing import Final
 
 from penstock.errors import StorageError
 from penstock.native import mypyc_attr
-
-Lsn = NewType("Lsn", int)
-MessageId = NewType("MessageId", int)
-QueueNumber = NewType("QueueNumber", int)
-SeqId = NewType("SeqId", int)
 
 START_SHIFT: Final = 40
 START_MAX: Final = (1 << 24) - 1

@@ -48,7 +48,6 @@ import struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from penstock.errors import CorruptionError
 from penstock.native import mypyc_attr
 
 RECORD_HEADER_BYTES: Final = 20
@@ -255,12 +254,6 @@ def type_name(kind: int) -> str:
 def refusal(kind: int) -> str:
     """Why a record of this type is not read."""
     return f"record type {type_name(kind)} ({kind}) is not known to this version of Penstock"
-
-
-def check_type(kind: int, path: str, position: int) -> None:
-    """CorruptionError that names the type, if this version does not know it."""
-    if kind > KNOWN_TYPES_MAX or kind < 0:
-        raise CorruptionError(path, position, refusal(kind))
 
 
 # ----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from penstock.errors import CorruptionError
 from penstock.message import Entry
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Head
+from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.message_store import FileState
 from penstock.storage.queue_index import QueueIndex, Row, Section
@@ -271,7 +272,7 @@ class Checkpointer:
         engine = self._engine
         ticks = engine.state.ticks
         files, ticks.dirty = list(ticks.dirty.values()), {}
-        stubs, ticks.dirty_stubs = ticks.dirty_stubs, []
+        names, ticks.dirty_names = ticks.dirty_names, []
         directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
         for file in files:
             file.is_syncing = True
@@ -280,8 +281,8 @@ class Checkpointer:
         def op() -> object:
             for file in files:
                 file.sync()
-            for stub in stubs:
-                sync_file(engine.fs, stub)
+            for name in names:
+                sync_closed(engine.fs, name)
             for directory in directories:
                 engine.fs.sync_dir(directory)
             return sync_store()
@@ -382,15 +383,6 @@ class Checkpointer:
     def _cleaned(self) -> None:
         self._reset()
         self.phase = IDLE
-
-
-def sync_file(fs: FileSystem, path: str) -> None:
-    """Sync a file that is written and closed."""
-    file = fs.open(path)
-    try:
-        file.sync()
-    finally:
-        file.close()
 
 
 def delete(fs: FileSystem, paths: list[str], trees: list[str]) -> None:

@@ -40,7 +40,7 @@ class Ticks:
         self.epoch: int = 0
         self.dead: list[tuple[int, int]] = []  # (queue, segment)
         self.dirty: dict[str, SegmentFiles] = {}  # written since their last sync began
-        self.dirty_stubs: list[str] = []  # paths of .queue_name files
+        self.dirty_names: list[str] = []  # paths of .queue_name files
         self.dirty_directories: dict[str, None] = {}
         self.handles: Handles = Handles()
 
@@ -466,7 +466,7 @@ class QueueIndex:
                 file.truncate(len(text))
             finally:
                 file.close()
-        self.ticks.dirty_stubs.append(stub)  # a run before, killed, may not have synced it
+        self.ticks.dirty_names.append(stub)  # a run before, killed, may not have synced it
         self.ticks.dirty_directories[self.path] = None
         self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
         self._has_directory = True

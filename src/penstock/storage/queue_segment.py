@@ -32,6 +32,7 @@ from zlib import crc32
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
+from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import File, FileSystem
 
 VERSION: Final = 1
@@ -393,15 +394,8 @@ class SegmentFiles:
     def _sync(self, file: File | None, ending: str) -> None:
         if file is not None:
             file.sync()
-            return
-        try:
-            file = self._fs.open(self.path + ending)
-        except FileNotFoundError:
-            return  # it has no such file, or it died and was deleted
-        try:
-            file.sync()
-        finally:
-            file.close()
+        else:
+            sync_closed(self._fs, self.path + ending)
 
     def close(self) -> None:
         """Close the handles; they are opened again when they are needed."""

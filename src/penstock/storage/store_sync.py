@@ -33,6 +33,7 @@ files listed in it.
 from typing import Final
 
 from penstock.errors import StoppedError, SyncFailedError
+from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import File, FileSystem
 
 HANDLES_MAX: Final = 64
@@ -74,7 +75,7 @@ class SyncOp:
                 if file is not None:
                     file.sync()
                 else:
-                    self._sync_reopened(path)
+                    sync_closed(self.fs, path)
             for path, _ in self.directories:
                 self.fs.sync_dir(path)
         except OSError as error:
@@ -83,16 +84,6 @@ class SyncOp:
             raise failure from error
         self.is_done = True
         return self.generation
-
-    def _sync_reopened(self, path: str) -> None:
-        try:
-            file = self.fs.open(path)
-        except FileNotFoundError:
-            return
-        try:
-            file.sync()
-        finally:
-            file.close()
 
 
 class Unsynced:

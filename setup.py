@@ -33,6 +33,7 @@ HOT_MODULES = (
     "penstock.storage.log_file",
     "penstock.storage.transaction_log",
     "penstock.storage.queue_segment",
+    "penstock.storage.index_segment",
     "penstock.storage.queue_index",
     "penstock.storage.store_state",
     "penstock.storage.store_file",
@@ -43,6 +44,17 @@ HOT_MODULES = (
     "penstock.storage.recovery",
     "penstock.storage.transaction",
     "penstock.storage.engine",
+    "penstock.queues.rates",
+    "penstock.queues.rows",
+    "penstock.queues.backing_queue",
+    "penstock.queues.vq_state",
+    "penstock.queues.inhaler",
+    "penstock.queues.purger",
+    "penstock.queues.paging",
+    "penstock.queues.delivered_mark",
+    "penstock.queues.vq_requeue",
+    "penstock.queues.vq_scan",
+    "penstock.queues.variable_queue",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

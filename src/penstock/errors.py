@@ -124,3 +124,45 @@ class OptionError(PenstockError):
         self.name = name
         self.given = given
         self.expected = expected
+
+
+class QueueFullError(PenstockError):
+    """A queue has reached its limit and refuses more; nothing was published."""
+
+    def __init__(self, queue: str, limit: str, given: int, allowed: int) -> None:
+        super().__init__(f"queue {queue!r} is full: {limit} would be {given}, allowed are {allowed}")
+        self.queue = queue
+        self.limit = limit
+        self.given = given
+        self.allowed = allowed
+
+
+class QueueEmptyError(PenstockError):
+    """No message came in the time given."""
+
+    def __init__(self, queue: str, timeout_s: float) -> None:
+        super().__init__(f"queue {queue!r} is empty (waited {timeout_s:g} s)")
+        self.queue = queue
+        self.timeout_s = timeout_s
+
+
+class SettledError(PenstockError):
+    """A message was acknowledged, requeued or moved before, or its queue was purged or closed."""
+
+    def __init__(self, queue: str, tag: int) -> None:
+        super().__init__(f"queue {queue!r}: the message of tag {tag} is not pending any more")
+        self.queue = queue
+        self.tag = tag
+
+
+class ForkedError(PenstockError):
+    """A box that was opened by one process is used in a child forked from it."""
+
+    def __init__(self, path: str, opened_by: int, used_by: int) -> None:
+        super().__init__(
+            f"{path}: opened by process {opened_by}, used in its forked child {used_by}: "
+            "open a box of its own after the fork, in one of the two"
+        )
+        self.path = path
+        self.opened_by = opened_by
+        self.used_by = used_by

@@ -39,7 +39,7 @@ from penstock.errors import CorruptionError, VersionError
 from penstock.message import Message
 from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.queue_index import IndexSegment, Row, Section
+from penstock.storage.index_segment import IndexSegment, Row, Section
 
 VERSION: Final = 1
 MAGIC: Final = b"PCKP"

@@ -30,8 +30,9 @@ from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Head
 from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.index_segment import Row, Section
 from penstock.storage.message_store import FileState
-from penstock.storage.queue_index import QueueIndex, Row, Section
+from penstock.storage.queue_index import QueueIndex
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
@@ -355,7 +356,7 @@ class Checkpointer:
             queue = state.index_of(queue_number)
             if key in state.reaping or key in self._reaping or queue is None:
                 continue
-            if segment not in queue.segments:
+            if segment not in queue.segments and segment not in queue.transients:
                 queue.forget_files(segment)
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         paths += self._dead_files

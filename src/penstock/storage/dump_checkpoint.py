@@ -11,7 +11,7 @@ from zlib import crc32
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.dump_text import at
-from penstock.storage.queue_index import IndexSegment, Section
+from penstock.storage.index_segment import IndexSegment, Section
 from penstock.storage.routing_table import (
     BIND,
     CLEAR_PARAMETER,

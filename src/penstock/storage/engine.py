@@ -35,6 +35,7 @@ from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
+from penstock.storage.parts import OneRecord, append_ops
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
@@ -82,6 +83,7 @@ class StorageEngine:
         self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
         self._is_ticking: bool = False
         self.is_committing: bool = False  # TX_PARTs are out: no cut now
+        self.gathering: OneRecord | None = None
         self._lock = fs.lock(path + "/LOCK")
         try:
             self._open(vhost_number(vhost))
@@ -133,13 +135,29 @@ class StorageEngine:
         self, name: bytes, *, arguments: bytes = b"", flags: int = 0, is_durable: bool = True
     ) -> QueueIndex:
         """A new queue. Durable: it is there for good once `last_lsn` is settled."""
+        if is_durable:
+            return self.declare_queues([(name, arguments, flags)])[0]
+        self.check()
+        return self.state.add_queue(name, self.state.next_queue, is_durable=False)
+
+    def declare_queues(self, declared: list[tuple[bytes, bytes, int]]) -> list[QueueIndex]:
+        """New durable queues (name, arguments, flags): all of them are there after a crash or none.
+        ValueError (a name is taken, or comes twice): nothing happened."""
         self.check()
         state = self.state
-        number = state.next_queue
-        if not is_durable:
-            return state.add_queue(name, number, is_durable=False)
-        self.apply_topology(DurableQueue(name, number, flags, arguments).record())
-        return state.queues[number]
+        first = state.next_queue
+        if len({name for name, _, _ in declared}) != len(declared):
+            raise ValueError("a queue's name comes twice in one declare")
+        records = [
+            DurableQueue(name, first + i, flags, arguments).record()
+            for i, (name, arguments, flags) in enumerate(declared)
+        ]
+        for data in records:
+            state.check_topology(data)
+        append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data) for data in records], DISK)
+        for data in records:
+            state.apply_topology(data)
+        return [state.queues[first + i] for i in range(len(records))]
 
     def queue(self, name: bytes) -> QueueIndex:
         """The durable queue of this name; UnknownQueueError."""
@@ -153,19 +171,36 @@ class StorageEngine:
         ValueError (no record, a queue's name or number is taken): nothing happened."""
         self.check()
         self.state.check_topology(data)
-        lsn = self.log.append(record.TOPOLOGY, 0, 0, data, mode)
+        lsn = append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data)], mode)
         self.state.apply_topology(data)
         return lsn
 
     def delete_queue(self, queue: QueueIndex, mode: int = DISK) -> int:
         """Delete a queue with all that it holds; returns the LSN."""
+        return self.delete_queues([queue], mode)
+
+    def delete_queues(self, queues: list[QueueIndex], mode: int = DISK) -> int:
+        """Delete queues with all that they hold: all of them, or none after a crash. The LSN, 0 if
+        none is durable. UnknownQueueError (one is deleted already): nothing happened."""
         self.check()
+        for queue in queues:
+            if queue.is_deleted:
+                raise UnknownQueueError(f"{queue.name.decode('utf-8', 'replace')} (deleted)")
         lsn = 0
-        if queue.is_durable:
-            data = record.delete_queue_data(queue.number)
-            lsn = self.log.append(record.DELETE_QUEUE, 0, 0, data, mode)
-        self.state.apply_delete_queue(lsn, queue)
+        ops = [
+            record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(queue.number))
+            for queue in queues
+            if queue.is_durable
+        ]
+        if ops:
+            lsn = append_ops(self, ops, mode)
+        for queue in queues:
+            self.state.apply_delete_queue(lsn, queue)
         return lsn
+
+    def one_record(self, mode: int) -> OneRecord:
+        """For a `with`: what is done inside to any number of queues is one record (parts.py)."""
+        return OneRecord(self, mode)
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -246,8 +281,8 @@ class StorageEngine:
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> Message:
-        """A transient message (`none`): an id and seqs, no log. Its owner keeps it; a large body
-        goes to the transient store, until every queue has called `release`."""
+        """A transient message (`none`): an id and seqs, no log. The queues' holders keep it; a
+        large body goes to the transient store, until every queue has called `release`."""
         self.check()
         message = self.new_message(header, body, expiry_ms)
         message.persistent = False
@@ -258,7 +293,7 @@ class StorageEngine:
                 raise self.disk_full(error, len(body)) from error
             message.body = None
         for queue in queues:
-            queue.take_seq()
+            queue.holder.add(Entry(queue.take_seq(), message))
         return message
 
     def release(self, message: Message) -> None:
@@ -275,7 +310,11 @@ class StorageEngine:
             if not queue.is_live_run(run):
                 raise ValueError(f"of seqs {run[0]} to {run[0] + run[1] - 1} some are not alive")
         stores = store_refs(entries)
-        lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
+        if self.gathering is None:
+            lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
+        else:
+            data = record.dequeue_data(queue.number, runs, stores)
+            lsn = append_ops(self, [record.Op(record.DEQUEUE, 0, len(runs), data)], mode)
         self.state.apply_dequeue(lsn, queue, runs, stores, entries)
         if self.log.is_full:
             self.wait_for_room()
@@ -318,19 +357,31 @@ class StorageEngine:
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
         """All persistent entries die but `kept` (the unacknowledged, ascending). Returns the LSN
         and how many died. References of what is on disk are released later, in slices."""
+        return self.purge_queues([(queue, kept)], mode)
+
+    def purge_queues(
+        self, purged: list[tuple[QueueIndex, list[Entry]]], mode: int
+    ) -> tuple[int, int]:
+        """Purge durable queues, each but for its `kept`: all of them, or none after a crash."""
         self.check()
-        runs = queue.runs(kept)
-        upper = queue.next_seq
-        lsn = self.log.append(
-            record.PURGE, 0, len(runs), record.purge_data(queue.number, upper, runs), mode
-        )
-        return lsn, self.state.apply_purge(lsn, queue, upper, runs)
+        runs = [queue.runs(kept) for queue, kept in purged]
+        ops = [
+            record.Op(
+                record.PURGE, 0, len(kept), record.purge_data(queue.number, queue.next_seq, kept)
+            )
+            for (queue, _), kept in zip(purged, runs, strict=True)
+        ]
+        lsn = append_ops(self, ops, mode)
+        died = 0
+        for (queue, _), kept_runs in zip(purged, runs, strict=True):
+            died += self.state.apply_purge(lsn, queue, queue.next_seq, kept_runs)
+        return lsn, died
 
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
         """Remember how often entries (seq, attempts) have been tried. Returns the LSN."""
         self.check()
         data = record.requeue_data(queue.number, attempts)
-        lsn = self.log.append(record.REQUEUE, 0, len(attempts), data, mode)
+        lsn = append_ops(self, [record.Op(record.REQUEUE, 0, len(attempts), data)], mode)
         for seq, count in attempts:
             queue.set_attempts(seq, count)
         return lsn
@@ -338,7 +389,8 @@ class StorageEngine:
     def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
         """Reserve the delivered mark up to `mark`; no first delivery beyond a settled mark."""
         self.check()
-        lsn = self.log.append(record.MARK, 0, 0, record.mark_data(queue.number, mark), mode)
+        data = record.mark_data(queue.number, mark)
+        lsn = append_ops(self, [record.Op(record.MARK, 0, 0, data)], mode)
         queue.set_mark(mark)
         return lsn
 

@@ -15,15 +15,16 @@ from penstock.native import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Holder(ABC):
-    """Has the persistent messages of one queue that are in RAM."""
+    """Has the messages of one queue that are in RAM."""
 
     @abstractmethod
     def add(self, entry: Entry) -> None:
-        """The entry has come to life, with the highest seq so far; it is on no slot yet."""
+        """The entry, persistent or transient, has come to life, with the highest seq so far; it is
+        on no slot yet."""
 
     @abstractmethod
     def drop(self, first: int, n: int) -> None:
-        """Seqs first to first + n - 1 are dead; some may not be in RAM."""
+        """Seqs first to first + n - 1, persistent, are dead; some may not be in RAM."""
 
     @abstractmethod
     def get(self, seq: int) -> Entry | None:
@@ -40,14 +41,16 @@ class Holder(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DictHolder(Holder):
-    """seq -> Entry. `keeps`: whether entries stay in RAM when they are on their slots."""
+    """seq -> Entry, of persistent messages; transient ones it lets go. `keeps`: whether entries
+    stay in RAM when they are on their slots."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         self.entries: dict[int, Entry] = {}
         self._keeps = keeps
 
     def add(self, entry: Entry) -> None:
-        self.entries[entry.seq] = entry
+        if entry.message.persistent:
+            self.entries[entry.seq] = entry
 
     def drop(self, first: int, n: int) -> None:
         for seq in range(first, first + n):

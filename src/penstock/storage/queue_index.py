@@ -7,9 +7,8 @@ is none here, because the vhost's TransactionLog is the journal of all queues [1
 says what a message is; that it lives is said here, in bitmaps that the checkpoint keeps and the log
 brings up to date.
 
-An `IndexSegment` has a bitmap only if it is partly dead: while its persistent entries are all of
-[lo, hi), two numbers say so, and a queue that is consumed in order never needs more. A backlog of
-ten million messages is 2,442 such objects.
+What it is made of, an `IndexSegment` for each segment that has something alive, stands in
+index_segment.py.
 
 At the cut of a checkpoint nothing is copied: the epoch rises, and the first change of a queue after
 it keeps its section as it was (a shallow copy; segments are copied one by one as they change) [3].
@@ -28,121 +27,9 @@ Not here: which queue a name means (routing_table.py), when to write (checkpoint
 from penstock.message import Entry, Message
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder, Holder
-from penstock.storage.queue_segment import Handles, SegmentFiles, queue_seed
+from penstock.storage.index_segment import IndexSegment, Limbo, Row, Section, Ticks
+from penstock.storage.queue_segment import SegmentFiles, Slot, queue_seed
 from penstock.storage.record import Run
-
-
-class Ticks:
-    """What all parts of one engine share about checkpoints: the epoch of the last cut, and dead
-    segment files that wait for the next one."""
-
-    def __init__(self) -> None:
-        self.epoch: int = 0
-        self.dead: list[tuple[int, int]] = []  # (queue, segment)
-        self.dirty: dict[str, SegmentFiles] = {}  # written since their last sync began
-        self.dirty_names: list[str] = []  # paths of .queue_name files
-        self.dirty_directories: dict[str, None] = {}
-        self.handles: Handles = Handles()
-
-
-class Row:
-    """An entry in a checkpoint's section of a small queue: the message without its body, and the
-    store file that has the body on behalf of the section (0: none, or the message's own)."""
-
-    __slots__ = ("body_file", "message")
-
-    def __init__(self, message: Message, body_file: int) -> None:
-        self.message: Message = message
-        self.body_file: int = body_file
-
-
-class Limbo:
-    """An entry that left RAM after the cut, at `lsn`, and whether a purge took it: only a durable
-    dequeue lets a checkpoint leave an entry out [4]."""
-
-    __slots__ = ("entry", "is_purged", "lsn")
-
-    def __init__(self, lsn: int, entry: Entry, is_purged: bool) -> None:
-        self.lsn: int = lsn
-        self.entry: Entry = entry
-        self.is_purged: bool = is_purged
-
-
-class IndexSegment:
-    """Liveness of the persistent entries of one segment. lo, hi: seqs; bitmap: bit rel of byte
-    rel >> 3, or None while exactly [lo, hi) is alive. stores: entries placed in the store."""
-
-    __slots__ = ("bitmap", "bytes", "count", "epoch", "expiry_ms", "hi", "lo", "number", "stores")
-
-    def __init__(self, number: int, lo: int, hi: int, epoch: int) -> None:
-        self.number: int = number
-        self.lo: int = lo
-        self.hi: int = hi
-        self.epoch: int = epoch
-        self.count: int = 0
-        self.bytes: int = 0
-        self.stores: int = 0
-        self.expiry_ms: int = 0
-        self.bitmap: bytearray | None = None
-
-    def copy(self, epoch: int) -> "IndexSegment":
-        other = IndexSegment(self.number, self.lo, self.hi, epoch)
-        other.count = self.count
-        other.bytes = self.bytes
-        other.stores = self.stores
-        other.expiry_ms = self.expiry_ms
-        if self.bitmap is not None:
-            other.bitmap = bytearray(self.bitmap)
-        return other
-
-    def has(self, seq: int, slots: int) -> bool:
-        if not self.lo <= seq < self.hi:
-            return False
-        if self.bitmap is None:
-            return True
-        rel = seq % slots
-        return self.bitmap[rel >> 3] >> (rel & 7) & 1 == 1
-
-    def seqs(self, slots: int) -> list[int]:
-        """All live seqs, ascending."""
-        if not self.count:
-            return []
-        if self.bitmap is None:
-            return list(range(self.lo, self.hi))
-        return [seq for seq in range(self.lo, self.hi) if self.has(seq, slots)]
-
-    def make_bitmap(self, slots: int) -> bytearray:
-        bits = bytearray((slots + 7) >> 3)
-        if self.count:
-            for seq in range(self.lo, self.hi):
-                rel = seq % slots
-                bits[rel >> 3] |= 1 << (rel & 7)
-        self.bitmap = bits
-        return bits
-
-
-class Section:
-    """What the manifest says of one queue, as of the cut."""
-
-    __slots__ = ("attempts", "bytes", "count", "mark", "next_seq", "rows", "segments")
-
-    def __init__(
-        self,
-        next_seq: int,
-        mark: int,
-        count: int,
-        body_bytes: int,
-        segments: dict[int, IndexSegment],
-        rows: dict[int, Row],
-        attempts: dict[int, int],
-    ) -> None:
-        self.next_seq: int = next_seq
-        self.mark: int = mark
-        self.count: int = count
-        self.bytes: int = body_bytes
-        self.segments: dict[int, IndexSegment] = segments
-        self.rows: dict[int, Row] = rows
-        self.attempts: dict[int, int] = attempts
 
 
 class QueueIndex:
@@ -175,6 +62,8 @@ class QueueIndex:
         self.captured: Section | None = None
         self.limbo: list[Limbo] | None = None  # not None: a checkpoint still owes us our slice
         self.cut_seq: int = 0  # next seq at that cut
+        # Per segment, transient messages whose bodies or slots are in its files: they keep it.
+        self.transients: dict[int, int] = {}
         self._tail: IndexSegment | None = None
         self._has_directory: bool = False
         self._files: dict[int, SegmentFiles] = {}
@@ -334,6 +223,12 @@ class QueueIndex:
         if mark > self.mark:
             self.mark = mark
 
+    def lower_mark(self, mark: int) -> None:
+        """At an orderly stop, before its checkpoint: exactly this was delivered."""
+        if self.changed != self.ticks.epoch:
+            self._touch()
+        self.mark = mark
+
     def skip_to(self, seq: int) -> None:
         """After an unclean stop no seq below this is given again [9]."""
         if self.changed != self.ticks.epoch:
@@ -439,6 +334,16 @@ class QueueIndex:
     def _read_slots(self, seqs: list[int]) -> list[Message]:
         return self.files(seqs[0] // self.slots).messages(seqs) if seqs else []
 
+    def live_between(self, start: int, stop: int) -> list[int]:
+        """Live persistent seqs from start to stop - 1, which are of one segment, ascending."""
+        segment = self.segments.get(start // self.slots)
+        if segment is None or not segment.count:
+            return []
+        start, stop = max(start, segment.lo), min(stop, segment.hi)
+        if segment.bitmap is None:
+            return list(range(start, stop))
+        return [seq for seq in range(start, stop) if segment.has(seq, self.slots)]
+
     # ---- files ---------------------------------------------------------------------------------
 
     def files(self, number: int) -> SegmentFiles:
@@ -466,27 +371,60 @@ class QueueIndex:
                 file.truncate(len(text))
             finally:
                 file.close()
-        self.ticks.dirty_names.append(stub)  # a run before, killed, may not have synced it
-        self.ticks.dirty_directories[self.path] = None
-        self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
         self._has_directory = True
+        if self.is_durable:
+            self.ticks.dirty_names.append(stub)  # a run before, killed, may not have synced it
+            self.ticks.dirty_directories[self.path] = None
+            self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
 
     def write(self, entries: list[Entry]) -> int:
         """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync."""
-        if not self._has_directory:
-            self.make_directory()
         written = 0
         start = 0
         for i in range(1, len(entries) + 1):
             number = entries[start].seq // self.slots
             if i == len(entries) or entries[i].seq // self.slots != number:
-                files = self.files(number)
-                if files.path not in self.ticks.dirty:
-                    self.ticks.dirty[files.path] = files
-                    self.ticks.dirty_directories[self.path] = None
+                files = self._writing(number)
                 written += files.write(entries[start:i])
+                files.is_dirty = self.is_durable
                 start = i
         return written
+
+    def write_bodies(self, entries: list[Entry]) -> list[int]:
+        """Write entries of one segment, ascending, to .qs alone; their positions (0: none)."""
+        files = self._writing(entries[0].seq // self.slots)
+        places = files.write_bodies(entries)
+        files.is_dirty = self.is_durable
+        return places
+
+    def write_slots(self, slots: list[Slot]) -> int:
+        """Write slots of one segment, ascending, whose entries `write_bodies` wrote."""
+        files = self._writing(slots[0].seq // self.slots)
+        written = files.write_slots(slots)
+        files.is_dirty = self.is_durable
+        return written
+
+    def _writing(self, number: int) -> SegmentFiles:
+        """The files of a segment that is about to be written. Those of a queue that is not durable
+        are never synced: no checkpoint names them, and they may go at any time."""
+        if not self._has_directory:
+            self.make_directory()
+        files = self.files(number)
+        if self.is_durable and files.path not in self.ticks.dirty:
+            self.ticks.dirty[files.path] = files
+            self.ticks.dirty_directories[self.path] = None
+        return files
+
+    def keep_transients(self, number: int, n: int) -> None:
+        """n transient messages more are in the files of this segment; less, if negative. With the
+        last one the files may go, unless persistent ones need them."""
+        left = self.transients.get(number, 0) + n
+        if left:
+            self.transients[number] = left
+            return
+        del self.transients[number]
+        if number not in self.segments:
+            self.ticks.dead.append((self.number, number))
 
     def forget_files(self, number: int) -> None:
         """Close the handles of a segment, which is clean or about to be deleted."""

@@ -88,13 +88,16 @@ def _seed(seed: int, seq: int) -> int:
     return seed ^ (seq & 0xFFFFFFFF) ^ (seq >> 32)
 
 
-def encode_slot(seed: int, seq: int, message: Message, flags: int, where: int) -> bytes:
-    """The 32 bytes of a slot; `flags` without USED and HAS_EXPIRY, which are added here."""
+def encode_slot(
+    seed: int, seq: int, message: Message, flags: int, where: int, header_len: int = -1
+) -> bytes:
+    """The 32 bytes of a slot; `flags` without USED and HAS_EXPIRY, which are added here.
+    header_len: if the message is without its header here."""
     flags |= USED
     expiry = message.expiry_ms
     if expiry:
         flags |= HAS_EXPIRY
-    length = len(message.header)
+    length = header_len if header_len >= 0 else len(message.header)
     if length > LONG_HEADER:
         length = LONG_HEADER
     fields: bytes = _pack_slot(
@@ -188,50 +191,91 @@ class SegmentFiles:
     # ---- writing -----------------------------------------------------------------------------
 
     def write(self, entries: list[Entry]) -> int:
-        """Write entries, ascending, none twice; returns the bytes written.
+        """Write entries, ascending, none twice, to .qs and their slots; returns the bytes written.
 
         OSError leaves what is there harmless: nothing names the new bytes yet. Needs sync.
         SyncFailedError: a file of before this start could not be synced.
         """
         self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
-        qs: File | None = None  # until it is needed; then with a header that is good
         self.is_dirty = True
-        at = self._qs_end
-        bodies: list[bytes] = []
-        start = at
+        places, written = self._write_entries(entries)
         slots: list[bytes] = []
         first = entries[0].seq
-        written = 0
-        for held in entries:
-            seq = held.seq
-            message = held.message
-            flags = IN_STORE if message.store_file else 0
-            where = message.store_file
-            if message.header or (message.size and not flags):
-                if qs is None:
-                    qs = self._open_for_write(".qs", MAGIC_QS)
-                    at = start = self._qs_end
-                flags |= HAS_ENTRY
-                where = at
-                entry = encode_entry(self._seed, seq, message)
-                bodies.append(entry)
-                at += len(entry)
-                if at - start >= WRITE_BYTES:
-                    qs.pwrite(b"".join(bodies), start)
-                    written += at - start
-                    bodies.clear()
-                    start = self._qs_end = at
+        for i in range(len(entries)):
+            seq = entries[i].seq
             if seq != first + len(slots):
                 written += self._write_slots(qi, first, slots)
                 slots = []
                 first = seq
+            message = entries[i].message
+            flags = IN_STORE if message.store_file else 0
+            where = places[i]
+            if where:
+                flags |= HAS_ENTRY
+            else:
+                where = message.store_file
             slots.append(encode_slot(self._seed, seq, message, flags, where))
+        return written + self._write_slots(qi, first, slots)
+
+    def write_bodies(self, entries: list[Entry]) -> list[int]:
+        """Write entries, ascending, to .qs alone; their positions there, 0 for one that needs no
+        entry. For transient messages, whose slots are written later, if at all (`write_slots`)."""
+        self._handles.used(self)
+        self.is_dirty = True
+        return self._write_entries(entries)[0]
+
+    def write_slots(self, slots: list[Slot]) -> int:
+        """Write slots, ascending, of entries that are in .qs already; returns the bytes written."""
+        self._handles.used(self)
+        qi = self._open_for_write(".qi", MAGIC_QI)
+        self.is_dirty = True
+        written = 0
+        run: list[bytes] = []
+        first = slots[0].seq
+        for slot in slots:
+            if slot.seq != first + len(run):
+                written += self._write_slots(qi, first, run)
+                run = []
+                first = slot.seq
+            message = Message(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms)
+            run.append(
+                encode_slot(
+                    self._seed, slot.seq, message, slot.flags & HAS_ENTRY, slot.where,
+                    slot.header_len,
+                )
+            )  # fmt: skip
+        return written + self._write_slots(qi, first, run)
+
+    def _write_entries(self, entries: list[Entry]) -> tuple[list[int], int]:
+        """The .qs entries of those that need one: positions (0: none), and bytes written."""
+        qs: File | None = None  # until it is needed; then with a header that is good
+        places: list[int] = []
+        bodies: list[bytes] = []
+        at = start = 0
+        written = 0
+        for held in entries:
+            message = held.message
+            if not message.header and (message.store_file or not message.size):
+                places.append(0)
+                continue
+            if qs is None:
+                qs = self._open_for_write(".qs", MAGIC_QS)
+                at = start = self._qs_end
+            places.append(at)
+            entry = encode_entry(self._seed, held.seq, message)
+            bodies.append(entry)
+            at += len(entry)
+            if at - start >= WRITE_BYTES:
+                qs.pwrite(b"".join(bodies), start)
+                written += at - start
+                bodies.clear()
+                start = self._qs_end = at
         if bodies and qs is not None:
             qs.pwrite(b"".join(bodies), start)
             written += at - start
             self._qs_end = at
-        return written + self._write_slots(qi, first, slots)
+        return places, written
 
     def _write_slots(self, qi: File, first: int, slots: list[bytes]) -> int:
         data = b"".join(slots)
@@ -326,7 +370,10 @@ class SegmentFiles:
 
         Entries that lie behind one another are read in runs of at most 256 KiB.
         """
-        slots = self.slots(seqs)
+        return self.entries_of(self.slots(seqs))
+
+    def entries_of(self, slots: list[Slot]) -> list[Message]:
+        """The messages of these slots, as `messages`."""
         result: list[Message] = []
         run = b""
         run_at = 0
@@ -352,14 +399,15 @@ class SegmentFiles:
                 run = self._reading(".qs").pread(want, slot.where)
                 run_at = slot.where
                 at = 0
-            result.append(self._message(slot, run, at))
+            result.append(self.parse(slot, run, at))
         return result
 
     def _need(self, slot: Slot) -> int:
         need = PREFIX_BYTES + slot.header_len
         return need + (4 if slot.flags & IN_STORE else slot.size)
 
-    def _message(self, slot: Slot, run: bytes, at: int) -> Message:
+    def parse(self, slot: Slot, run: bytes, at: int) -> Message:
+        """The message of a slot, whose entry begins at `at` in what was read. CorruptionError."""
         path = self.path + ".qs"
         if len(run) < at + PREFIX_BYTES:
             raise CorruptionError(path, slot.where, f"the entry of seq {slot.seq} is cut off")

@@ -26,8 +26,8 @@ from penstock.message import Message
 from penstock.storage import record
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.index_segment import Row, Ticks
 from penstock.storage.offline import queue_name
-from penstock.storage.queue_index import Row, Ticks
 from penstock.storage.queue_segment import (
     HEADER_BYTES,
     MAGIC_QI,

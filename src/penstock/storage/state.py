@@ -23,9 +23,10 @@ from penstock.message import Entry, Message, MessageFactory
 from penstock.storage import record
 from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.index_segment import Limbo, Ticks
 from penstock.storage.log_file import LogReader
 from penstock.storage.message_store import MessageStore
-from penstock.storage.queue_index import Limbo, QueueIndex, Ticks
+from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import Run, StoreRef
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 
@@ -228,7 +229,7 @@ class StorageState:
     def names_segment(self, number: int, segment: int) -> bool:
         """Whether anything of a queue's segment is alive or still to be read for references."""
         queue = self.index_of(number)
-        is_alive = queue is not None and segment in queue.segments
+        is_alive = queue is not None and (segment in queue.segments or segment in queue.transients)
         return is_alive or (number, segment) in self.reaping
 
     def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:

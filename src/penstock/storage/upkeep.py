@@ -50,6 +50,7 @@ class Upkeep:
             self.step_checkpoint(now + engine.options.slice_ms / 1000)
         self.reap()
         self.combine()
+        self.delete_transient_segments()
         if now - self._disk_at >= CHECK_DISK_S:
             self._disk_at = now
             self.check_disk()
@@ -58,7 +59,7 @@ class Upkeep:
 
     def _is_due(self, now: float) -> bool:
         log, options = self._engine.log, self._engine.options
-        if log.appended_records == self._cut_records:
+        if log.appended_records == self._cut_records and not self._engine.state.ticks.dead:
             return False
         return (
             log.appended_bytes - self._cut_bytes >= options.checkpoint_log_bytes
@@ -125,6 +126,23 @@ class Upkeep:
             engine.check()
 
     # ---- reaping and combining -----------------------------------------------------------------
+
+    def delete_transient_segments(self) -> None:
+        """Dead segment files of queues that are not durable go now: no checkpoint names them."""
+        engine = self._engine
+        state = engine.state
+        paths: list[str] = []
+        left: list[tuple[int, int]] = []
+        for number, segment in state.ticks.dead:
+            queue = state.queues.get(number)
+            if queue is None or queue.is_durable:
+                left.append((number, segment))
+            elif not state.names_segment(number, segment):
+                queue.forget_files(segment)
+                paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
+        if paths:
+            state.ticks.dead = left
+            engine.submit(lambda: delete(engine.fs, paths, []), _nothing, self._not_deleted)
 
     def reap(self) -> bool:
         """Release the references of one purged segment. False if there is nothing to do yet."""

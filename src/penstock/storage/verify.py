@@ -43,10 +43,11 @@ from penstock.message import Message
 from penstock.storage import recovery
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
+from penstock.storage.index_segment import IndexSegment
 from penstock.storage.message_store import OWN_FILE, MessageStore
 from penstock.storage.offline import Offline, Vhost
 from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import IndexSegment, QueueIndex
+from penstock.storage.queue_index import QueueIndex
 from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile

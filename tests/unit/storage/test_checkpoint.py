@@ -9,7 +9,7 @@ from penstock.errors import CorruptionError, SyncFailedError, VersionError
 from penstock.message import Message
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
-from penstock.storage.queue_index import IndexSegment, Row, Section
+from penstock.storage.index_segment import IndexSegment, Row, Section
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
-from penstock.storage.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.index_segment import Row, Ticks
+from penstock.storage.queue_index import QueueIndex
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 SLOTS = 4

@@ -1,0 +1,404 @@
+"""Inhaler: brings messages back into RAM, a segment of rows or a run of bodies at a time.
+
+In RabbitMQ's queue only a fetch brings messages back, one body per read, which is its weak point;
+Qpid's design has an Inhaler that reads ahead once less than a minimum is in RAM, until a maximum is
+reached. Here `fetch` on an empty q4 reads a run of bodies at once (up to 256 KiB that lie behind
+one another, as far as there is room), and `begin` submits such a read for a queue with a waiting
+consumer, to be taken over by `_arrived` when the file system has done it. What was read back is on
+disk still, so paging it out again writes nothing.
+
+    delta -> q3    `deltas_to_betas`: the slots of one segment become rows; when delta is empty,
+    what
+                   is in q2 joins q3
+    q3 -> q4       `betas_to_alphas`: a run of bodies
+    q1 -> q4       `settle`: q3 and all behind it is empty
+
+An entry whose slot or body fails its check is set aside: it is not delivered, stays alive, so that
+its bytes are there for `penstock store salvage`, is counted and told as an event with file and
+position, and the next one is delivered. After a restart it is looked at again.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import CorruptionError
+from penstock.message import Entry, Message
+from penstock.queues.rows import (
+    AT_ENTRY,
+    AT_STORE,
+    HAS_ENTRY,
+    IN_STORE,
+    ON_SLOT,
+    PERSISTENT,
+    Row,
+)
+from penstock.queues.vq_state import ALPHA_BYTES, VQState
+from penstock.storage import queue_segment
+from penstock.storage.queue_segment import PREFIX_BYTES, Slot
+
+RUN_BYTES_MAX: Final = 256 << 10
+
+
+# ---- delta to q3 ---------------------------------------------------------------------------------
+
+
+def deltas_to_betas(state: VQState, rows_max: int) -> None:
+    """Delta's next segment, at most so many rows, becomes the rear of q3, which is empty; holes and
+    damaged slots are skipped, until there is a row or delta is empty. Then q2 joins q3."""
+    while state.delta.count and not state.q3.count:
+        load_segment(state, rows_max)
+    if not state.delta.count and state.q2.count:
+        state.q3.extend(state.q2)
+
+
+def load_segment(state: VQState, rows_max: int) -> None:
+    """The next rows of delta, at most so many and of one segment, become the rear of q3."""
+    delta, index = state.delta, state.index
+    stop = min(state.segment_end(delta.start), delta.end)
+    seqs = state.ready_on_disk(delta.start, stop)
+    if len(seqs) > rows_max:
+        stop = seqs[rows_max]
+        seqs = seqs[:rows_max]
+    transients = set(state.transients_between(delta.start, stop))
+    if seqs:
+        rows = rows_on_disk(state, seqs, transients, is_fetching=True)  # OSError: as before
+        delta.count -= len(seqs)
+        for row in rows:
+            state.q3.append(row)
+    state.clear_transients(delta.start, stop)
+    delta.start = stop
+    if not delta.count:
+        delta.clear()
+        if state.set_aside:
+            state.count_bytes()
+    elif delta.start >= delta.end:
+        raise AssertionError(f"delta of queue {index.number} counts {delta.count} too many")
+
+
+def rows_on_disk(
+    state: VQState, seqs: list[int], transients: set[int], *, is_fetching: bool = False
+) -> list[Row]:
+    """Rows of these seqs, ascending, of one segment, from its slots or a section of the checkpoint.
+    Damaged ones are left out, and set aside if somebody is fetching them."""
+    index = state.index
+    section = index.section
+    on_slot = seqs if not section else [seq for seq in seqs if seq not in section]
+    slots: list[Slot] = []
+    if on_slot:
+        try:
+            slots = index.files(on_slot[0] // index.slots).slots(on_slot)
+        except CorruptionError:
+            slots = _good_slots(state, on_slot, is_fetching=is_fetching)
+        state.disk_reads += 1
+    rows = [_row_of_slot(slot, is_persistent=slot.seq not in transients) for slot in slots]
+    if section:
+        rows += [_row_of_message(seq, section[seq].message) for seq in seqs if seq in section]
+        rows.sort(key=lambda row: row.seq)
+    return rows
+
+
+def _good_slots(state: VQState, seqs: list[int], *, is_fetching: bool) -> list[Slot]:
+    """One by one; what fails its check is set aside."""
+    found: list[Slot] = []
+    files = state.index.files(seqs[0] // state.index.slots)
+    for seq in seqs:
+        try:
+            found += files.slots([seq])
+        except CorruptionError as error:
+            if is_fetching:
+                set_aside(state, seq, 0, error)
+    return found
+
+
+def _row_of_slot(slot: Slot, *, is_persistent: bool) -> Row:
+    flags = ON_SLOT | (PERSISTENT if is_persistent else 0)
+    place = slot.where
+    if slot.flags & queue_segment.HAS_ENTRY:
+        flags |= HAS_ENTRY | AT_ENTRY
+    if slot.flags & queue_segment.IN_STORE:
+        flags |= IN_STORE
+        if not flags & AT_ENTRY:
+            flags |= AT_STORE
+    return Row(
+        slot.seq, flags, slot.id, slot.size, place, slot.expiry_ms, slot.header_len, slot.time
+    )
+
+
+def _row_of_message(seq: int, message: Message) -> Row:
+    """Of one that stands in a section of the checkpoint; its body is in the store."""
+    flags = PERSISTENT | ON_SLOT
+    if message.store_file:
+        flags |= IN_STORE | AT_STORE
+    return Row(
+        seq, flags, message.id, message.size, message.store_file, message.expiry_ms, 0, message.time
+    )
+
+
+# ---- q3 to q4 ------------------------------------------------------------------------------------
+
+
+def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
+    """A run of bodies from the front of q3 to the rear of q4: what lies in one segment, at most so
+    many bytes and messages, but one at least. False if all of it was damaged and set aside."""
+    rows = _take_run(state, run_bytes, messages_max)
+    damaged: list[tuple[Row, CorruptionError]] = []
+    try:
+        entries = _load_good(state, rows, damaged)
+    except OSError:
+        for row in reversed(rows):
+            state.q3.append_left(row)
+        raise
+    for row, error in damaged:
+        set_aside(state, row.seq, row.size, error)
+    for entry in entries:
+        state.q4.append(entry)
+        body = entry.message.body
+        state.alpha_bytes += ALPHA_BYTES + len(entry.message.header) + len(body or b"")
+    return bool(entries)
+
+
+def _load_good(
+    state: VQState, rows: list[Row], damaged: list[tuple[Row, CorruptionError]]
+) -> list[Entry]:
+    try:
+        return load(state, rows)
+    except CorruptionError:
+        entries: list[Entry] = []
+        for row in rows:
+            try:
+                entries += load(state, [row])
+            except CorruptionError as error:
+                damaged.append((row, error))
+        return entries
+
+
+def _take_run(state: VQState, run_bytes: int, messages_max: int) -> list[Row]:
+    q3 = state.q3
+    rows = [q3.pop_first()]
+    taken = rows[0].size + ALPHA_BYTES
+    border = state.segment_end(rows[0].seq)
+    while q3.count and len(rows) < messages_max and taken < run_bytes:
+        row = q3.first()
+        taken += row.size + ALPHA_BYTES
+        if row.seq >= border or taken > run_bytes:
+            break
+        rows.append(q3.pop_first())
+    return rows
+
+
+def load(state: VQState, rows: list[Row]) -> list[Entry]:
+    """The entries, with bodies, of rows of one segment, ascending. CorruptionError."""
+    engine, index = state.engine, state.index
+    section = index.section
+    state.disk_reads += 1
+    if section and any(row.seq in section for row in rows):
+        messages = _load_one_by_one(state, rows)
+    else:
+        messages = _load_run(state, rows)
+    entries: list[Entry] = []
+    for i in range(len(rows)):
+        row, message = rows[i], messages[i]
+        is_persistent = row.flags & PERSISTENT != 0
+        message.persistent = is_persistent
+        if message.body is None:
+            engine.load_body(index, row.seq, message)
+        if is_persistent:
+            entries.append(Entry(row.seq, message, row.seq not in section))
+            continue
+        if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+            state.places[row.seq] = row.place
+        entries.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
+    return entries
+
+
+def _load_run(state: VQState, rows: list[Row]) -> list[Message]:
+    index = state.index
+    files = index.files(rows[0].seq // index.slots)
+    unknown = [row.seq for row in rows if not row.flags & AT_ENTRY and row.flags & ON_SLOT]
+    if len(unknown) == len(rows):
+        return files.messages(unknown)
+    asked: list[Slot] = files.slots(unknown) if unknown else []
+    slots: list[Slot] = []
+    at = 0
+    for row in rows:
+        if at < len(asked) and asked[at].seq == row.seq:
+            slots.append(asked[at])
+            at += 1
+        else:
+            slots.append(slot_of(row))
+    return files.entries_of(slots)
+
+
+def _load_one_by_one(state: VQState, rows: list[Row]) -> list[Message]:
+    """Some of them stand in a section of the checkpoint."""
+    return [
+        state.index.read([row.seq])[0] if row.seq in state.index.section
+        else _load_run(state, [row])[0]
+        for row in rows
+    ]  # fmt: skip
+
+
+def slot_of(row: Row) -> Slot:
+    """The slot that a row with the position of its entry, or without any entry, stands for."""
+    flags = queue_segment.USED
+    if row.flags & HAS_ENTRY:
+        flags |= queue_segment.HAS_ENTRY
+    if row.flags & IN_STORE:
+        flags |= queue_segment.IN_STORE
+    return Slot(
+        row.seq, flags, row.header_len, row.size, row.id, row.expiry_ms, row.place, row.time
+    )
+
+
+def store_file_of(state: VQState, row: Row) -> int:
+    """The store file of a row's body; 0 if it is not in the store. CorruptionError."""
+    if not row.flags & IN_STORE:
+        return 0
+    if row.flags & AT_STORE:
+        return row.place
+    return _load_run(state, [row])[0].store_file
+
+
+def entry_of(state: VQState, row: Row) -> Entry:
+    """What the engine needs to know of a paged message, without header and body."""
+    is_persistent = row.flags & PERSISTENT != 0
+    try:
+        store_file = store_file_of(state, row)
+    except CorruptionError as error:
+        state.set_aside_events.append(f"the body of seq {row.seq} stays in the store: {error}")
+        store_file = 0
+    message = Message(
+        row.id, b"", None, row.size, row.time, row.expiry_ms, store_file, is_persistent
+    )
+    return Entry(row.seq, message, row.flags & ON_SLOT != 0 and row.seq not in state.index.section)
+
+
+def take_entry(state: VQState, row: Row) -> Entry:
+    """The same, of a row that is in no part of the queue any more."""
+    if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+        state.places[row.seq] = row.place
+    return entry_of(state, row)
+
+
+def is_in_files(row: Row) -> int:
+    """1 if the files of its segment hold something of a transient row, for which they are kept."""
+    return 1 if row.flags & (ON_SLOT | AT_ENTRY) else 0
+
+
+def set_aside(state: VQState, seq: int, size: int, error: CorruptionError) -> None:
+    """A ready message is damaged: it is not delivered, and stays alive for salvage."""
+    state.set_aside[seq] = str(error)
+    state.set_aside_events.append(f"seq {seq} of queue {state.index.number} set aside: {error}")
+    state.len -= 1
+    state.bytes -= size
+
+
+# ---- q1 to q4 ------------------------------------------------------------------------------------
+
+
+def settle(state: VQState, rows_max: int) -> None:
+    """After something has left q3: delta refills it; when all between is empty q1 becomes q4."""
+    if state.q3.count or state.is_lazy:
+        state.read_error = None
+        return
+    if state.delta.count:
+        try:
+            deltas_to_betas(state, rows_max)
+        except OSError as error:
+            state.read_error = error  # whoever fetches next tries again, and is told
+            return
+    state.read_error = None
+    q3 = state.q3
+    if state.q1 and not q3.count:
+        state.q4.extend(state.q1)
+        state.q1.clear()
+        state.q1_bytes = 0
+
+
+# ---- reading ahead -------------------------------------------------------------------------------
+
+
+class Inhaler:
+    """Reads ahead for one queue: one run at a time, off the owner's thread."""
+
+    def __init__(self, state: VQState) -> None:
+        self._state = state
+        self.is_reading: bool = False
+
+    def begin(self, room_bytes: int, failed: Callable[[str], None]) -> bool:
+        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
+        What is in the store, in a section, or of unknown position is left to `fetch`."""
+        state = self._state
+        if self.is_reading or not state.q3.count or state.index.section:
+            return self.is_reading
+        rows = self._next_run(room_bytes)
+        if not rows:
+            return False
+        start = rows[0].place
+        length = rows[-1].place + PREFIX_BYTES + rows[-1].header_len + rows[-1].size - start
+        number = rows[0].seq // state.index.slots
+        path = f"{state.index.path}/{number}.qs"
+        fs = state.engine.fs
+
+        def read() -> object:
+            file = fs.open(path)
+            try:
+                return file.pread(length, start)
+            finally:
+                file.close()
+
+        def done(result: object) -> None:
+            self.is_reading = False
+            assert isinstance(result, bytes)
+            self._arrived(rows, result)
+
+        def error(problem: BaseException) -> None:
+            self.is_reading = False
+            failed(f"{path}: reading ahead failed: {problem}")
+
+        self.is_reading = True
+        state.engine.submit(read, done, error)
+        return True
+
+    def _next_run(self, room_bytes: int) -> list[Row]:
+        state = self._state
+        rows: list[Row] = []
+        border = state.segment_end(state.q3.first_seq())
+        taken = 0
+        room = min(room_bytes, RUN_BYTES_MAX)
+        last = 0
+        for row in state.q3.rows():
+            taken += row.size + ALPHA_BYTES
+            is_here = row.flags & AT_ENTRY and not row.flags & IN_STORE
+            if row.seq >= border or taken > room or not is_here or row.place < last:
+                break
+            rows.append(row)
+            last = row.place
+        return rows
+
+    def _arrived(self, rows: list[Row], data: bytes) -> None:
+        """Take over what is still at the front of q3; bad entries are left for `fetch` to judge."""
+        state = self._state
+        if state.is_lazy or not state.q3.count or state.engine.failed is not None:
+            return
+        files = state.index.files(rows[0].seq // state.index.slots)
+        start = rows[0].place
+        for row in rows:
+            first = state.q3.first_seq()
+            if first > row.seq:
+                continue  # fetched meanwhile
+            if first != row.seq:
+                return  # all of q3 is gone, or something was requeued before it
+            if state.q3.count == 1 and (state.delta.count or state.q1):
+                return  # the last one stays, so that nothing behind it need be looked at here
+            try:
+                message = files.parse(slot_of(row), data, row.place - start)
+            except CorruptionError:
+                return
+            state.q3.pop_first()
+            message.persistent = row.flags & PERSISTENT != 0
+            if not message.persistent and not row.flags & ON_SLOT:
+                state.places[row.seq] = row.place
+            state.q4.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
+            state.alpha_bytes += ALPHA_BYTES + len(message.header) + message.size
+        state.disk_reads += 1

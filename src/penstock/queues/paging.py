@@ -1,0 +1,165 @@
+"""Paging: when a VariableQueue pages, and how much: its limits, its target, and what it tells.
+
+The target in bytes is the smallest of three: the queue's own maximum (Qpid's queueMaxMemory), its
+share of the whole budget, and the bytes that last for the duration target at the present rates
+(RabbitMQ's memory monitor). Counts of messages appear nowhere. Below the minimum (half the maximum
+unless given) the Inhaler reads ahead, for a queue that somebody waits on.
+
+A queue that passes its target is *flowed* until all of it is back in RAM; both are told, as events
+"flowed" and "recovered". While the engine refuses publishers for want of space nothing is paged
+out, nor for a second after a page-out failed: what should go stays in RAM, and that is told once.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import SyncFailedError
+from penstock.queues import inhaler, purger
+from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.inhaler import Inhaler
+from penstock.queues.vq_state import ALPHA_BYTES, VQState
+
+RETRY_S: Final = 1.0  # after a page-out failed
+READ_AHEAD_BYTES: Final = 1 << 20  # of a queue without limits
+INFINITY: Final = float("inf")
+
+
+class Paging:
+    """Of one queue. on_event(kind, text): flowed, recovered, page_out_failed, corruption."""
+
+    def __init__(self, state: VQState, on_event: Callable[[str, str], None] | None) -> None:
+        self._state = state
+        self._on_event = on_event
+        self._inhaler: Inhaler = Inhaler(state)
+        self._max_bytes: int = UNLIMITED
+        self._min_bytes: int = UNLIMITED
+        self._share_bytes: int = UNLIMITED
+        self._duration_s: float = INFINITY
+        self._ram_before: int = 0
+        self._pending_before: int = 0
+        self._retry_at: float = -1.0
+        self._has_failed: bool = False
+
+    # ---- limits --------------------------------------------------------------------------------
+
+    def set_limits(self, max_bytes: int, min_bytes: int) -> None:
+        """The queue's own limits."""
+        if not 0 <= min_bytes <= max_bytes:
+            raise ValueError(f"min {min_bytes} and max {max_bytes}: expected 0 <= min <= max")
+        self._max_bytes, self._min_bytes = max_bytes, min_bytes
+        self._set_target()
+
+    def set_share(self, share_bytes: int) -> None:
+        """Its share of the whole budget."""
+        self._share_bytes = max(share_bytes, 0)
+        self._set_target()
+
+    def set_duration(self, seconds: float) -> None:
+        """For how long what is in RAM shall last."""
+        self._duration_s = seconds
+        self._set_target()
+
+    def duration(self) -> float:
+        """For how long it does last; the rates are updated, and the target with them."""
+        state = self._state
+        state.rates.update(state.engine.clock.monotonic())
+        ram, pending = state.ram_messages(), len(state.ram_pending)
+        result = state.rates.duration(ram, self._ram_before, pending, self._pending_before)
+        self._ram_before, self._pending_before = ram, pending
+        if self._duration_s != INFINITY:
+            self._set_target()
+        return result
+
+    def _set_target(self) -> None:
+        state = self._state
+        target = min(self._max_bytes, self._share_bytes)
+        if self._duration_s != INFINITY:
+            count = state.rates.target(self._duration_s)
+            average = ALPHA_BYTES + (state.bytes // state.len if state.len else 0)
+            target = min(target, int(count) * average)
+        shrinks = target < state.target_bytes
+        state.target_bytes = target
+        if shrinks:
+            self.step(purger.SLICE_MESSAGES, purger.SLICE_BYTES)
+        else:
+            self.note_recovered()
+
+    # ---- out -----------------------------------------------------------------------------------
+
+    def step(self, messages: int, bytes_max: int) -> bool:
+        """Page out so much at most, if there is a reason; True if there is more to do."""
+        state = self._state
+        if not purger.is_over(state):
+            return False
+        engine = state.engine
+        if engine.blocked or (self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at):
+            return False
+        if not state.is_flowed and not state.becomes_lazy:
+            state.is_flowed = True
+            self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
+        try:
+            more = purger.step(state, messages, bytes_max)
+        except SyncFailedError as error:
+            engine.stop(error)
+            return False
+        except OSError as error:
+            self.failed(error)
+            return False
+        self._retry_at = -1.0
+        self._has_failed = False
+        inhaler.settle(state, purger.segment_rows(state))
+        return more
+
+    def failed(self, error: OSError) -> None:
+        """A page-out failed: what should have gone stays in RAM for now."""
+        self._retry_at = self._state.engine.clock.monotonic() + RETRY_S
+        if not self._has_failed:
+            self._has_failed = True
+            self.tell("page_out_failed", f"messages stay in RAM: {error}")
+
+    def note_recovered(self) -> None:
+        """The queue is not flowed any more once nothing of it is out."""
+        state = self._state
+        if (
+            state.is_flowed
+            and not state.q3.count
+            and not state.delta.count
+            and not state.disk_pending.count
+            and state.ram_bytes() <= state.target_bytes
+        ):
+            state.is_flowed = False
+            self.tell("recovered", f"{state.len} messages, all in RAM")
+
+    # ---- in ------------------------------------------------------------------------------------
+
+    def inhale(self) -> bool:
+        """Submit a read ahead if less than the minimum is in RAM; True while one is under way."""
+        state = self._state
+        ram = state.ram_bytes()
+        if state.is_lazy or state.becomes_lazy or ram >= self._lowest():
+            return self._inhaler.is_reading
+        room = min(state.target_bytes - ram, inhaler.RUN_BYTES_MAX)
+        return self._inhaler.begin(room, lambda text: self.tell("page_in_failed", text))
+
+    def _lowest(self) -> int:
+        target = self._state.target_bytes
+        if target >= UNLIMITED:
+            return READ_AHEAD_BYTES
+        return min(self._min_bytes, target // 2)
+
+    # ---- telling -------------------------------------------------------------------------------
+
+    def tell(self, kind: str, text: str) -> None:
+        """An event, for people; the text begins with the queue."""
+        if self._on_event is not None:
+            index = self._state.index
+            name = index.name.replace(b"\0", b"/").decode("utf-8", "replace")
+            self._on_event(kind, f"queue {name!r}: {text}")
+
+    def tell_set_aside(self) -> None:
+        """Messages were found damaged since the last time."""
+        events = self._state.set_aside_events
+        if events:
+            self._state.set_aside_events = []
+            for text in events:
+                self.tell("corruption", text)

@@ -1,0 +1,465 @@
+"""Purger: moves messages out of RAM, from the tail of a queue towards its head, in small steps.
+
+Qpid's Flow to Disk Design has a Purger thread that walks a queue that is over its limit; RabbitMQ
+pages in bursts of thousands, which is the cliff that its users know. Here it is a step that each
+publish takes a little of: at most four messages, and none after the one that passes 64 KiB; what is
+left over is done by `resume` in slices of 256.
+
+The order is RabbitMQ's: alphas of q1 from the front, then those of q4 from the rear, become betas;
+betas that are too many are rolled into delta, q3 from its rear down to the first segment border
+behind its head, then q2 from its front. How many betas may stay is its ratio,
+
+    delta / (betas + delta) = (betas + delta) / (target + betas + delta)
+
+with one segment at least. With the policy of its essay of 2011 (`eager`) a gamma at the rear of q3
+or at the front of q2 is rolled at once, whatever the ratio. Pending messages are paged out too, the
+largest seq first, and before the alphas when more of them are coming than going.
+
+A queue that is *flowed*, over its limit and not yet wholly back in RAM, sends what arrives straight
+to delta, as Qpid's design says, so that all of its RAM is for the head. It is written in fours: q1
+holds what has come, and one write takes all of it.
+
+Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
+write that fails leaves everything where it was and is raised to the caller, the VariableQueue,
+which tells its owner and goes on in RAM.
+"""
+
+from typing import Final
+
+from penstock.message import Entry
+from penstock.queues import inhaler
+from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.rows import (
+    AT_ENTRY,
+    AT_STORE,
+    HAS_ENTRY,
+    IN_STORE,
+    ON_SLOT,
+    PERSISTENT,
+    ROW_BYTES,
+    Row,
+)
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
+from penstock.storage.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
+from penstock.storage.queue_segment import LONG_HEADER, Slot
+
+PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
+PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
+SLICE_MESSAGES: Final = 256  # of `resume`
+SLICE_BYTES: Final = 1 << 20
+ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
+
+
+def is_over(state: VQState) -> bool:
+    """Whether there is anything to page out."""
+    if state.becomes_lazy:
+        return True
+    if state.ram_bytes() > state.target_bytes:
+        return True
+    return state.is_flowed and bool(state.q1) and _is_batch(state)
+
+
+def _is_batch(state: VQState) -> bool:
+    return len(state.q1) >= PUBLISH_MESSAGES or state.q1_bytes >= PUBLISH_BYTES
+
+
+def step(state: VQState, messages: int, bytes_max: int) -> bool:
+    """Page out until the target is met, at most so many messages, and none after the one with which
+    the bytes are passed. True if there is more to do. OSError: nothing has changed place."""
+    written = _Step(state, messages, bytes_max)
+    if state.becomes_lazy:
+        return _step_to_lazy(state, written)
+    is_due = _is_batch(state) or written.excess() > 0
+    if is_due and state.is_flowed and state.q1 and not state.q2.count:
+        written.note(push_q1_to_delta(state, written.messages, written.bytes_left()))
+    acks_first = _acks_grow(state)
+    for turn in range(2):
+        if written.excess() > 0 and written.messages > 0:
+            wanted = written.wanted()
+            unused = written.messages - wanted
+            if acks_first == (turn == 0):
+                left = push_pending(state, wanted, written.bytes_left())
+            else:
+                left = push_alphas_to_betas(state, wanted, bytes_max=written.bytes_left())
+            written.note(unused + left)
+    roll(state, written.messages)
+    return is_over(state) and written.has_moved
+
+
+class _Step:
+    """What is left of the quota of one step."""
+
+    def __init__(self, state: VQState, messages: int, bytes_max: int) -> None:
+        self._state = state
+        self._bytes_before: int = state.alpha_bytes + state.pending_bytes
+        self._bytes_max: int = bytes_max
+        self.messages: int = messages
+        self.has_moved: bool = False
+
+    def excess(self) -> int:
+        """Bytes over the target."""
+        return self._state.ram_bytes() - self._state.target_bytes
+
+    def wanted(self) -> int:
+        """Messages to page out: what the excess is on average, and four more, so that the next few
+        publishes have room and paging goes in fours."""
+        state = self._state
+        average = state.alpha_bytes // max(state.ram_messages(), 1) or ALPHA_BYTES
+        return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
+
+    def bytes_left(self) -> int:
+        """Of the bytes of this step."""
+        moved = self._bytes_before - self._state.alpha_bytes - self._state.pending_bytes
+        return self._bytes_max - moved
+
+    def note(self, left: int) -> None:
+        """`left` of the messages are left."""
+        self.has_moved = self.has_moved or left < self.messages
+        self.messages = left if self.bytes_left() > 0 else 0
+
+
+def _acks_grow(state: VQState) -> bool:
+    rates = state.rates
+    return rates.ack_in - rates.ack_out > rates.in_ - rates.out
+
+
+# ---- alphas to betas -----------------------------------------------------------------------------
+
+
+def push_alphas_to_betas(
+    state: VQState, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
+) -> int:
+    """The composite of RabbitMQ: one quota, q1 first, then q4, until no more than `target` alphas
+    are left. What is left of the quota."""
+    left = min(quota, max(0, state.ram_messages() - target))
+    unused = quota - left
+    before = state.alpha_bytes
+    left = push_q1(state, left, bytes_max=bytes_max)
+    if left:
+        left = push_q4(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
+    return left + unused
+
+
+def push_q1(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """q1 from its front to the rear of q2, or of q3 if delta is empty. What is left of the quota; 0
+    once the bytes are passed."""
+    taken, left = _take_q1(state, quota, bytes_max)
+    rows = _page_out_q1(state, taken)
+    behind = state.q2 if state.delta.count else state.q3
+    for row in rows:
+        behind.append(row)
+    return left
+
+
+def push_q1_to_delta(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
+    """q1 from its front straight into delta; q2 is empty. What is left of the quota."""
+    assert not state.q2.count, "what is in q2 comes before what is in q1"
+    taken, left = _take_q1(state, quota, bytes_max)
+    roll_rows(state, _page_out_q1(state, taken))
+    return left
+
+
+def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """q4 from its rear to the front of q3. What is left of the quota; 0 once the bytes are
+    passed."""
+    taken: list[Entry] = []
+    moved = 0
+    q4 = state.q4
+    while quota > 0 and q4 and moved < bytes_max:
+        entry = q4.pop()
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    taken.reverse()
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        q4.extend(taken)
+        raise
+    state.alpha_bytes -= moved
+    for row in reversed(rows):
+        state.q3.append_left(row)
+    return quota if moved < bytes_max else 0
+
+
+def _take_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Entry], int]:
+    taken: list[Entry] = []
+    moved = 0
+    q1 = state.q1
+    while quota > 0 and q1 and moved < bytes_max:
+        entry = q1.popleft()
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    return taken, quota if moved < bytes_max else 0
+
+
+def _page_out_q1(state: VQState, taken: list[Entry]) -> list[Row]:
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        state.q1.extendleft(reversed(taken))
+        raise
+    moved = 0
+    for entry in taken:
+        moved += alpha_bytes(entry.message)
+    state.alpha_bytes -= moved
+    state.q1_bytes -= moved
+    return rows
+
+
+def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
+    """Pending messages, the largest seq first, become rows. What is left of the quota."""
+    taken: list[Entry] = []
+    moved = 0
+    while quota > 0 and state.ram_pending and moved < bytes_max:
+        entry = _largest_pending(state)
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    taken.reverse()
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        for entry in taken:
+            state.ram_pending[entry.seq] = entry
+        state.pending_order = None
+        raise
+    state.pending_bytes -= moved
+    for row in rows:
+        state.disk_pending.insert(row)
+    return quota if moved < bytes_max else 0
+
+
+def _largest_pending(state: VQState) -> Entry:
+    order = state.pending_order
+    if order is None or not order or len(order) > 2 * len(state.ram_pending) + 64:
+        order = sorted(state.ram_pending)
+        state.pending_order = order
+    while True:
+        if not order:
+            order = sorted(state.ram_pending)
+            state.pending_order = order
+        entry = state.ram_pending.pop(order.pop(), None)
+        if entry is not None:
+            return entry
+
+
+def page_out_to_delta(state: VQState, entries: list[Entry]) -> None:
+    """Entries that have just arrived, ascending, straight into delta; q1 and q2 are empty."""
+    roll_rows(state, page_out(state, entries))
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
+    """See to it that entries, ascending, are on disk, and give their rows. What is there already, a
+    slot or a section of the checkpoint, is not written again. OSError: they stay as they are."""
+    index = state.index
+    section = index.section
+    fresh: list[Entry] = []
+    bodies: list[Entry] = []
+    for entry in entries:
+        if entry.on_slot:
+            continue
+        message = entry.message
+        if message.persistent:
+            if entry.seq not in section:
+                fresh.append(entry)
+        elif message.store_file:
+            fresh.append(entry)
+        elif entry.seq not in state.places and (message.header or message.size):
+            bodies.append(entry)
+    if fresh:
+        index.write(fresh)
+        state.disk_writes += len(fresh)
+        for entry in fresh:
+            entry.on_slot = True
+            if not entry.message.persistent:
+                index.keep_transients(entry.seq // index.slots, 1)
+    if bodies:
+        _write_bodies(state, bodies)
+    return [_row(state, entry) for entry in entries]
+
+
+def _write_bodies(state: VQState, entries: list[Entry]) -> None:
+    """Bodies of transient messages, without slots."""
+    index = state.index
+    start = 0
+    for i in range(1, len(entries) + 1):
+        number = entries[start].seq // index.slots
+        if i == len(entries) or entries[i].seq // index.slots != number:
+            places = index.write_bodies(entries[start:i])
+            for entry, place in zip(entries[start:i], places, strict=True):
+                state.places[entry.seq] = place
+            index.keep_transients(number, i - start)
+            state.disk_writes += i - start
+            start = i
+
+
+def _row(state: VQState, entry: Entry) -> Row:
+    message = entry.message
+    flags = 0
+    place = 0
+    length = len(message.header)
+    if length > LONG_HEADER:
+        length = LONG_HEADER
+    if message.persistent:
+        flags = PERSISTENT | ON_SLOT
+    elif entry.on_slot:
+        flags = ON_SLOT
+    if message.store_file:
+        flags |= IN_STORE | AT_STORE
+        place = message.store_file
+        if length:
+            flags |= HAS_ENTRY
+    elif length or message.size:
+        flags |= HAS_ENTRY
+        known = state.places.pop(entry.seq, 0)
+        if known:
+            flags |= AT_ENTRY
+            place = known
+    return Row(
+        entry.seq, flags, message.id, message.size, place, message.expiry_ms, length, message.time
+    )
+
+
+# ---- betas to delta ------------------------------------------------------------------------------
+
+
+def permitted_betas(state: VQState, target: int, segment: int) -> int:
+    """How many betas and gammas may stay rows with `target` alphas in RAM; at least one segment
+    (rows), of what there is."""
+    if not state.len:
+        return UNLIMITED
+    if not target:
+        return min(state.q3.count, segment)
+    d = state.len - state.ram_messages()
+    return max(segment, d - d * d // (d + target))
+
+
+def segment_rows(state: VQState) -> int:
+    """Rows that one load brings, and that may always stay: a segment, or what a quarter of a small
+    target holds."""
+    return min(state.index.slots, max(16, state.target_bytes // (4 * ROW_BYTES)))
+
+
+def roll(state: VQState, writes: int) -> None:
+    """Roll what are too many betas into delta; `writes`: slots that may be written for it."""
+    if state.target_bytes >= UNLIMITED and not state.eager:
+        return
+    if state.eager:
+        _roll_gammas(state, ROLL_ROWS)
+    if not state.q2.count and not state.q3.count:
+        return
+    average = ALPHA_BYTES + state.bytes // max(state.len, 1)
+    permitted = permitted_betas(state, state.target_bytes // average, segment_rows(state))
+    over = state.q2.count + state.q3.count - permitted
+    if over > 0:
+        push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
+
+
+def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) -> int:
+    """q3 from its rear, never below the segment border behind its head, then q2 from its front;
+    `writes`: how many of them may need a slot written. What is left of the quota."""
+    q3, q2 = state.q3, state.q2
+    if q3.count:
+        border = state.segment_end(q3.first_seq())
+        taken: list[Row] = []
+        while quota > 0 and writes > 0 and q3.count and q3.last_seq() >= border:
+            taken.append(q3.pop_last())
+            writes -= not taken[-1].flags & ON_SLOT
+            quota -= 1
+        taken.reverse()
+        roll_rows(state, taken)
+    taken = []
+    while quota > 0 and writes > 0 and q2.count:
+        taken.append(q2.pop_first())
+        writes -= not taken[-1].flags & ON_SLOT
+        quota -= 1
+    roll_rows(state, taken)
+    return quota
+
+
+def _roll_gammas(state: VQState, quota: int) -> None:
+    """The policy of 2011: gammas at the rear of q3, above the border, and at the front of q2."""
+    q3, q2 = state.q3, state.q2
+    if q3.count:
+        border = state.segment_end(q3.first_seq())
+        taken: list[Row] = []
+        while quota > 0 and q3.count and q3.last_seq() >= border and q3.last().flags & ON_SLOT:
+            taken.append(q3.pop_last())
+            quota -= 1
+        taken.reverse()
+        roll_rows(state, taken)
+    taken = []
+    while quota > 0 and q2.count and q2.first().flags & ON_SLOT:
+        taken.append(q2.pop_first())
+        quota -= 1
+    roll_rows(state, taken)
+
+
+def roll_rows(state: VQState, rows: list[Row]) -> None:
+    """Rows, ascending, become part of delta; transient betas get their slots. OSError cannot leave
+    them nowhere: they go to the side of delta that they are on."""
+    if not rows:
+        return
+    try:
+        _write_missing_slots(state, [row for row in rows if not row.flags & ON_SLOT])
+    except OSError:
+        _put_back(state, rows)
+        raise
+    for row in rows:
+        if not row.flags & PERSISTENT:
+            state.mark_transient(row.seq)
+        state.delta.add(row.seq)
+
+
+def _put_back(state: VQState, rows: list[Row]) -> None:
+    if not state.delta.count or rows[-1].seq < state.delta.start:
+        for row in rows:
+            state.q3.append(row)
+    elif rows[0].seq >= state.delta.end:
+        for row in reversed(rows):
+            state.q2.append_left(row)
+    else:  # requeued, between what is in delta: that far delta becomes q3
+        while state.delta.count and state.delta.start <= rows[-1].seq:
+            inhaler.load_segment(state, state.index.slots)
+        for row in rows:
+            state.q3.insert(row)
+
+
+def _write_missing_slots(state: VQState, rows: list[Row]) -> None:
+    index = state.index
+    slots: list[Slot] = []
+    for row in rows:
+        flags = SLOT_HAS_ENTRY if row.flags & HAS_ENTRY else 0
+        slot = Slot(
+            row.seq, flags, row.header_len, row.size, row.id, row.expiry_ms, row.place, row.time
+        )
+        if slots and slots[0].seq // index.slots != row.seq // index.slots:
+            index.write_slots(slots)
+            slots = []
+        slots.append(slot)
+    if slots:
+        index.write_slots(slots)
+    state.disk_writes += len(rows)
+    for row in rows:
+        if not row.flags & HAS_ENTRY:  # nothing of it was in the segment's files until now
+            index.keep_transients(row.seq // index.slots, 1)
+
+
+# ---- lazy ----------------------------------------------------------------------------------------
+
+
+def _step_to_lazy(state: VQState, written: _Step) -> bool:
+    """Everything in RAM on its way into q3 and delta; the last step makes the queue lazy."""
+    written.note(push_alphas_to_betas(state, written.messages, bytes_max=written.bytes_left()))
+    if state.q2.count:
+        push_betas_to_deltas(state, ROLL_ROWS)
+    if state.q1 or state.q4 or state.q2.count:
+        return True
+    state.becomes_lazy = False
+    state.is_lazy = True
+    return False

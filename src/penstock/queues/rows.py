@@ -1,0 +1,313 @@
+"""Rows: what is known in RAM of messages whose bodies are not: 32 bytes each, and no object.
+
+RabbitMQ keeps a record per message in RAM whatever is paged out, and its users' oldest complaint is
+the hundreds of bytes that this costs. Here a beta, a gamma, and a pending message that was paged
+out are each a row in a block of bytes; a `Row` object exists only while somebody looks at it.
+
+    seq and flags 8 (flags in the upper byte) | id 8 | size 4 | place 4 | expiry and header length 8
+
+All little-endian; nothing of it is ever written to disk. flags: PERSISTENT; IN_STORE (the body is
+in a message store); HAS_ENTRY (there is an entry in .qs: a header, a body, or both); ON_SLOT (the
+position is on disk too: a gamma); AT_ENTRY, AT_STORE: `place` is the position of the .qs entry, or
+the number of the store file; neither: ask the slot. expiry: ms since 1970 in the upper 7 bytes;
+header length: 255 is 255 or more. A transient row has its id's lower 40 bits only, and above them
+its time in seconds since `base_s`, for a slot that is still to be written; the upper bits of all
+transient ids are those of this start.
+
+Rows ascend by seq. They are kept in blocks of at most 512, so both ends and every insertion or
+removal in the middle cost a bounded number of bytes moved. Looking for a seq bisects the blocks,
+then guesses: without holes a seq's place in its block is arithmetic.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.native import mypyc_attr
+
+ROW_BYTES: Final = 32
+BLOCK_ROWS: Final = 512
+BLOCK_BYTES: Final = BLOCK_ROWS * ROW_BYTES
+
+PERSISTENT: Final = 1
+IN_STORE: Final = 2
+HAS_ENTRY: Final = 4
+ON_SLOT: Final = 8
+AT_ENTRY: Final = 16
+AT_STORE: Final = 32
+
+SEQ_MASK: Final = (1 << 56) - 1
+ID_BITS: Final = 40
+ID_MASK: Final = (1 << ID_BITS) - 1
+TIME_MAX: Final = (1 << 24) - 1
+
+_ROW: Final = struct.Struct("<QQIIQ")
+_pack: Final = _ROW.pack
+_unpack_from: Final = _ROW.unpack_from
+_U64: Final = struct.Struct("<Q")
+_seq_from: Final = _U64.unpack_from
+
+
+@mypyc_attr(acyclic=True)
+class Row:
+    """One row, unpacked."""
+
+    __slots__ = ("expiry_ms", "flags", "header_len", "id", "place", "seq", "size", "time")
+
+    def __init__(
+        self, seq: int, flags: int, id: int, size: int, place: int, expiry_ms: int,
+        header_len: int, time: int,
+    ) -> None:  # fmt: skip
+        self.seq: int = seq
+        self.flags: int = flags
+        self.id: int = id
+        self.size: int = size
+        self.place: int = place
+        self.expiry_ms: int = expiry_ms
+        self.header_len: int = header_len
+        self.time: int = time
+
+
+@mypyc_attr(acyclic=True)
+class Block:
+    """Rows lo to hi - 1 of `data` (which may be longer: room at both ends)."""
+
+    __slots__ = ("data", "hi", "lo")
+
+    def __init__(self, data: bytearray, lo: int, hi: int) -> None:
+        self.data: bytearray = data
+        self.lo: int = lo
+        self.hi: int = hi
+
+
+class Rows:
+    """Rows, ascending by seq. start: the start number of the message ids of this run of the engine;
+    base_s: its time in seconds since 1970. `count`: how many."""
+
+    def __init__(self, start: int, base_s: int) -> None:
+        self.count: int = 0
+        self._id_base: int = start << ID_BITS
+        self._base_s: int = base_s
+        self._blocks: list[Block] = []
+
+    # ---- one row -------------------------------------------------------------------------------
+
+    def _encode(self, row: Row) -> bytes:
+        id = row.id
+        if not row.flags & PERSISTENT:
+            age = min(max(row.time - self._base_s, 0), TIME_MAX)
+            id = (id & ID_MASK) | age << ID_BITS
+        packed: bytes = _pack(
+            row.seq | row.flags << 56, id, row.size, row.place, row.expiry_ms << 8 | row.header_len
+        )
+        return packed
+
+    def _decode(self, data: bytearray, at: int) -> Row:
+        seq, id, size, place, last = _unpack_from(data, at * ROW_BYTES)
+        flags = seq >> 56
+        time = 0
+        if not flags & PERSISTENT:
+            time = self._base_s + (id >> ID_BITS)
+            id = self._id_base | (id & ID_MASK)
+        return Row(seq & SEQ_MASK, flags, id, size, place, last >> 8, last & 255, time)
+
+    # ---- both ends -----------------------------------------------------------------------------
+
+    def append(self, row: Row) -> None:
+        """Behind all others."""
+        blocks = self._blocks
+        packed = self._encode(row)
+        if blocks:
+            block = blocks[-1]
+            if block.hi - block.lo < BLOCK_ROWS:
+                if block.hi * ROW_BYTES < len(block.data):
+                    block.data[block.hi * ROW_BYTES : (block.hi + 1) * ROW_BYTES] = packed
+                else:
+                    if block.lo > BLOCK_ROWS >> 1:
+                        del block.data[: block.lo * ROW_BYTES]
+                        block.hi -= block.lo
+                        block.lo = 0
+                    block.data += packed
+                block.hi += 1
+                self.count += 1
+                return
+        blocks.append(Block(bytearray(packed), 0, 1))
+        self.count += 1
+
+    def append_left(self, row: Row) -> None:
+        """Before all others."""
+        blocks = self._blocks
+        packed = self._encode(row)
+        if not blocks or blocks[0].hi - blocks[0].lo >= BLOCK_ROWS:
+            blocks.insert(0, Block(bytearray(BLOCK_BYTES), BLOCK_ROWS, BLOCK_ROWS))
+        block = blocks[0]
+        if not block.lo:
+            room = BLOCK_ROWS - (block.hi - block.lo)
+            block.data[0:0] = bytearray(room * ROW_BYTES)
+            block.lo += room
+            block.hi += room
+        block.lo -= 1
+        block.data[block.lo * ROW_BYTES : (block.lo + 1) * ROW_BYTES] = packed
+        self.count += 1
+
+    def first(self) -> Row:
+        """The first row. There is one."""
+        block = self._blocks[0]
+        return self._decode(block.data, block.lo)
+
+    def last(self) -> Row:
+        """The last row. There is one."""
+        block = self._blocks[-1]
+        return self._decode(block.data, block.hi - 1)
+
+    def pop_first(self) -> Row:
+        """Take the first row out. There is one."""
+        block = self._blocks[0]
+        row = self._decode(block.data, block.lo)
+        block.lo += 1
+        self.count -= 1
+        if block.lo == block.hi:
+            del self._blocks[0]
+        return row
+
+    def pop_last(self) -> Row:
+        """Take the last row out. There is one."""
+        block = self._blocks[-1]
+        block.hi -= 1
+        row = self._decode(block.data, block.hi)
+        self.count -= 1
+        if block.lo == block.hi:
+            del self._blocks[-1]
+        return row
+
+    def first_seq(self) -> int:
+        """The seq of the first row; -1 if there is none."""
+        return self._seq(self._blocks[0], self._blocks[0].lo) if self._blocks else -1
+
+    def last_seq(self) -> int:
+        """The seq of the last row; -1 if there is none."""
+        return self._seq(self._blocks[-1], self._blocks[-1].hi - 1) if self._blocks else -1
+
+    # ---- in the middle -------------------------------------------------------------------------
+
+    def find(self, seq: int) -> Row | None:
+        """The row of this seq."""
+        at = self._block_of(seq)
+        if at < 0:
+            return None
+        block = self._blocks[at]
+        i = self._place(block, seq)
+        if i == block.hi or self._seq(block, i) != seq:
+            return None
+        return self._decode(block.data, i)
+
+    def remove(self, seq: int) -> Row | None:
+        """Take the row of this seq out."""
+        at = self._block_of(seq)
+        if at < 0:
+            return None
+        block = self._blocks[at]
+        i = self._place(block, seq)
+        if i == block.hi or self._seq(block, i) != seq:
+            return None
+        row = self._decode(block.data, i)
+        if i == block.lo:
+            block.lo += 1
+        else:
+            del block.data[i * ROW_BYTES : (i + 1) * ROW_BYTES]
+            block.hi -= 1
+        if block.lo == block.hi:
+            del self._blocks[at]
+        self.count -= 1
+        return row
+
+    def insert(self, row: Row) -> None:
+        """At its place; its seq is not there yet."""
+        blocks = self._blocks
+        at = self._block_of(row.seq)
+        if at < 0:
+            self.append_left(row)
+            return
+        if at == len(blocks) - 1 and row.seq > self.last_seq():
+            self.append(row)
+            return
+        block = blocks[at]
+        if block.hi - block.lo >= BLOCK_ROWS:
+            half = (block.lo + block.hi) >> 1
+            upper = block.data[half * ROW_BYTES : block.hi * ROW_BYTES]
+            blocks.insert(at + 1, Block(upper, 0, block.hi - half))
+            block.hi = half
+            if row.seq >= self._seq(blocks[at + 1], 0):
+                block = blocks[at + 1]
+        i = self._place(block, row.seq)
+        block.data[i * ROW_BYTES : i * ROW_BYTES] = self._encode(row)
+        block.hi += 1
+        self.count += 1
+
+    def rows(self) -> Iterator[Row]:
+        """All of them, ascending; nothing may change meanwhile."""
+        for block in self._blocks:
+            for i in range(block.lo, block.hi):
+                yield self._decode(block.data, i)
+
+    def seqs(self) -> list[int]:
+        """All seqs, ascending."""
+        return [self._seq(b, i) for b in self._blocks for i in range(b.lo, b.hi)]
+
+    def seqs_between(self, start: int, stop: int) -> list[int]:
+        """The seqs from start to stop - 1, ascending."""
+        found: list[int] = []
+        for at in range(max(self._block_of(start), 0), len(self._blocks)):
+            block = self._blocks[at]
+            for i in range(self._place(block, start), block.hi):
+                seq = self._seq(block, i)
+                if seq >= stop:
+                    return found
+                found.append(seq)
+        return found
+
+    def extend(self, other: "Rows") -> None:
+        """Move all rows of another, which come behind all of these, here."""
+        self._blocks += other._blocks
+        self.count += other.count
+        other.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._blocks = []
+        self.count = 0
+
+    def ram_bytes(self) -> int:
+        """Bytes that the blocks take."""
+        return sum(len(block.data) for block in self._blocks)
+
+    def _seq(self, block: Block, i: int) -> int:
+        seq: int = _seq_from(block.data, i * ROW_BYTES)[0]
+        return seq & SEQ_MASK
+
+    def _block_of(self, seq: int) -> int:
+        """The last block that begins at or before seq; -1 if there is none."""
+        blocks = self._blocks
+        if not blocks or seq < self._seq(blocks[0], blocks[0].lo):
+            return -1
+        if len(blocks) == 1:
+            return 0
+        return bisect_right(blocks, seq, key=lambda block: self._seq(block, block.lo)) - 1
+
+    def _place(self, block: Block, seq: int) -> int:
+        """Where seq is in the block, or would be."""
+        first = self._seq(block, block.lo)
+        if seq <= first:
+            return block.lo
+        guess = block.lo + seq - first
+        if guess < block.hi and self._seq(block, guess) == seq:
+            return guess
+        lo, hi = block.lo, min(guess, block.hi)
+        while lo < hi:
+            mid = (lo + hi) >> 1
+            if self._seq(block, mid) < seq:
+                lo = mid + 1
+            else:
+                hi = mid
+        return lo

@@ -1,0 +1,304 @@
+"""VQState: the five parts of a VariableQueue, its counters, and the invariants that they keep.
+
+RabbitMQ's variable_queue.md draws a queue as five parts; messages move through them from right to
+left, and the head is at the left:
+
+    fetch <-  q4  <-  q3  <-  delta  <-  q2  <-  q1  <- publish
+            alphas   betas    a run of   betas   alphas
+                     gammas   seqs only  gammas
+                              on disk
+
+An alpha is an `Entry` with its message; a beta (body on disk) and a gamma (its position too) are
+packed rows (rows.py); of delta only its bounds and its count are known here, and from which seqs it
+is made, the QueueIndex says: a bitmap per segment at most. A persistent message is paged out with
+body and slot together, so it becomes a gamma at once, as RabbitMQ's essay of 2011 has it; a
+transient one becomes a beta, and gets its slot when it is rolled into delta.
+
+What `check` asserts, in default mode:
+
+    [V1] q1 holds something => q3 does        [V2] q2 holds something => delta does
+    [V3] delta holds something => q3 does     [V4] empty <=> q3 and q4 are empty
+    [V5] seqs ascend through q4, q3, delta, q2, q1; nothing is ready and pending
+    [V6] delta.start + delta.count <= delta.end: holes are dead or pending
+    [V7] no counter is negative, and each is the sum of what it counts
+
+in lazy mode [V1] to [V4] are: q1, q2 and q4 are empty, and all is in q3 and delta. A queue on its
+way to lazy still follows the rules of default mode.
+
+Bytes in RAM are counted honestly: an alpha with body, header and its objects (ALPHA_BYTES), a row
+with 32 bytes, pending messages like all others.
+"""
+
+from collections import deque
+from typing import Final
+
+from penstock.message import Entry, Message
+from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.rates import Rates
+from penstock.queues.rows import ON_SLOT, ROW_BYTES, Rows
+from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
+
+# An Entry, a Message, their place in a deque or dict, and the head of a bytes object: measured.
+ALPHA_BYTES: Final = 256
+
+
+class Checks:
+    """is_on: every call of a VariableQueue ends with `VQState.check`. Set by tests."""
+
+    def __init__(self) -> None:
+        self.is_on: bool = False
+
+
+CHECKS: Final = Checks()
+
+
+class Delta:
+    """The run of seqs that are on disk only: [start, end), of which `count` are ready."""
+
+    __slots__ = ("count", "end", "start")
+
+    def __init__(self) -> None:
+        self.start: int = 0
+        self.count: int = 0
+        self.end: int = 0
+
+    def add(self, seq: int) -> None:
+        """One more; the bounds widen to hold it."""
+        if not self.count:
+            self.start = seq
+            self.end = seq + 1
+        elif seq < self.start:
+            self.start = seq
+        elif seq >= self.end:
+            self.end = seq + 1
+        self.count += 1
+
+    def clear(self) -> None:
+        """Nothing is left."""
+        self.start = self.end = self.count = 0
+
+
+def alpha_bytes(message: Message) -> int:
+    """What a message in RAM is counted for."""
+    body = message.body
+    return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))
+
+
+class VQState:
+    """See the head of this module. Owned by one VariableQueue; Purger and Inhaler change it."""
+
+    def __init__(self, engine: StorageEngine, index: QueueIndex) -> None:
+        self.engine = engine
+        self.index = index
+        start, now_s = engine.state.factory.start, engine.clock.wall_ms() // 1000
+        self.q1: deque[Entry] = deque()
+        self.q2: Rows = Rows(start, now_s)
+        self.delta: Delta = Delta()
+        self.q3: Rows = Rows(start, now_s)
+        self.q4: deque[Entry] = deque()
+        # Fetched, not yet settled: in RAM, and paged out. Largest seqs are paged out first.
+        self.ram_pending: dict[int, Entry] = {}
+        self.disk_pending: Rows = Rows(start, now_s)
+        self.pending_order: list[int] | None = None  # seqs, ascending, some stale; None: unsorted
+        # Transient messages of delta: segment -> bitmap of seqs. Persistent: see QueueIndex.
+        self.delta_transients: dict[int, bytearray] = {}
+        self.transient_attempts: dict[int, int] = {}
+        # Transient messages in RAM whose bodies are in .qs all the same, read back: position there.
+        self.places: dict[int, int] = {}
+        self.set_aside: dict[int, str] = {}  # damaged: seq -> what and where
+        self.set_aside_events: list[str] = []  # not yet told
+        self.read_error: OSError | None = None  # delta could not be read: q3 is empty meanwhile
+        self.len: int = 0  # ready
+        self.bytes: int = 0  # bodies of the ready
+        self.unacked_bytes: int = 0  # bodies of the pending
+        self.alpha_bytes: int = 0  # counted: q1 and q4
+        self.pending_bytes: int = 0  # counted: ram_pending
+        self.q1_bytes: int = 0  # counted: q1, part of alpha_bytes
+        self.target_bytes: int = UNLIMITED  # the smallest limit
+        self.is_lazy: bool = False
+        self.becomes_lazy: bool = False
+        self.is_flowed: bool = False
+        self.eager: bool = False  # the policy of 2011: gammas roll into delta at once
+        self.rates: Rates = Rates(engine.clock.monotonic())
+        self.disk_reads: int = 0
+        self.disk_writes: int = 0
+
+    def ram_bytes(self) -> int:
+        """Bytes counted in RAM."""
+        rows = self.q2.count + self.q3.count + self.disk_pending.count
+        return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
+
+    def ram_messages(self) -> int:
+        """Alphas, the ready ones."""
+        return len(self.q1) + len(self.q4)
+
+    def is_pending(self, seq: int) -> bool:
+        """Whether a message was fetched and is not settled."""
+        return seq in self.ram_pending or (
+            self.disk_pending.count > 0 and self.disk_pending.find(seq) is not None
+        )
+
+    def keep_pending(self, entry: Entry) -> None:
+        """An entry that was taken out of pending for what then failed."""
+        self.ram_pending[entry.seq] = entry
+        self.pending_order = None
+        self.pending_bytes += alpha_bytes(entry.message)
+        self.unacked_bytes += entry.message.size
+
+    def clear_ready(self) -> None:
+        """All that was ready is dead."""
+        self.q1.clear()
+        self.q2.clear()
+        self.q3.clear()
+        self.q4.clear()
+        self.delta.clear()
+        self.delta_transients.clear()
+        self.set_aside.clear()
+        self.len = self.bytes = self.alpha_bytes = self.q1_bytes = 0
+
+    def count_bytes(self) -> None:
+        """Count the ready bytes anew, when delta is empty: of a damaged slot nobody knew the
+        size."""
+        alphas = sum(e.message.size for q in (self.q1, self.q4) for e in q)
+        self.bytes = alphas + sum(r.size for rows in (self.q2, self.q3) for r in rows.rows())
+
+    # ---- transients in delta -------------------------------------------------------------------
+
+    def mark_transient(self, seq: int) -> None:
+        """A transient message is in delta now."""
+        slots = self.index.slots
+        bits = self.delta_transients.get(seq // slots)
+        if bits is None:
+            bits = bytearray((slots + 7) >> 3)
+            self.delta_transients[seq // slots] = bits
+        rel = seq % slots
+        bits[rel >> 3] |= 1 << (rel & 7)
+
+    def clear_transients(self, start: int, stop: int) -> None:
+        """Transient seqs from start to stop - 1, of one segment, are not in delta any more."""
+        slots = self.index.slots
+        bits = self.delta_transients.get(start // slots)
+        if bits is None:
+            return
+        for seq in range(start, stop):
+            rel = seq % slots
+            bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        if not any(bits):
+            del self.delta_transients[start // slots]
+
+    def transients_between(self, start: int, stop: int) -> list[int]:
+        """Transient seqs of delta from start to stop - 1, of one segment, ascending."""
+        slots = self.index.slots
+        bits = self.delta_transients.get(start // slots)
+        if bits is None:
+            return []
+        rels = ((seq, seq % slots) for seq in range(start, stop))
+        return [seq for seq, rel in rels if bits[rel >> 3] >> (rel & 7) & 1]
+
+    # ---- looking, for people and tests ---------------------------------------------------------
+
+    def segment_end(self, seq: int) -> int:
+        """The first seq of the segment behind that of `seq`."""
+        return (seq // self.index.slots + 1) * self.index.slots
+
+    def delta_seqs(self) -> list[int]:
+        """The seqs that delta is made of, ascending."""
+        found: list[int] = []
+        start, end = self.delta.start, self.delta.end
+        while self.delta.count and start < end:
+            stop = min(self.segment_end(start), end)
+            found += self.ready_on_disk(start, stop)
+            start = stop
+        return found
+
+    def ready_on_disk(self, start: int, stop: int) -> list[int]:
+        """Of one segment, [start, stop) within delta: what is alive and neither pending nor set
+        aside, ascending."""
+        seqs = self.index.live_between(start, stop)
+        if self.delta_transients:
+            transients = self.transients_between(start, stop)
+            if transients:
+                seqs = sorted(seqs + transients)
+        if self.ram_pending or self.disk_pending.count or self.set_aside:
+            paged = set(self.disk_pending.seqs_between(start, stop))
+            ram, aside = self.ram_pending, self.set_aside
+            seqs = [s for s in seqs if s not in ram and s not in paged and s not in aside]
+        return seqs
+
+    def ids(self) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+        """The seqs of q4, q3, delta, q2, q1."""
+        return (
+            [e.seq for e in self.q4], self.q3.seqs(), self.delta_seqs(), self.q2.seqs(),
+            [e.seq for e in self.q1],
+        )  # fmt: skip
+
+    def info(self) -> dict[str, int | float | str]:
+        """What BackingQueue.info gives."""
+        betas = sum(1 for q in (self.q2, self.q3) for row in q.rows() if not row.flags & ON_SLOT)
+        rows = self.q2.count + self.q3.count
+        rates = self.rates
+        return {
+            "len": self.len,
+            "depth": self.len + len(self.ram_pending) + self.disk_pending.count,
+            "bytes": self.bytes,
+            "unacked_bytes": self.unacked_bytes,
+            "ram_bytes": self.ram_bytes(),
+            "ram_messages": self.ram_messages() + len(self.ram_pending),
+            "alphas": self.ram_messages(),
+            "betas": betas,
+            "gammas": rows - betas,
+            "delta": self.delta.count,
+            "pending": len(self.ram_pending) + self.disk_pending.count,
+            "paged_pending": self.disk_pending.count,
+            "set_aside": len(self.set_aside),
+            "q1": len(self.q1),
+            "q2": self.q2.count,
+            "q3": self.q3.count,
+            "q4": len(self.q4),
+            "is_flowed": self.is_flowed,
+            "target_bytes": self.target_bytes,
+            "disk_reads": self.disk_reads,
+            "disk_writes": self.disk_writes,
+            "in_per_s": rates.in_,
+            "out_per_s": rates.out,
+            "ack_in_per_s": rates.ack_in,
+            "ack_out_per_s": rates.ack_out,
+            "mode": "lazy" if self.is_lazy else "default",
+        }
+
+    def check(self) -> None:
+        """AssertionError that cites the invariant which does not hold. O(n), for tests."""
+        q4, q3, delta, q2, q1 = self.ids()
+        if self.is_lazy:
+            assert not q1 and not q2 and not q4, "lazy: all is in q3 and delta"
+        elif self.read_error is None:
+            assert not q1 or q3, "[V1] q1 holds messages, q3 does not"
+            assert not q2 or self.delta.count, "[V2] q2 holds messages, delta does not"
+            assert not self.delta.count or q3, "[V3] delta holds messages, q3 does not"
+            assert (self.len == 0) == (not q3 and not q4), "[V4] empty <=> q3 and q4 are"
+        order = [*q4, *q3, *delta, *q2, *q1]
+        assert order == sorted(set(order)), f"[V5] not in order: {self.ids()}"
+        pending = {*self.ram_pending, *self.disk_pending.seqs()}
+        assert len(pending) == len(self.ram_pending) + self.disk_pending.count, "[V5] pending twice"
+        assert pending.isdisjoint(order), "[V5] ready and pending"
+        d = self.delta
+        assert d.start + d.count <= d.end, f"[V6] delta {d.start} + {d.count} > {d.end}"
+        assert len(delta) == d.count, f"[V6] delta counts {d.count}, the index has {len(delta)}"
+        assert self.len == len(order), f"[V7] len {self.len}, there are {len(order)}"
+        alphas = sum(alpha_bytes(e.message) for q in (self.q1, self.q4) for e in q)
+        assert self.alpha_bytes == alphas, f"[V7] alpha bytes {self.alpha_bytes}, {alphas}"
+        in_q1 = sum(alpha_bytes(e.message) for e in self.q1)
+        assert self.q1_bytes == in_q1, f"[V7] q1 bytes {self.q1_bytes}, there are {in_q1}"
+        held = sum(alpha_bytes(e.message) for e in self.ram_pending.values())
+        assert self.pending_bytes == held, f"[V7] pending bytes {self.pending_bytes}, {held}"
+        unacked = sum(e.message.size for e in self.ram_pending.values())
+        unacked += sum(row.size for row in self.disk_pending.rows())
+        assert self.unacked_bytes == unacked, f"[V7] unacked {self.unacked_bytes}, {unacked}"
+        known = sum(e.message.size for q in (self.q1, self.q4) for e in q)
+        known += sum(row.size for rows in (self.q2, self.q3) for row in rows.rows())
+        assert self.bytes >= known, f"[V7] ready bytes {self.bytes}, in RAM {known}"
+        assert self.delta.count or self.bytes == known, f"[V7] ready bytes {self.bytes}, {known}"
+        for seq in order:
+            assert seq < self.index.next_seq, f"seq {seq} was never given"
+        assert not self.is_flowed or self.target_bytes < UNLIMITED or self.is_lazy or q3 or delta

@@ -9,11 +9,15 @@ from penstock import errors
 from penstock.errors import (
     CorruptionError,
     DiskFullError,
+    ForkedError,
     LockedError,
     NetworkFileSystemError,
     NotAStoreError,
     OptionError,
     PenstockError,
+    QueueEmptyError,
+    QueueFullError,
+    SettledError,
     StoppedError,
     StorageError,
     SyncFailedError,
@@ -34,6 +38,10 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (TransactionTooLargeError(size_bytes=300, limit_bytes=256), ["300", "256"]),
     (UnknownQueueError("orders"), ["orders"]),
     (UnknownQueueError(17), ["17"]),
+    (QueueFullError(queue="jobs", limit="messages", given=11, allowed=10), ["jobs", "11", "10"]),
+    (QueueEmptyError(queue="jobs", timeout_s=0.5), ["jobs", "0.5 s"]),
+    (SettledError(queue="jobs", tag=9), ["jobs", "9"]),
+    (ForkedError(path="jobs.d", opened_by=7, used_by=8), ["jobs.d", "7", "8"]),
     (OptionError(name="interval", given=-1, expected="0 or more"), ["interval", "-1", "0 or more"]),
 ]
 
@@ -57,8 +65,9 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 
 
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
-def test_all_but_options_are_storage_errors(error: PenstockError, _told: list[str]) -> None:
-    assert isinstance(error, StorageError) is not isinstance(error, OptionError)
+def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
+    others = (ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError)
+    assert isinstance(error, StorageError) is not isinstance(error, others)
 
 
 def test_corruption_is_told_with_path_and_byte() -> None:

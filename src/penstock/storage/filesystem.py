@@ -62,7 +62,7 @@ __all__ = ["NETWORK_KINDS", "File", "FileSystem", "Lock", "OsFile", "OsFileSyste
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 
-ALLOCATE_PIECE_BYTES: Final = 1 << 20
+ALLOCATE_PIECE_BYTES: Final = 64 << 10
 # Linux writes at most 2 GiB less a page per call; a larger request would look like a short write.
 WRITE_BYTES_MAX: Final = 1 << 30
 
@@ -365,7 +365,7 @@ class OsFileSystem(FileSystem):
             # One byte more than the size, so that a file that grew meanwhile is read to its end.
             pieces: list[bytes] = []
             done = 0
-            while piece := file.pread(max(file.size() - done, 0) + 1, done):
+            while piece := file.pread(max(file.size() - done, 4095) + 1, done):
                 pieces.append(piece)
                 done += len(piece)
             return b"".join(pieces)

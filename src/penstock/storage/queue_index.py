@@ -64,6 +64,7 @@ class QueueIndex:
         self.cut_seq: int = 0  # next seq at that cut
         # Per segment, transient messages whose bodies or slots are in its files: they keep it.
         self.transients: dict[int, int] = {}
+        self._empty_tail: int = -1  # the segment of next seq, if its transient ones are all gone
         self._tail: IndexSegment | None = None
         self._has_directory: bool = False
         self._files: dict[int, SegmentFiles] = {}
@@ -288,6 +289,7 @@ class QueueIndex:
         return self.captured
 
     def _touch(self) -> None:
+        self._sweep_tail()
         if self.epoch != self.ticks.epoch:
             self.capture()
         self.changed = self.epoch
@@ -377,8 +379,9 @@ class QueueIndex:
             self.ticks.dirty_directories[self.path] = None
             self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
 
-    def write(self, entries: list[Entry]) -> int:
-        """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync."""
+    def write(self, entries: list[Entry], places: list[int] | None = None) -> int:
+        """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync.
+        places: gets the position of each in .qs, 0 for one that has nothing there."""
         written = 0
         start = 0
         for i in range(1, len(entries) + 1):
@@ -387,6 +390,8 @@ class QueueIndex:
                 files = self._writing(number)
                 written += files.write(entries[start:i])
                 files.is_dirty = self.is_durable
+                if places is not None:
+                    places += files.places
                 start = i
         return written
 
@@ -418,10 +423,25 @@ class QueueIndex:
     def keep_transients(self, number: int, n: int) -> None:
         """n transient messages more are in the files of this segment; less, if negative. With the
         last one the files may go, unless persistent ones need them."""
+        self._sweep_tail()
         left = self.transients.get(number, 0) + n
+        self.transients[number] = left
         if left:
-            self.transients[number] = left
             return
+        if number == self.next_seq // self.slots:
+            self._empty_tail = number  # the next message may be written to it: it stays for now
+        else:
+            self._drop_transients(number)
+
+    def _sweep_tail(self) -> None:
+        """The files of a tail without transient messages may go once the queue has moved on."""
+        number = self._empty_tail
+        if number >= 0 and number != self.next_seq // self.slots:
+            self._empty_tail = -1
+            if self.transients.get(number) == 0:
+                self._drop_transients(number)
+
+    def _drop_transients(self, number: int) -> None:
         del self.transients[number]
         if number not in self.segments:
             self.ticks.dead.append((self.number, number))

@@ -174,6 +174,7 @@ class SegmentFiles:
     ) -> None:  # fmt: skip
         self.path: str = path
         self.segment: int = segment
+        self.places: list[int] = []  # of the entries last written, in .qs; 0 for none
         self.is_dirty: bool = False  # written since it was last synced
         self.is_syncing: bool = False  # a sync of it is under way: its handles stay open
         self._handles: Handles = handles
@@ -200,6 +201,7 @@ class SegmentFiles:
         qi = self._open_for_write(".qi", MAGIC_QI)
         self.is_dirty = True
         places, written = self._write_entries(entries)
+        self.places = places
         slots: list[bytes] = []
         first = entries[0].seq
         for i in range(len(entries)):

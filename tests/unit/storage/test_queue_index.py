@@ -4,8 +4,12 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
+from penstock.storage.checkpointer import CLEAN, SLICES
+from penstock.storage.holder import DictHolder
 from penstock.storage.index_segment import Row, Ticks
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.transaction_log import DISK
+from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 SLOTS = 4
@@ -350,3 +354,93 @@ def test_few_segments_of_a_queue_stay_open() -> None:
     assert sum(queue.fs.handles.values()) <= 2 * 10
     queue.close()
     assert sum(queue.fs.handles.values()) == 0
+
+
+# ---- transient messages and marks ----------------------------------------------------------------
+
+
+def test_live_between_is_of_one_segment_and_clipped() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, *[b"x"] * 7)  # seqs 0 to 6, segments of 4
+    rig.ack(queue, 1, 5)
+    assert queue.live_between(0, 4) == [0, 2, 3]
+    assert queue.live_between(2, 4) == [2, 3]
+    assert queue.live_between(4, 8) == [4, 6]
+    assert queue.live_between(40, 44) == []
+
+
+def test_transient_messages_keep_the_files_of_their_segment() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"a")
+    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    queue.write([*rig.entries(queue, 0), Entry(queue.take_seq(), transient)])
+    queue.keep_transients(0, 1)
+    rig.ack(queue, 0)
+    rig.put(queue, *[b"b"] * 4)  # the queue goes on to the next segment
+    rig.ack(queue, 2, 3)
+    assert 0 not in queue.segments
+    rig.engine.checkpoint()
+    rig.engine.upkeep.finish()
+    assert "0.qi" in rig.files_of(queue), "a transient message is in it"
+    queue.keep_transients(0, -1)
+    rig.put(queue, b"c")
+    rig.engine.checkpoint()
+    rig.engine.upkeep.finish()
+    assert "0.qi" not in rig.files_of(queue)
+
+
+def test_files_of_a_queue_that_is_not_durable_go_without_a_checkpoint() -> None:
+    rig = EngineRig()
+    queue = rig.engine.declare_queue(b"t", is_durable=False)
+    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    queue.write([Entry(queue.take_seq(), transient)])
+    queue.keep_transients(0, 1)
+    assert not rig.engine.state.ticks.dirty, "never synced"
+    before = rig.engine.checkpoints.count
+    rig.engine.tick()
+    assert "0.qi" in rig.files_of(queue)
+    queue.keep_transients(0, -1)
+    rig.engine.tick()
+    rig.engine.upkeep.finish()
+    assert "0.qi" in rig.files_of(queue), "the next message may be written to it"
+    for _ in range(4):
+        queue.take_seq()
+    queue.keep_transients(1, 1)
+    rig.engine.tick()
+    rig.engine.upkeep.finish()
+    assert rig.files_of(queue) == []
+    assert rig.engine.checkpoints.count == before
+
+
+def test_the_tail_is_not_deleted_under_a_message_that_comes_meanwhile() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    queue.write_bodies([Entry(queue.take_seq(), transient)])
+    queue.keep_transients(0, 1)
+    queue.keep_transients(0, -1)  # dead, and its segment is the tail
+    rig.engine.upkeep.begin_checkpoint()
+    while rig.engine.checkpoints.phase != CLEAN:
+        rig.engine.upkeep.step_checkpoint(float("inf"))
+        while rig.engine.checkpoints.phase not in (CLEAN, SLICES):
+            rig.engine.flush()
+            rig.engine.poll(wait=True)
+    rig.put(queue, b"b")
+    entry = rig.entries(queue, 1)[0]
+    queue.write([entry])
+    entry.on_slot = True
+    rig.finish_checkpoint()  # what it deletes is deleted now
+    queue.holder = DictHolder()
+    assert rig.bodies(queue) == {1: b"b"}
+
+
+def test_the_mark_is_lowered_only_for_an_orderly_stop() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.engine.mark(queue, 1024, DISK)
+    queue.set_mark(5)
+    assert queue.mark == 1024
+    queue.lower_mark(5)
+    assert rig.restart().queue(b"q").mark == 5

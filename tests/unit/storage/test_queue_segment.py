@@ -8,11 +8,13 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_segment import (
+    HAS_ENTRY,
     HEADER_BYTES,
     SLOT_BYTES,
     USED,
     Handles,
     SegmentFiles,
+    Slot,
     decode_slot,
     encode_slot,
     queue_seed,
@@ -328,3 +330,27 @@ def test_the_real_file_system_gives_the_same(tmp_path: object) -> None:
         same(found, wanted)
     segments.close()
     fs.close()
+
+
+def test_bodies_are_written_alone_and_slots_later() -> None:
+    fs = FaultyFileSystem(seed=1)
+    fs.mkdir("/q")
+    files = SegmentFiles(fs, "/q/0", 1, 2, 0, 16, Handles())
+    entries = [Entry(seq, Message(seq, b"h" * seq, b"b" * seq, seq, 5)) for seq in range(4)]
+    places = files.write_bodies(entries)
+    assert places[0] == 0, "neither header nor body: no entry"
+    assert not fs.exists("/q/0.qi")
+    found = files.entries_of(
+        [Slot(3, USED | HAS_ENTRY, 3, 3, 3, 0, places[3], 5)]
+    )  # a row knows all that
+    assert (found[0].header, found[0].body) == (b"hhh", b"bbb")
+    slots = [
+        Slot(seq, HAS_ENTRY if places[seq] else 0, seq, seq, seq + 100, 9 * seq, places[seq], 5)
+        for seq in (0, 1, 3)
+    ]
+    assert files.write_slots(slots) == 3 * SLOT_BYTES
+    read = files.messages([0, 1, 3])
+    assert [m.body for m in read] == [b"", b"b", b"bbb"]
+    assert [(m.id, m.expiry_ms, m.time) for m in read] == [(100, 0, 5), (101, 9, 5), (103, 27, 5)]
+    with pytest.raises(CorruptionError):
+        files.messages([2])

@@ -1,0 +1,177 @@
+"""Alerts: tell somebody before a queue is too long, too deep or too old, after Qpid's of that name.
+
+Four kinds, each with a threshold of its own, off unless it is set:
+
+    count   ready messages in the queue
+    depth   bytes of their bodies
+    age     how long ago the oldest of them arrived, in ms
+    size    bytes of a single message, when it arrives
+
+**When one fires.** Once when the value is at `up` or above. Then again only if it is there when the
+repeat gap has passed; at `down` or below the kind is armed anew. So a queue that swings around its
+threshold does not fire at each swing. `down` is half of `up` unless it is set.
+
+A size is of one message, and the next has another: there is nothing that stays above. Without a
+`down` of its own that kind is armed again only by the repeat gap; with one, by a message of `down`
+bytes or less too.
+
+**What it costs.** `is_set` is False while no threshold is set, and the owner then calls nothing.
+Else `check` compares three integers per message that arrives; only from a threshold upwards there
+is more to do. It is called per publish and from the owner's ticks; `check_age` from ticks alone,
+for an age grows by itself. Both notice when a value has fallen.
+
+A depth threshold at or above the queue's memory limit warns too late to be of use: by then messages
+go to disk already. `warning` says so, and the owner passes it on.
+
+Not here: what is done with an alert (`on_alert` of the owner: an event, a log line), the options of
+a queue (queue_options), alarms on the whole of the memory (memory_monitor).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import OptionError
+from penstock.queues.budget import format_bytes
+from penstock.queues.rates import INFINITY
+
+KINDS: Final = ("count", "size", "depth", "age")
+COUNT: Final = 0
+SIZE: Final = 1
+DEPTH: Final = 2
+AGE: Final = 3
+
+REPEAT_GAP_S: Final = 60.0
+OFF: Final = 1 << 62  # a threshold that nothing reaches
+
+
+class Alert:
+    """A threshold was reached. kind: "count" (messages), "size", "depth" (bytes) or "age" (ms)."""
+
+    __slots__ = ("kind", "queue", "threshold", "value")
+
+    def __init__(self, queue: str, kind: str, value: int, threshold: int) -> None:
+        self.queue: str = queue
+        self.kind: str = kind
+        self.value: int = value
+        self.threshold: int = threshold
+
+    def text(self) -> str:
+        """One line for people: queue 'orders': depth is 12 MiB, the alert threshold is 10 MiB."""
+        value, threshold = _shown(self.kind, self.value), _shown(self.kind, self.threshold)
+        return f"queue {self.queue!r}: {self.kind} is {value}, the alert threshold is {threshold}"
+
+
+class Thresholds:
+    """What the alerts of a queue fire at, per kind: `up` (0: off) and `down` (-1: half of up).
+
+    count in messages, size and depth in bytes, age in ms; repeat_gap_s in seconds, 0 to repeat at
+    every check. OptionError, with the name as the arguments have it, if a number is negative or a
+    `down` is not below its `up`, or is set without one.
+    """
+
+    def __init__(
+        self,
+        *,
+        count_up: int = 0,
+        count_down: int = -1,
+        size_up: int = 0,
+        size_down: int = -1,
+        depth_up: int = 0,
+        depth_down: int = -1,
+        age_up: int = 0,
+        age_down: int = -1,
+        repeat_gap_s: float = REPEAT_GAP_S,
+    ) -> None:
+        if not 0 <= repeat_gap_s < INFINITY:
+            raise OptionError("alert_repeat_gap", repeat_gap_s, "0 seconds or more")
+        self.repeat_gap_s: float = repeat_gap_s
+        self.ups: list[int] = [count_up, size_up, depth_up, age_up]
+        self.downs: list[int] = [count_down, size_down, depth_down, age_down]
+        for i, kind in enumerate(KINDS):
+            up, down = self.ups[i], self.downs[i]
+            if up < 0:
+                raise OptionError(f"alert_{kind}_up", up, "at least 1, or 0 for no alert")
+            if down >= 0 and up == 0:
+                raise OptionError(f"alert_{kind}_down", down, f"alert_{kind}_up to be set too")
+            if down < -1 or down >= max(up, 1):
+                raise OptionError(f"alert_{kind}_down", down, f"from 0 to below the {up} of its up")
+
+    def warning(self, max_memory_bytes: int) -> str | None:
+        """Why the depth threshold is of little use beside this memory limit; None if it is not."""
+        up = self.ups[DEPTH]
+        if up == 0 or up < max_memory_bytes:
+            return None
+        return (
+            f"the alert threshold for depth, {format_bytes(up)}, is not below the memory limit of"
+            f" {format_bytes(max_memory_bytes)}: messages will go to disk before it fires"
+        )
+
+
+class Alerts:
+    """Watches one queue. on_alert: told of each alert as it fires, on the caller's stack."""
+
+    def __init__(
+        self, queue: str, thresholds: Thresholds, on_alert: Callable[[Alert], None]
+    ) -> None:
+        self.is_set: bool = max(thresholds.ups) > 0
+        self._queue: str = queue
+        self._on_alert: Callable[[Alert], None] = on_alert
+        self._repeat_gap_s: float = thresholds.repeat_gap_s
+        self._ups: list[int] = [up or OFF for up in thresholds.ups]
+        self._downs: list[int] = []
+        for kind, (up, down) in enumerate(zip(thresholds.ups, thresholds.downs, strict=True)):
+            # -1 for a size: no message is that small, so only the gap arms it.
+            self._downs.append(down if down >= 0 or kind == SIZE else up // 2)
+        self._fired_s: list[float] = [0.0, 0.0, 0.0, 0.0]  # when each kind fired last
+        self._is_armed: list[bool] = [True, True, True, True]
+        self._raised: int = 0  # kinds that are not armed
+        # For the comparisons of `check`.
+        self._count_up: int = self._ups[COUNT]
+        self._size_up: int = self._ups[SIZE]
+        self._depth_up: int = self._ups[DEPTH]
+
+    def check(self, now_s: float, count: int, depth_bytes: int, size_bytes: int = -1) -> None:
+        """The queue holds this many messages and bytes. size_bytes: of the message that has just
+        arrived, -1 if none has. now_s: of a monotonic clock."""
+        if (
+            self._raised == 0
+            and count < self._count_up
+            and depth_bytes < self._depth_up
+            and size_bytes < self._size_up
+        ):
+            return
+        self._look(COUNT, now_s, count)
+        self._look(DEPTH, now_s, depth_bytes)
+        if size_bytes >= 0:
+            self._look(SIZE, now_s, size_bytes)
+
+    def check_age(self, now_s: float, age_ms: int) -> None:
+        """The oldest message arrived this long ago; 0 for an empty queue."""
+        self._look(AGE, now_s, age_ms)
+
+    def raised(self) -> list[str]:
+        """The kinds that have fired and are not armed again."""
+        return [kind for i, kind in enumerate(KINDS) if not self._is_armed[i]]
+
+    def _look(self, kind: int, now_s: float, value: int) -> None:
+        if self._is_armed[kind]:
+            if value >= self._ups[kind]:
+                self._is_armed[kind] = False
+                self._raised += 1
+                self._fire(kind, now_s, value)
+        elif value <= self._downs[kind]:
+            self._is_armed[kind] = True
+            self._raised -= 1
+        elif value >= self._ups[kind] and now_s - self._fired_s[kind] >= self._repeat_gap_s:
+            self._fire(kind, now_s, value)
+
+    def _fire(self, kind: int, now_s: float, value: int) -> None:
+        self._fired_s[kind] = now_s
+        self._on_alert(Alert(self._queue, KINDS[kind], value, self._ups[kind]))
+
+
+def _shown(kind: str, value: int) -> str:
+    """A value as people read it."""
+    if kind == "count":
+        return str(value)
+    return f"{value / 1000:.1f} s" if kind == "age" else format_bytes(value)

@@ -1,0 +1,224 @@
+"""Budget: how much memory there is, how a size is written, how much the process has taken.
+
+A container's limit is not what the machine has, and the kernel kills who goes over it. So the whole
+is the smallest of the machine's RAM and the limits of this process's own control groups, and a
+budget may be given as a fraction of that.
+
+What is read, all of it through the FileSystem that is handed in (Linux; elsewhere it is missing):
+
+* `/proc/meminfo`: "MemTotal:  24684084 kB", the machine's RAM. Where nobody tells, 2 GiB are
+  assumed, and whoever asked is told that they are.
+* `/proc/self/cgroup`, one line per hierarchy, "number:controllers:path": the process's own groups.
+  "0::path" is cgroup v2, a line whose controllers name `memory` is v1; a machine may have both.
+* `/proc/self/mountinfo`: where those hierarchies are mounted, and which group is the root of the
+  mount: in a container that is often the process's own group, or one above it.
+* `memory.max` (v2) or `memory.limit_in_bytes` (v1) of that group and of every group above it up to
+  the mount: each limits all that is below it. "max" is no limit, and v1 writes none as a number of
+  some exabytes: what is not smaller than the RAM limits nothing, nor does a zero.
+* `/proc/self/statm`: the resident pages, second number. `/proc/self/auxv`: the size of a page
+  (entry 6), for it is not 4 KiB everywhere.
+
+A file that is missing, forbidden or in another shape is left out; nothing here fails for it.
+
+Not here: what the budget is spent on (memory_monitor), the options of a queue (queue_options).
+"""
+
+import struct
+from typing import Final
+
+from penstock.errors import OptionError
+from penstock.storage.filesystem import FileSystem
+
+ASSUMED_BYTES: Final = 2 << 30
+PAGE_BYTES: Final = 4096
+BYTES_MAX: Final = 1 << 62
+AUXV_PAGE_SIZE: Final = 6
+AUXV_ENTRY: Final = struct.Struct("@LL")
+
+EXPECTED: Final = (
+    'a size as "16 MiB", "64MB" or 1048576 (bytes), a fraction as "0.4", or "max" for all there is'
+)
+
+UNITS: Final[dict[str, int]] = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+SHOWN: Final = ("KiB", "MiB", "GiB", "TiB")
+
+
+def machine_memory(fs: FileSystem) -> tuple[int, str]:
+    """Bytes that this process can have, and what says so: the path of the file, or "assumed"."""
+    limits = [(ram, "/proc/meminfo")] if (ram := _ram_bytes(fs)) else []
+    for path in _limit_paths(_text(fs, "/proc/self/cgroup"), _text(fs, "/proc/self/mountinfo")):
+        limit = _text(fs, path).strip()
+        if limit.isdecimal() and 0 < int(limit) < (ram or BYTES_MAX):
+            limits.append((int(limit), path))
+    return min(limits) if limits else (ASSUMED_BYTES, "assumed")
+
+
+def rss_bytes(fs: FileSystem) -> int | None:
+    """Bytes of RAM that this process occupies now; None where nobody tells."""
+    fields = _text(fs, "/proc/self/statm").split()
+    if len(fields) < 2 or not fields[1].isdecimal():
+        return None
+    return int(fields[1]) * _page_bytes(fs)
+
+
+def parse_bytes(name: str, given: str | int | float, whole_bytes: int) -> int:
+    """Bytes of a size as people write it.
+
+    A whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB, MiB, GiB, TiB by 1024, in
+    letters of either case. A number with a point and no unit is a fraction of `whole_bytes`, from
+    0.0 to 1.0; "max" is all of it. OptionError(name, given, what was expected) for anything else,
+    for what is negative, and for 2**62 bytes or more.
+    """
+    if isinstance(given, bool):
+        raise OptionError(name, given, EXPECTED)
+    if isinstance(given, str):
+        number = _parsed(given.strip(), whole_bytes)
+    elif isinstance(given, int):
+        number = given
+    else:
+        number = _fraction(given, whole_bytes)
+    if not 0 <= number < BYTES_MAX:
+        raise OptionError(name, given, EXPECTED)
+    return number
+
+
+def format_bytes(number: int) -> str:
+    """As people read it: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5 GiB"."""
+    if number < 1024:
+        return f"{number} B"
+    value = float(number)
+    unit = SHOWN[0]
+    for shown in SHOWN:
+        value /= 1024
+        unit = shown
+        if value < 1023.95:  # the next would be shown as 1024
+            break
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+# ----------------------------------------------------------------------------------------
+# Sizes as text
+
+
+def _parsed(text: str, whole_bytes: int) -> int:
+    """Bytes, -1 if the text is no size."""
+    if text.lower() == "max":
+        return whole_bytes
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = text[len(digits) :].lower()
+    digits = digits.strip()
+    whole, point, part = digits.partition(".")
+    if not (whole.isascii() and whole.isdigit()) or (point and not part.isdigit()):
+        return -1
+    if not part.isascii() or len(digits) > 30:
+        return -1
+    if unit:
+        return round(float(digits) * UNITS[unit]) if unit in UNITS else -1
+    return _fraction(float(digits), whole_bytes) if point else int(digits)
+
+
+def _fraction(fraction: float, whole_bytes: int) -> int:
+    """That part of the whole, -1 if it is none: not a number, or not from 0 to 1."""
+    return int(fraction * whole_bytes) if 0.0 <= fraction <= 1.0 else -1
+
+
+# ----------------------------------------------------------------------------------------
+# The kernel's files
+
+
+def _text(fs: FileSystem, path: str) -> str:
+    """The file as text, "" if it cannot be read."""
+    try:
+        return fs.read(path).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _ram_bytes(fs: FileSystem) -> int:
+    """Of the machine, 0 if nobody tells."""
+    for line in _text(fs, "/proc/meminfo").splitlines():
+        fields = line.split()
+        if len(fields) == 3 and fields[0] == "MemTotal:" and fields[1].isdecimal():
+            return int(fields[1]) * 1024
+    return 0
+
+
+def _page_bytes(fs: FileSystem) -> int:
+    """Size of a page, by what the kernel tells each process at its start."""
+    try:
+        table = fs.read("/proc/self/auxv")
+    except OSError:
+        return PAGE_BYTES
+    for at in range(0, len(table) - AUXV_ENTRY.size + 1, AUXV_ENTRY.size):
+        kind, value = AUXV_ENTRY.unpack_from(table, at)
+        if kind == AUXV_PAGE_SIZE:
+            return int(value)
+    return PAGE_BYTES
+
+
+def _limit_paths(groups: str, mounts: str) -> list[str]:
+    """The files that may limit this process: of its groups and of all above them."""
+    paths: list[str] = []
+    for line in groups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number == "0" and not controllers:
+            kind, name = "cgroup2", "memory.max"
+        elif "memory" in controllers.split(","):
+            kind, name = "cgroup", "memory.limit_in_bytes"
+        else:
+            continue
+        for root, point in _mounted(mounts, kind):
+            paths += [f"{point}{above}/{name}" for above in _upwards(_below(group, root))]
+    return paths
+
+
+def _mounted(mounts: str, kind: str) -> list[tuple[str, str]]:
+    """(group that is the mount's root, mount point) of each mount of a memory hierarchy."""
+    found: list[tuple[str, str]] = []
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, tail = before.split(" "), after.split(" ")
+        if len(fields) < 5 or len(tail) < 3 or tail[0] != kind:
+            continue
+        if kind == "cgroup2" or "memory" in tail[2].split(","):
+            found.append((_unescape(fields[3]), _unescape(fields[4])))
+    return found
+
+
+def _unescape(field: str) -> str:
+    """A field of the table as it is meant: blanks stand there as octal 040."""
+    return field.replace("\\040", " ").replace("\\134", "\\")
+
+
+def _below(group: str, root: str) -> str:
+    """The group as seen from the root of a mount, "" for the root itself.
+
+    A group outside the mount is shown as "/../..", or by the path it has on the host: then the
+    mount's root is the nearest that can be seen.
+    """
+    root = root.rstrip("/")
+    group = group.rstrip("/")
+    if group != root and not group.startswith(root + "/"):
+        return ""
+    below = group[len(root) :]
+    return "" if below.startswith("/..") else below
+
+
+def _upwards(below: str) -> list[str]:
+    """The group and all above it: "/a/b" gives "/a/b", "/a", ""."""
+    groups = [below]
+    while below:
+        below = below.rpartition("/")[0]
+        groups.append(below)
+    return groups

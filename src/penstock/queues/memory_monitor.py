@@ -1,0 +1,389 @@
+"""MemoryMonitor: one budget of RAM for all queues, after RabbitMQ's monitor and Qpid's shares.
+
+Every 2.5 s, in a round over all queues, each hands up for how long what it holds in RAM lasts, and
+gets two limits back. The queue obeys the smaller, or its own maximum if that is smaller still.
+
+1. **A duration.** With ratio = counted bytes / budget, and sum and count over the queues whose
+   duration is finite:
+
+       ratio infinite (no budget)     0
+       ratio < 0.5, or count = 0      infinity: room enough
+       ratio < 0.95                   (sum + 1.0) / count / ratio
+       else                           sum / count / ratio
+
+   A queue with the same duration as all others holds many messages if it is busy and few if not.
+   The 1.0 lets durations grow again when all have fallen to zero; a sum below 1e-6 is zero.
+2. **A share**, in bytes: of seven tenths of the budget, half is divided equally, half by depth (the
+   bytes of all messages, wherever they are). So a queue that is empty now can begin at once, and
+   the long ones get most. The rest is for what is not counted: the allocator's own, buffers of the
+   log, the message that passes a limit. So with a budget of 64 MiB the process grows by 50.
+
+The two differ in what they are good at: a duration follows the rates but not the size of messages,
+a share is a bound that holds whatever the rates do.
+
+* **Disagreement with RabbitMQ**: one queue alone gets no duration below a ratio of 0.95. There is
+  nobody to divide with, and its share is all that is divided.
+* **Shrinking before growing.** In a round first those shares are sent that are smaller than before,
+  then the larger, and these only as far as the room goes that is left when each queue is counted
+  with its share or with what it still holds, whichever is more. The rest follows in later rounds.
+  So shares never promise more than there is while others have yet to page out.
+* What has changed by less than a tenth is not sent; while alarmed, all is.
+* **A full disk**: `disk_alarm(True)` tells all queues at once that there is no limit, for to page
+  out onto a full disk cannot succeed. The budget rules again in the round after it is over.
+* **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not give pages
+  back, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of it,
+  which the shares alone reach: they come to 0.7 of the budget. `is_alarmed` says what publishers
+  are to be told; consumers and acks never wait for it. (With a watermark below 0.7 it ends only
+  with what leaves the queues.)
+* A round goes in slices: `step(until)` returns when the time is over, and the next goes on. With
+  10,000 queues no call takes more than a few ms.
+
+Not here: how a queue pages (purger), what is counted (variable_queue), how large the budget is
+(budget), who is blocked by an alarm (the owner).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import OptionError
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue
+from penstock.queues.budget import format_bytes
+from penstock.queues.rates import INFINITY
+
+INTERVAL_S: Final = 2.5
+PAGING_RATIO: Final = 0.5
+GROW_RATIO: Final = 0.95  # below it the sum of durations is increased
+GROW_S: Final = 1.0
+SUM_S_MIN: Final = 1e-6
+SHARED_PART: Final = 0.7  # of the budget, that is divided into shares
+CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
+CHANGE_PART: Final = 0.1  # smaller changes are not sent
+WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
+SLICE_S: Final = 0.002
+LOOK_EVERY: Final = 16  # queues between two looks at the clock
+
+# Where a round is.
+RESTING: Final = 0
+COLLECTING: Final = 1
+SHRINKING: Final = 2
+GROWING: Final = 3
+
+
+class ManagedQueue:
+    """A queue, and what the monitor knows of it. All bytes are of the current or last round."""
+
+    def __init__(self, queue: BackingQueue, own_max_bytes: int) -> None:
+        self.queue: BackingQueue = queue
+        self.own_max_bytes: int = own_max_bytes  # UNLIMITED: it has none
+        self.is_registered: bool = True
+        self.ram_bytes: int = 0
+        self.depth_bytes: int = 0  # bytes of all its messages, ready and pending, RAM and disk
+        self.duration_sent: float = INFINITY
+        self.share_sent: int = UNLIMITED
+        self.share_wanted: int = 0
+
+
+class MemoryMonitor:
+    """Divides `budget_bytes` among the queues that are registered.
+
+    interval_s: seconds between the beginnings of two rounds. watermark: at which part of the budget
+    counted bytes raise the alarm, above 0 and at most 1. on_event(kind, text): told of
+    "memory_alarm" and "memory_free". OptionError if a value is out of range.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        clock: Clock,
+        *,
+        interval_s: float = INTERVAL_S,
+        watermark: float = 1.0,
+        on_event: Callable[[str, str], None] | None = None,
+    ) -> None:
+        if budget_bytes < 0:
+            raise OptionError("memory", budget_bytes, "at least 0 bytes")
+        if interval_s <= 0:
+            raise OptionError("memory_monitor_interval", interval_s, "more than 0 seconds")
+        if not 0 < watermark <= 1:
+            raise OptionError("memory_high_watermark", watermark, "more than 0 and at most 1.0")
+        self.budget_bytes: int = budget_bytes
+        self.watermark_bytes: int = int(budget_bytes * watermark)
+        self.other_bytes: int = 0  # counted, but of no queue: the owner's buffers, set by the owner
+        self.counted_bytes: int = 0  # of all queues and `other_bytes`, as of the last round
+        self.desired_s: float = INFINITY  # the duration that was computed last
+        self.is_alarmed: bool = False
+        self.is_disk_full: bool = False
+        self.rounds: int = 0  # rounds that were finished
+        self._clock: Clock = clock
+        self._interval_s: float = interval_s
+        self._on_event: Callable[[str, str], None] | None = on_event
+        self._managed: dict[int, ManagedQueue] = {}  # by id() of the queue
+        self._sent_sum: int = 0  # bytes of all shares that are not unlimited
+        self._due_s: float = clock.monotonic()
+        self._begun_s: float = self._due_s - interval_s  # when the last round began
+        # The round under way.
+        self._phase: int = RESTING
+        self._order: list[ManagedQueue] = []
+        self._next: int = 0
+        self._ram_sum: int = 0
+        self._depth_sum: int = 0
+        self._duration_sum: float = 0.0
+        self._duration_count: int = 0
+        self._committed_sum: int = 0  # of max(share, RAM) of the queues, before any grows
+        self._growth_sum: int = 0  # bytes that the growing ones want in addition
+        self._growth_part: float = 0.0  # of what they want, that there is room for
+
+    # ---- queues --------------------------------------------------------------------------------
+
+    def register(self, queue: BackingQueue, max_bytes: int = UNLIMITED) -> None:
+        """Manage this queue, whose own limit is `max_bytes`. At once it gets as much as all others
+        would on average, as far as nobody has it, but the half that is divided equally in any
+        case; a round is due soon. A second call changes the limit."""
+        known = self._managed.get(id(queue))
+        if known is not None:
+            known.own_max_bytes = max_bytes
+            return
+        managed = ManagedQueue(queue, max_bytes)
+        self._managed[id(queue)] = managed
+        if not self.is_disk_full:
+            even = self._shared_bytes() // len(self._managed)
+            free = self._shared_bytes() - self._sent_sum
+            self._send(managed, INFINITY, max(even // 2, min(even, free)))
+        soon_s = max(self._clock.monotonic(), self._begun_s + self._interval_s / 10)
+        self._due_s = min(self._due_s, soon_s)
+
+    def unregister(self, queue: BackingQueue) -> None:
+        """Manage it no longer; its limits stay as they are. Unknown queues are ignored."""
+        managed = self._managed.pop(id(queue), None)
+        if managed is not None:
+            managed.is_registered = False
+            if managed.share_sent < UNLIMITED:
+                self._sent_sum -= managed.share_sent
+
+    def check_limits(self, new_max_bytes: int, *, strict: bool = False) -> str | None:
+        """Whether the queues' own maxima, with this one, fit the budget.
+
+        None if they do (80 % at most; UNLIMITED is no maximum and asks for nothing), else a
+        warning. With `strict` a sum above the whole budget is an OptionError.
+        """
+        if new_max_bytes >= UNLIMITED:
+            return None
+        total = new_max_bytes
+        for managed in self._managed.values():
+            if managed.own_max_bytes < UNLIMITED:
+                total += managed.own_max_bytes
+        if total <= self.budget_bytes * WARN_PART:
+            return None
+        budget = format_bytes(self.budget_bytes)
+        if strict and total > self.budget_bytes:
+            left = max(0, self.budget_bytes - total + new_max_bytes)
+            expected = f"at most the {format_bytes(left)} that other queues leave of {budget}"
+            raise OptionError("max_memory", format_bytes(new_max_bytes), expected)
+        part = f"{100 * total / self.budget_bytes:.0f} % of it" if self.budget_bytes else "too much"
+        return f"the queues' own memory limits come to {format_bytes(total)}, {part}: {budget}"
+
+    # ---- rounds --------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> bool:
+        """Begin a round if one is due, and go on with it for at most 2 ms. now_s: of the monotonic
+        clock. True if the round goes on: call `step` when there is time, or tick again."""
+        if self._phase == RESTING:
+            if now_s < self._due_s:
+                return False
+            self._begun_s = now_s
+            self._due_s = now_s + self._interval_s
+            self._begin()
+        return self.step(now_s + SLICE_S)
+
+    def step(self, until_s: float) -> bool:
+        """Go on with the round under way until the monotonic clock shows `until_s`, at least by a
+        few queues. True if it is not finished."""
+        while self._phase != RESTING:
+            if self._next == len(self._order):
+                self._next = 0
+                self._end_phase()
+                continue
+            managed = self._order[self._next]
+            self._next += 1
+            if managed.is_registered:
+                self._visit(managed)
+            if self._next % LOOK_EVERY == 0 and self._clock.monotonic() >= until_s:
+                return self._phase != RESTING
+        return False
+
+    def disk_alarm(self, is_full: bool) -> None:
+        """The disk is full: at once no queue has a limit of ours. It is not: a round is due."""
+        if is_full == self.is_disk_full:
+            return
+        self.is_disk_full = is_full
+        self._due_s = self._clock.monotonic()
+        self._phase = RESTING
+        if is_full:
+            self.desired_s = INFINITY
+            for managed in self._managed.values():
+                self._send(managed, INFINITY, UNLIMITED)
+
+    def info(self) -> dict[str, int | float]:
+        """Counters of the last round: budget_bytes, watermark_bytes, counted_bytes, other_bytes,
+        ratio, desired_s (seconds, infinity for none), is_alarmed, is_disk_full, queues, rounds."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "watermark_bytes": self.watermark_bytes,
+            "counted_bytes": self.counted_bytes,
+            "other_bytes": self.other_bytes,
+            "ratio": self._ratio(),
+            "desired_s": self.desired_s,
+            "is_alarmed": int(self.is_alarmed),
+            "is_disk_full": int(self.is_disk_full),
+            "queues": len(self._managed),
+            "rounds": self.rounds,
+        }
+
+    # ---- one round -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._phase = COLLECTING
+        self._order = list(self._managed.values())
+        self._next = 0
+        self._ram_sum = self._depth_sum = 0
+        self._duration_sum = 0.0
+        self._duration_count = 0
+
+    def _visit(self, managed: ManagedQueue) -> None:
+        if self._phase == COLLECTING:
+            self._collect(managed)
+        elif self._phase == SHRINKING:
+            self._shrink(managed)
+        else:
+            self._grow(managed)
+
+    def _end_phase(self) -> None:
+        if self._phase == COLLECTING:
+            self._judge()
+            self._committed_sum = self._growth_sum = 0
+            self._phase = SHRINKING
+        elif self._phase == SHRINKING:
+            room = max(0, self._shared_bytes() - self._committed_sum)
+            wanted = self._growth_sum
+            self._growth_part = 1.0 if wanted <= room else room / wanted
+            self._phase = GROWING
+        else:
+            self._phase = RESTING
+            self._order = []
+            self.rounds += 1
+
+    def _collect(self, managed: ManagedQueue) -> None:
+        queue = managed.queue
+        duration_s = queue.ram_duration()
+        if duration_s != INFINITY:
+            self._duration_sum += duration_s
+            self._duration_count += 1
+        managed.ram_bytes = queue.ram_bytes()
+        managed.depth_bytes = _depth_bytes(queue, managed.ram_bytes)
+        self._ram_sum += managed.ram_bytes
+        self._depth_sum += managed.depth_bytes
+
+    def _judge(self) -> None:
+        """All queues have told: what follows for the duration, and for the alarm."""
+        self.counted_bytes = self._ram_sum + self.other_bytes
+        if self._duration_sum < SUM_S_MIN:
+            self._duration_sum = 0.0
+        self.desired_s = self._desired()
+        if not self.is_alarmed and self.counted_bytes >= self.watermark_bytes:
+            self.is_alarmed = True
+            self._tell("memory_alarm", "has reached the watermark of")
+        elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
+            self.is_alarmed = False
+            self._tell("memory_free", "is below the watermark of")
+
+    def _desired(self) -> float:
+        """The duration that each queue shall have, in seconds."""
+        ratio = self._ratio()
+        if self.is_disk_full:
+            return INFINITY
+        if ratio == INFINITY:
+            return 0.0
+        if ratio < PAGING_RATIO or self._duration_count == 0:
+            return INFINITY
+        if ratio < GROW_RATIO:
+            if len(self._order) == 1:
+                return INFINITY
+            return (self._duration_sum + GROW_S) / self._duration_count / ratio
+        return self._duration_sum / self._duration_count / ratio
+
+    def _shrink(self, managed: ManagedQueue) -> None:
+        """Send what is smaller than before; add up what the others want."""
+        wanted = self._share(managed)
+        managed.share_wanted = wanted
+        sent = managed.share_sent
+        least = 0.0 if self.is_alarmed else CHANGE_PART
+        if wanted < sent and sent - wanted >= sent * least:
+            self._send(managed, managed.duration_sent, wanted)
+        elif wanted - sent >= sent * CHANGE_PART:
+            self._growth_sum += wanted - min(wanted, max(sent, managed.ram_bytes))
+        if self.desired_s < managed.duration_sent * (1.0 - least):
+            self._send(managed, self.desired_s, managed.share_sent)
+        self._committed_sum += max(managed.share_sent, managed.ram_bytes)
+
+    def _grow(self, managed: ManagedQueue) -> None:
+        """Send what is larger than before, as far as there is room."""
+        sent, wanted = managed.share_sent, managed.share_wanted
+        share = sent
+        if wanted > sent and wanted - sent >= sent * CHANGE_PART:
+            share = min(wanted, max(sent, managed.ram_bytes))  # what it holds needs no room
+            share += int((wanted - share) * self._growth_part)
+        duration_s = managed.duration_sent
+        if self.desired_s > duration_s * (1.0 + CHANGE_PART):
+            duration_s = self.desired_s
+        self._send(managed, duration_s, share)
+
+    def _share(self, managed: ManagedQueue) -> int:
+        """Bytes of the budget that are this queue's: half equally, half by depth."""
+        shared = self._shared_bytes()
+        count = len(self._order)
+        if self._depth_sum == 0:
+            return shared // count
+        by_depth = shared // 2 * managed.depth_bytes // self._depth_sum
+        return shared // 2 // count + by_depth
+
+    def _shared_bytes(self) -> int:
+        return max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
+
+    def _ratio(self) -> float:
+        if self.budget_bytes == 0:
+            return INFINITY
+        return self.counted_bytes / self.budget_bytes
+
+    def _send(self, managed: ManagedQueue, duration_s: float, share_bytes: int) -> None:
+        """Tell the queue what it was not told yet; that there is no limit while the disk is full,
+        which may turn out in the first of these calls."""
+        if self.is_disk_full:
+            duration_s = INFINITY
+        if duration_s != managed.duration_sent:
+            managed.duration_sent = duration_s
+            managed.queue.set_ram_duration_target(duration_s)
+        if self.is_disk_full:
+            share_bytes = UNLIMITED
+        if share_bytes != managed.share_sent:
+            if managed.share_sent < UNLIMITED:
+                self._sent_sum -= managed.share_sent
+            if share_bytes < UNLIMITED:
+                self._sent_sum += share_bytes
+            managed.share_sent = share_bytes
+            managed.queue.set_share(share_bytes)
+
+    def _tell(self, kind: str, verb: str) -> None:
+        if self._on_event is not None:
+            counted, limit = format_bytes(self.counted_bytes), format_bytes(self.watermark_bytes)
+            self._on_event(kind, f"memory: {counted} counted in RAM {verb} {limit}")
+
+
+def _depth_bytes(queue: BackingQueue, ram_bytes: int) -> int:
+    """Bytes of all its messages. Of pending ones only the number is known without a walk: they
+    count as much as the ready ones do on average; and all count at least what they take in RAM."""
+    ready = queue.len()
+    depth_bytes = queue.body_bytes()
+    if ready:
+        depth_bytes = depth_bytes * queue.depth() // ready
+    return max(depth_bytes, ram_bytes)

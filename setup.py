@@ -54,7 +54,20 @@ HOT_MODULES = (
     "penstock.queues.delivered_mark",
     "penstock.queues.vq_requeue",
     "penstock.queues.vq_scan",
+    "penstock.queues.vq_pending",
+    "penstock.queues.vq_holder",
     "penstock.queues.variable_queue",
+    "penstock.queues.priority_part",
+    "penstock.queues.priority_budget",
+    "penstock.queues.priority_queue",
+    "penstock.queues.headers",
+    "penstock.queues.alerts",
+    "penstock.queues.expiry",
+    "penstock.queues.max_length",
+    "penstock.queues.dead_letter",
+    "penstock.queues.delays",
+    "penstock.queues.arrivals",
+    "penstock.queues.amq_queue",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

@@ -10,10 +10,13 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock.queues.vq_state import CHECKS
+
 CRASH_IMAGES = 20_000
 CRASH_IMAGES_SMALL = 2_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")
+CHECKS.is_on = os.environ["PENSTOCK_CHECK"] == "1"
 
 # print_blob: a failing example is printed with what reproduces it. No deadline: the machine may be
 # busy, and a slow example is no mistake.

@@ -3,4 +3,11 @@
 import pytest
 
 # Contracts are no test modules, so pytest would not explain their assertions unasked.
-pytest.register_assert_rewrite("tests.contracts.filesystem")
+pytest.register_assert_rewrite(
+    "tests.contracts.filesystem",
+    "tests.contracts.box",
+    "tests.contracts.box_life",
+    "tests.contracts.backing_queue",
+    "tests.contracts.backing_queue_log",
+    "tests.contracts.backing_queue_pending",
+)

@@ -19,6 +19,7 @@ position, and the next one is delivered. After a restart it is looked at again.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError
@@ -182,7 +183,8 @@ def _take_run(state: VQState, run_bytes: int, messages_max: int) -> list[Row]:
         taken += row.size + ALPHA_BYTES
         if row.seq >= border or taken > run_bytes:
             break
-        rows.append(q3.pop_first())
+        q3.drop_first()
+        rows.append(row)
     return rows
 
 
@@ -324,13 +326,24 @@ class Inhaler:
     def __init__(self, state: VQState) -> None:
         self._state = state
         self.is_reading: bool = False
+        self._bad_seq: int = -1  # of a row that could not be taken over: not read ahead again
 
-    def begin(self, room_bytes: int, failed: Callable[[str], None]) -> bool:
-        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
-        What is in the store, in a section, or of unknown position is left to `fetch`."""
+    def begin(
+        self, room_bytes: int, rows_max: int, arrived: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> bool:  # fmt: skip
+        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any;
+        of the last of q3 only once the next rows of delta, at most rows_max, stand behind it. What
+        is in the store, in a section, or of unknown position is left to `fetch`."""
         state = self._state
         if self.is_reading or not state.q3.count or state.index.section:
             return self.is_reading
+        if state.q3.count == 1 and state.delta.count:
+            try:
+                load_segment(state, rows_max)
+            except OSError as problem:
+                failed(f"reading ahead failed: {problem}")
+                return False
         rows = self._next_run(room_bytes)
         if not rows:
             return False
@@ -351,6 +364,7 @@ class Inhaler:
             self.is_reading = False
             assert isinstance(result, bytes)
             self._arrived(rows, result)
+            arrived()
 
         def error(problem: BaseException) -> None:
             self.is_reading = False
@@ -367,10 +381,15 @@ class Inhaler:
         taken = 0
         room = min(room_bytes, RUN_BYTES_MAX)
         last = 0
-        for row in state.q3.rows():
+        count = state.q3.count
+        if state.delta.count or state.q1:
+            count -= 1  # the last one stays, so that nothing behind it need be looked at
+        for row in islice(state.q3.rows(), count):
             taken += row.size + ALPHA_BYTES
             is_here = row.flags & AT_ENTRY and not row.flags & IN_STORE
             if row.seq >= border or taken > room or not is_here or row.place < last:
+                break
+            if row.seq == self._bad_seq:
                 break
             rows.append(row)
             last = row.place
@@ -390,12 +409,13 @@ class Inhaler:
             if first != row.seq:
                 return  # all of q3 is gone, or something was requeued before it
             if state.q3.count == 1 and (state.delta.count or state.q1):
-                return  # the last one stays, so that nothing behind it need be looked at here
+                return
             try:
                 message = files.parse(slot_of(row), data, row.place - start)
             except CorruptionError:
+                self._bad_seq = row.seq
                 return
-            state.q3.pop_first()
+            state.q3.drop_first()
             message.persistent = row.flags & PERSISTENT != 0
             if not message.persistent and not row.flags & ON_SLOT:
                 state.places[row.seq] = row.place

@@ -91,9 +91,9 @@ class Paging:
         state = self._state
         if not purger.is_over(state):
             return False
-        engine = state.engine
-        if engine.blocked or (self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at):
+        if self._is_resting():
             return False
+        engine = state.engine
         if not state.is_flowed and not state.becomes_lazy:
             state.is_flowed = True
             self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
@@ -130,6 +130,27 @@ class Paging:
             state.is_flowed = False
             self.tell("recovered", f"{state.len} messages, all in RAM")
 
+    def room_for(self, run_bytes: int) -> int:
+        """Bytes free below the target, for a read of that many; pending messages make room."""
+        state = self._state
+        room = state.target_bytes - state.ram_bytes()
+        if room < run_bytes and state.ram_pending and not self._is_resting():
+            try:
+                purger.make_room(state, run_bytes)
+            except SyncFailedError as error:
+                state.engine.stop(error)
+            except OSError as error:
+                self.failed(error)
+            room = state.target_bytes - state.ram_bytes()
+        return max(room, 0)
+
+    def _is_resting(self) -> bool:
+        """Nothing is paged out while the disk is full, nor right after it failed."""
+        engine = self._state.engine
+        return engine.blocked or (
+            self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at
+        )
+
     # ---- in ------------------------------------------------------------------------------------
 
     def inhale(self) -> bool:
@@ -139,7 +160,10 @@ class Paging:
         if state.is_lazy or state.becomes_lazy or ram >= self._lowest():
             return self._inhaler.is_reading
         room = min(state.target_bytes - ram, inhaler.RUN_BYTES_MAX)
-        return self._inhaler.begin(room, lambda text: self.tell("page_in_failed", text))
+        rows_max = purger.segment_rows(state)
+        return self._inhaler.begin(
+            room, rows_max, self.note_recovered, lambda text: self.tell("page_in_failed", text)
+        )
 
     def _lowest(self) -> int:
         target = self._state.target_bytes

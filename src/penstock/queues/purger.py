@@ -118,6 +118,13 @@ class _Step:
         self.messages = left if self.bytes_left() > 0 else 0
 
 
+def make_room(state: VQState, room_bytes: int) -> None:
+    """Page out pending messages until so many bytes are free below the target, or none of them is
+    left in RAM: a consumer that holds many must not make each read a read of one message."""
+    while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
+        push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
+
+
 def _acks_grow(state: VQState) -> bool:
     rates = state.rates
     return rates.ack_in - rates.ack_out > rates.in_ - rates.out
@@ -271,16 +278,20 @@ def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
             fresh.append(entry)
         elif entry.seq not in state.places and (message.header or message.size):
             bodies.append(entry)
+    written: dict[int, int] = {}
     if fresh:
-        index.write(fresh)
+        places: list[int] = []
+        index.write(fresh, places)
         state.disk_writes += len(fresh)
-        for entry in fresh:
+        for entry, place in zip(fresh, places, strict=True):
             entry.on_slot = True
+            if place:
+                written[entry.seq] = place
             if not entry.message.persistent:
                 index.keep_transients(entry.seq // index.slots, 1)
     if bodies:
         _write_bodies(state, bodies)
-    return [_row(state, entry) for entry in entries]
+    return [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
 
 
 def _write_bodies(state: VQState, entries: list[Entry]) -> None:
@@ -298,7 +309,8 @@ def _write_bodies(state: VQState, entries: list[Entry]) -> None:
             start = i
 
 
-def _row(state: VQState, entry: Entry) -> Row:
+def _row(state: VQState, entry: Entry, known: int) -> Row:
+    """known: the position of its entry in .qs, if that was written just now."""
     message = entry.message
     flags = 0
     place = 0
@@ -316,7 +328,8 @@ def _row(state: VQState, entry: Entry) -> Row:
             flags |= HAS_ENTRY
     elif length or message.size:
         flags |= HAS_ENTRY
-        known = state.places.pop(entry.seq, 0)
+        if not known:
+            known = state.places.pop(entry.seq, 0)
         if known:
             flags |= AT_ENTRY
             place = known

@@ -161,14 +161,18 @@ class Rows:
         block = self._blocks[-1]
         return self._decode(block.data, block.hi - 1)
 
-    def pop_first(self) -> Row:
-        """Take the first row out. There is one."""
+    def drop_first(self) -> None:
+        """Forget the first row. There is one."""
         block = self._blocks[0]
-        row = self._decode(block.data, block.lo)
         block.lo += 1
         self.count -= 1
         if block.lo == block.hi:
             del self._blocks[0]
+
+    def pop_first(self) -> Row:
+        """Take the first row out. There is one."""
+        row = self.first()
+        self.drop_first()
         return row
 
     def pop_last(self) -> Row:

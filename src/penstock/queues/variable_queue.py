@@ -21,82 +21,32 @@ requeued messages go (vq_requeue.py); fold and browse (vq_scan.py); marks and ho
 becomes of the dead is the business of whoever owns one (amq_queue.py).
 """
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, Message
-from penstock.queues import inhaler, purger, vq_requeue, vq_scan
-from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
-from penstock.queues.delivered_mark import DeliveredMark
-from penstock.queues.paging import Paging
-from penstock.queues.rows import AT_ENTRY, PERSISTENT, Row
-from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
+from penstock.message import Entry
+from penstock.queues import inhaler, purger
+from penstock.queues.backing_queue import Delivery, Head, NewMessage
+from penstock.queues.rows import PERSISTENT
+from penstock.queues.vq_holder import VqHolder
+from penstock.queues.vq_pending import ACKS_MAX, VqPending
+from penstock.queues.vq_state import CHECKS, alpha_bytes
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder, Holder
+from penstock.storage.holder import DictHolder
 from penstock.storage.queue_index import QueueIndex
 
 BATCH_MESSAGES: Final = 256  # of a batch, between two steps of paging
 BATCH_BYTES: Final = 1 << 20
 READ_MESSAGES: Final = 256  # that a fetch from disk reads at once
-ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die
 POLICIES: Final = ("ratio", "eager")
 MODES: Final = ("default", "lazy")
 
 A = TypeVar("A")
 
 
-class VqHolder(Holder):
-    """What the engine calls: arrivals, and what a checkpoint must write."""
-
-    def __init__(self, queue: "VariableQueue") -> None:
-        self._queue = queue
-        self._state = queue.state
-
-    def add(self, entry: Entry) -> None:
-        self._queue.arrive(entry)
-
-    def drop(self, first: int, n: int) -> None:
-        """Nothing: the queue itself took it out before the engine was told."""
-
-    def get(self, seq: int) -> Entry | None:
-        state = self._state
-        held = state.ram_pending.get(seq)
-        if held is not None:
-            return held
-        for alphas in (state.q4, state.q1):
-            at = bisect_left(alphas, seq, key=_seq_of)
-            if at < len(alphas) and alphas[at].seq == seq:
-                return alphas[at]
-        return None
-
-    def materialise(self, below: int) -> Iterable[Entry]:
-        state = self._state
-        found: list[Entry] = []
-        for alphas in (state.q4, state.q1, state.ram_pending.values()):
-            for entry in alphas:
-                if not entry.on_slot and entry.seq < below and entry.message.persistent:
-                    found.append(entry)
-        found.sort(key=_seq_of)
-        return found
-
-    def materialised(self, entries: list[Entry]) -> None:
-        """Nothing: that they are on their slots makes paging them out free, and no more."""
-
-
-def _seq_of(entry: Entry) -> int:
-    return entry.seq
-
-
-def _seq_of_row(row: Row) -> int:
-    return row.seq
-
-
-class VariableQueue(BackingQueue):
+class VariableQueue(VqPending):
     """Takes over `index`: what lives in it is ready, in delta.
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "ratio", or
@@ -110,16 +60,9 @@ class VariableQueue(BackingQueue):
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r}, expected one of {POLICIES}")
-        self.engine = engine
-        self.state: VQState = VQState(engine, index)
-        self.state.eager = policy == "eager"
-        self.mark: DeliveredMark = DeliveredMark(engine, index, mode)
-        self.paging: Paging = Paging(self.state, on_event)
-        self._index = index
-        self._mode: int = mode
+        super().__init__(engine, index, mode, policy == "eager", on_event)
         self._read_bytes: int = read_bytes
         self._is_batch: bool = False
-        self._confirms: deque[tuple[int, int, int]] = deque()  # (lsn, mode, id)
         self._take_over(index)
 
     def _take_over(self, index: QueueIndex) -> None:
@@ -297,9 +240,9 @@ class VariableQueue(BackingQueue):
             inhaler.settle(state, purger.segment_rows(state))
         if not ack_required:
             self._die([entry], self._mode)
-            if state.is_flowed:
-                self.paging.note_recovered()
-        elif state.alpha_bytes + state.pending_bytes > state.target_bytes:
+        if state.is_flowed and not state.q3.count:
+            self.paging.note_recovered()
+        elif ack_required and state.alpha_bytes + state.pending_bytes > state.target_bytes:
             self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()
@@ -314,20 +257,13 @@ class VariableQueue(BackingQueue):
                 self.paging.tell_set_aside()
             if not state.q3.count:
                 return bool(state.q4)
-            run = 0 if state.is_lazy else self._read_bytes
-            room = state.target_bytes - state.ram_bytes()
-            inhaler.betas_to_alphas(state, min(run, max(room, 0)), READ_MESSAGES)
+            run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)
+            room = self.paging.room_for(run)
+            inhaler.betas_to_alphas(state, min(run, room), READ_MESSAGES)
             inhaler.settle(state, purger.segment_rows(state))
             self.paging.tell_set_aside()
             if state.q4:
                 return True
-
-    def _with_body(self, entry: Entry) -> Message:
-        """Its message, with a body that does not stay in RAM."""
-        copy = entry.message.copy()
-        self.engine.load_body(self._index, entry.seq, copy)
-        self.state.disk_reads += 1
-        return copy
 
     def _delivered(self, seq: int, is_persistent: bool) -> bool:
         """Whether a message was delivered before; now it is."""
@@ -338,12 +274,6 @@ class VariableQueue(BackingQueue):
         if seq >= mark.half and is_persistent:
             mark.reserve(seq, self.state.rates.out)
         return False
-
-    def _attempts(self, seq: int, is_persistent: bool) -> int:
-        if is_persistent:
-            return self._index.attempts.get(seq, 0) if self._index.attempts else 0
-        known = self.state.transient_attempts
-        return known.get(seq, 0) if known else 0
 
     def _note_pending(self, seq: int) -> None:
         order = self.state.pending_order
@@ -426,266 +356,6 @@ class VariableQueue(BackingQueue):
             if delivery is not None:
                 acc = fun(delivery, acc)
 
-    # ---- settling ------------------------------------------------------------------------------
-
-    def ack(self, tags: list[int], mode: int) -> list[int]:
-        state = self.state
-        entries: list[Entry] = []
-        ids: list[int] = []
-        try:
-            for tag in tags:
-                entry = self._take_pending(tag)
-                if entry is not None:
-                    entries.append(entry)
-                    ids.append(entry.message.id)
-        except OSError:
-            for entry in entries:
-                state.keep_pending(entry)
-            raise
-        if entries:
-            state.rates.n_ack_out += len(entries)
-            self._die(entries, mode)
-            if state.is_flowed:
-                self.paging.note_recovered()
-        if CHECKS.is_on:
-            state.check()
-        return ids
-
-    def _take_pending(self, seq: int) -> Entry | None:
-        """A pending message, no longer pending; without its body if it was paged out."""
-        state = self.state
-        entry = state.ram_pending.pop(seq, None)
-        if entry is not None:
-            state.pending_bytes -= alpha_bytes(entry.message)
-        elif state.disk_pending.count:
-            row = state.disk_pending.find(seq)
-            if row is None:
-                return None
-            entry = inhaler.take_entry(state, row)  # OSError: as before
-            state.disk_pending.remove(seq)
-        else:
-            return None
-        state.unacked_bytes -= entry.message.size
-        return entry
-
-    def _die(self, entries: list[Entry], mode: int) -> None:
-        """Entries, of which nothing here knows any more, are dequeued."""
-        persistent = entries
-        if len(entries) > 1:
-            persistent = sorted([e for e in entries if e.message.persistent], key=_seq_of)
-        elif not entries[0].message.persistent:
-            persistent = []
-        if persistent:
-            self.engine.dequeue(self._index, persistent, mode)
-        if len(persistent) < len(entries):
-            for entry in entries:
-                if not entry.message.persistent:
-                    self._release(entry)
-
-    def _release(self, entry: Entry) -> None:
-        """A transient message is gone."""
-        state = self.state
-        if state.places.pop(entry.seq, None) is not None or entry.on_slot:
-            self._index.keep_transients(entry.seq // self._index.slots, -1)
-        state.transient_attempts.pop(entry.seq, None)
-        self.engine.release(entry.message)
-
-    def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
-        state = self.state
-        alphas: list[Entry] = []
-        rows: list[Row] = []
-        for tag in tags:
-            entry = state.ram_pending.pop(tag, None)
-            if entry is not None:
-                alphas.append(entry)
-                state.pending_bytes -= alpha_bytes(entry.message)
-                continue
-            row = state.disk_pending.remove(tag) if state.disk_pending.count else None
-            if row is not None:
-                rows.append(row)
-        alphas.sort(key=_seq_of)
-        rows.sort(key=_seq_of_row)
-        ids = {entry.seq: entry.message.id for entry in alphas}
-        ids.update({row.seq: row.id for row in rows})
-        size = sum([e.message.size for e in alphas]) + sum([row.size for row in rows])
-        state.unacked_bytes -= size
-        state.bytes += size
-        state.len += len(ids)
-        state.rates.n_in += len(ids)
-        state.rates.n_ack_out += len(ids)
-        if attempted and ids:
-            self._count_attempts(alphas, rows, mode)
-        vq_requeue.put_back(state, alphas, rows)
-        self._after()
-        return [ids[seq] for seq in sorted(ids)]
-
-    def _count_attempts(self, alphas: list[Entry], rows: list[Row], mode: int) -> None:
-        known = self._index.attempts
-        seqs = [entry.seq for entry in alphas if entry.message.persistent]
-        seqs += [row.seq for row in rows if row.flags & PERSISTENT]
-        if seqs:
-            counted = [(seq, known.get(seq, 0) + 1) for seq in sorted(seqs)]
-            self.engine.requeue(self._index, counted, mode)
-        transient = self.state.transient_attempts
-        for seq in [entry.seq for entry in alphas if not entry.message.persistent]:
-            transient[seq] = transient.get(seq, 0) + 1
-        for seq in [row.seq for row in rows if not row.flags & PERSISTENT]:
-            transient[seq] = transient.get(seq, 0) + 1
-
-    def move(
-        self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
-    ) -> int:
-        found = self.pending(tag, with_body=True)
-        if found is None:
-            raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
-        engine = self.engine
-        message = found.message
-        body = message.body
-        assert body is not None, "asked for with its body"
-        durable = [target for target in targets if target.is_durable and message.persistent]
-        others = [target for target in targets if not (target.is_durable and message.persistent)]
-        lsn = 0
-        if others:
-            engine.publish_transient(others, header, body, expiry_ms)
-        entry = self._take_pending(tag)
-        assert entry is not None, "it is pending"
-        self.state.rates.n_ack_out += 1
-        entry.message = message
-        try:
-            if durable:
-                lsn, _ = engine.move(self._index, entry, durable, header, mode, expiry_ms)
-            else:
-                self._die([entry], mode)
-                lsn = engine.last_lsn if message.persistent else 0
-        except BaseException:
-            self.state.keep_pending(entry)
-            raise
-        self._after()
-        return lsn
-
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
-        state = self.state
-        entry = state.ram_pending.get(tag)
-        if entry is not None:
-            message = entry.message
-            if with_body and message.body is None:
-                message = self._with_body(entry)
-        else:
-            row = state.disk_pending.find(tag) if state.disk_pending.count else None
-            if row is None:
-                return None
-            if with_body:
-                (entry,) = inhaler.load(state, [row])
-                if row.flags & AT_ENTRY:
-                    state.places.pop(tag, None)
-            else:
-                entry = inhaler.entry_of(state, row)
-            message = entry.message
-        attempts = self._attempts(tag, message.persistent)
-        return Delivery(tag, message, tag < self.mark.delivered, attempts)
-
-    def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
-        state = self.state
-        found: list[Entry] = []
-        for tag in sorted(tags):
-            entry = state.ram_pending.get(tag)
-            if entry is None:
-                row = state.disk_pending.find(tag) if state.disk_pending.count else None
-                if row is None:
-                    raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
-                entry = inhaler.entry_of(state, row)
-            if entry.message.persistent:
-                found.append(entry)
-        return [(self._index, found)] if found else []
-
-    def forget(self, tags: list[int]) -> None:
-        for tag in tags:
-            entry = self._take_pending(tag)
-            if entry is not None:
-                self.state.rates.n_ack_out += 1
-                if not entry.message.persistent:
-                    self._release(entry)
-        self._after()
-
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for tag in tags:
-            delivery = self.pending(tag, with_body=True)
-            if delivery is not None:
-                acc = fun(delivery, acc)
-        return acc
-
-    def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
-        for seq, message, is_pending in vq_scan.everything(self.state):
-            go_on, acc = fun(self._seen(seq, message), is_pending, acc)
-            if not go_on:
-                break
-        return acc
-
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
-        found: list[Delivery] = []
-        if n > 0:
-            for seq, message, _ in vq_scan.ready_after(self.state, -1 if after is None else after):
-                found.append(self._seen(seq, message))
-                if len(found) >= n:
-                    break
-        return found
-
-    def _seen(self, seq: int, message: Message) -> Delivery:
-        attempts = self._attempts(seq, message.persistent)
-        return Delivery(seq, message, seq < self.mark.delivered or attempts > 0, attempts)
-
-    def purge(self, mode: int) -> int:
-        died = self.state.len
-        if self._index.count:
-            self.engine.purge(self._index, self.purge_kept(), mode)
-        self.purged()
-        return died
-
-    def purge_kept(self) -> list[Entry]:
-        """The persistent pending messages, ascending: what the record of a purge keeps."""
-        state = self.state
-        kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
-        rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
-        kept += [inhaler.entry_of(state, row) for row in rows]
-        kept.sort(key=_seq_of)
-        return kept
-
-    def purged(self) -> None:
-        """A record has purged the persistent messages: let go of all that is ready."""
-        state = self.state
-        for seq, id, file, in_files in list(vq_scan.paged_transients(state)):
-            if in_files:
-                self._index.keep_transients(seq // self._index.slots, -1)
-            if file:
-                self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
-            state.transient_attempts.pop(seq, None)
-        for alphas in (state.q4, state.q1):
-            for entry in alphas:
-                if not entry.message.persistent:
-                    self._release(entry)
-        state.clear_ready()
-        self._after()
-
-    def purge_acks(self, mode: int) -> int:
-        state = self.state
-        died = len(state.ram_pending) + state.disk_pending.count
-        while state.ram_pending:
-            self.ack(list(islice(state.ram_pending, ACKS_MAX)), mode)
-        while state.disk_pending.count:
-            self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
-        return died
-
-    def drain_confirmed(self) -> list[int]:
-        confirmed: list[int] = []
-        left: deque[tuple[int, int, int]] = deque()
-        for lsn, mode, id in self._confirms:
-            if mode == NONE or self.engine.settled(mode) >= lsn:
-                confirmed.append(id)
-            else:
-                left.append((lsn, mode, id))
-        self._confirms = left
-        return confirmed
-
     # ---- counts --------------------------------------------------------------------------------
 
     def len(self) -> int:
@@ -763,15 +433,3 @@ class VariableQueue(BackingQueue):
         for entry in held:
             self._index.holder.add(entry)
         self.purged()
-
-    def _after(self) -> None:
-        """After anything that may have emptied a part of the queue."""
-        inhaler.settle(self.state, purger.segment_rows(self.state))
-        self.paging.tell_set_aside()
-        if self.state.is_flowed:
-            self.paging.note_recovered()
-        self._checked()
-
-    def _checked(self) -> None:
-        if CHECKS.is_on:
-            self.state.check()

@@ -271,7 +271,7 @@ class VQState:
         """AssertionError that cites the invariant which does not hold. O(n), for tests."""
         q4, q3, delta, q2, q1 = self.ids()
         if self.is_lazy:
-            assert not q1 and not q2 and not q4, "lazy: all is in q3 and delta"
+            assert not (q1 or q2 or q4), "lazy: all is in q3 and delta"
         elif self.read_error is None:
             assert not q1 or q3, "[V1] q1 holds messages, q3 does not"
             assert not q2 or self.delta.count, "[V2] q2 holds messages, delta does not"
@@ -301,4 +301,5 @@ class VQState:
         assert self.delta.count or self.bytes == known, f"[V7] ready bytes {self.bytes}, {known}"
         for seq in order:
             assert seq < self.index.next_seq, f"seq {seq} was never given"
-        assert not self.is_flowed or self.target_bytes < UNLIMITED or self.is_lazy or q3 or delta
+        is_out = q3 or delta or self.disk_pending.count
+        assert not self.is_flowed or is_out or self.ram_bytes() > self.target_bytes, "not recovered"

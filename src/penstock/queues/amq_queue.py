@@ -1,0 +1,250 @@
+"""AMQQueue: the queue that people see: a BackingQueue with a name, options, and what they ask for.
+
+RabbitMQ has a process of that name around its backing queue, and what it adds is added here, in its
+order: a publish is refused, or enters and pushes others out (arrivals.py); expired heads go before
+anything is delivered; what is rejected, expired, pushed out or tried too often goes to the queue
+for dead letters (dead_letter.py); what is to wait waits in a wheel of parts (delays.py). The
+embedded library calls it under its lock, the broker from its loop.
+
+Moves, never copies: a retry with a delay, becoming due and dead-lettering are one record each, so a
+message is in exactly one of queue, delay part and dead-letter queue whatever crashes. What a move
+brought is delivered once its record is settled (`held`).
+
+**Attempts.** A delivery's `attempts` are those before it: requeues in place (REQUEUE records) and
+what the header carries from before a delay. After `max_attempts` deliveries a message that comes
+back is dead-lettered, or dropped when there is no dead-letter queue. What comes back without having
+been tried (`release`) counts nothing. A process that dies with a message in its hands has not said
+that it failed: that counts nothing either, the message is redelivered.
+
+**Slices.** No call handles more than 256 expired, overdue or overlong messages: `fetch` then gives
+None and `has_more_expired` is True, `tick` returns True. Call again.
+
+**Modes.** What nobody waits for (acks, rejects, requeues, drops) is logged in the mode given, `os`
+by default, and never forces a sync. What moves into a queue by itself is logged in the queue's own
+mode, because its delivery waits for that.
+
+Not here: threads and waiting, consumers and prefetch, transactions (their owner uses `plan`, and
+`backing` for acks), paging (`backing`; `tick` resumes it), storing the options (their owner).
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from penstock.errors import DiskFullError
+from penstock.queues.arrivals import Arrivals
+from penstock.queues.back_off import retry_delay_ms
+from penstock.queues.backing_queue import Delivery
+from penstock.queues.expiry import sooner
+from penstock.queues.headers import DELIVERY_LIMIT, REJECTED
+from penstock.storage.durability import DISK, OS
+
+AGE_CHECK_MS: Final = 1000  # between two looks at the age of the oldest message
+
+A = TypeVar("A")
+
+
+class AMQQueue(Arrivals):
+    """One queue; how it is made, and how messages get in: see Arrivals.
+
+    `has_more_expired`: the last `fetch` stopped at its slice, and the head is an expired one.
+    """
+
+    has_more_expired: bool = False
+    _looked_at_age_ms: int = 0
+
+    # ---- delivery ------------------------------------------------------------------------------
+
+    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+        """The next message, which is pending until it is settled, or gone at once (without
+        `ack_required`). None: there is none, it is held (`held` says for what), or more than a
+        slice had expired before it (`has_more_expired`: call again)."""
+        if self._may_expire:
+            self.has_more_expired = self.expire()
+            if self.has_more_expired:
+                return None
+        delivery = self.backing.fetch(ack_required=ack_required)
+        if delivery is None or not delivery.message.header:
+            return delivery
+        return self._with_attempts(delivery)
+
+    def held(self) -> tuple[int, int] | None:
+        """(lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if it may
+        be delivered, or there is none."""
+        return self.backing.held()
+
+    def peek(self) -> Delivery | None:
+        """The message that would be next, with its body; nothing changes but that a slice of
+        expired ones goes. None if none is ready."""
+        if self._may_expire and self.expire():
+            return None
+        found = self.backing.browse(None, 1)
+        return self._with_attempts(found[0]) if found else None
+
+    def browse(self, after: int | None, n: int) -> list[Delivery]:
+        """The next n ready messages behind the tag `after`; see BackingQueue.browse."""
+        return [self._with_attempts(found) for found in self.backing.browse(after, n)]
+
+    def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
+        """Fold over all messages, ready and pending, in order; see BackingQueue.fold."""
+
+        def shown(delivery: Delivery, is_pending: bool, acc: A) -> tuple[bool, A]:
+            return fun(self._with_attempts(delivery), is_pending, acc)
+
+        return self.backing.fold(shown, acc)
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int], mode: int = OS) -> int:
+        """These are done with; how many of them were pending."""
+        return len(self.backing.ack(tags, mode))
+
+    def nack(
+        self, tag: int, *, requeue: bool = True, delay_ms: int | None = None, mode: int = OS
+    ) -> int:
+        """A delivery failed. The message comes back after a delay: delay_ms, or as long as the
+        options say for its attempts (0: at once, at its old place); after `max_attempts` it is
+        dead-lettered, or dropped. requeue=False: as `reject`. Returns the LSN of the record (0:
+        transient). SettledError: it is not pending."""
+        delivery = self._pending(tag)
+        if not requeue:
+            return self._bury(delivery, REJECTED, delivery.attempts + 1, mode)
+        attempts = delivery.attempts + 1
+        most = self.options.max_attempts
+        if most is not None and attempts >= most:
+            return self._bury(delivery, DELIVERY_LIMIT, attempts, mode)
+        if delay_ms is None:
+            least_ms, most_ms = self.options.retry_delay_ms
+            delay_ms = retry_delay_ms(attempts, least_ms, most_ms)
+        if delay_ms > 0:
+            try:
+                return self._postpone(delivery, attempts, delay_ms, mode)
+            except DiskFullError:  # no room for a new part: it must come back all the same
+                pass
+        self.backing.requeue([tag], mode, attempted=True)
+        self._trim_if_set()
+        return self._engine.last_lsn if delivery.message.persistent else 0
+
+    def reject(self, tag: int, mode: int = OS) -> int:
+        """The message is not wanted back: it is dead-lettered, or dropped. As nack."""
+        return self.nack(tag, requeue=False, mode=mode)
+
+    def release(self, tags: list[int], mode: int = OS) -> int:
+        """Messages that were fetched and not tried come back, to their old places; no attempt is
+        counted. How many of them were pending."""
+        n = len(self.backing.requeue(tags, mode, attempted=False))
+        self._trim_if_set()
+        return n
+
+    def attempts(self, tag: int) -> int:
+        """How often a pending message was delivered before. SettledError: it is not pending."""
+        return self._pending(tag).attempts
+
+    def _postpone(self, delivery: Delivery, attempts: int, delay_ms: int, mode: int) -> int:
+        now_ms = self._clock.wall_ms()
+        message = delivery.message
+        header = self.headers.with_(message.header, attempts=attempts)
+        header = self._with_priority(header, self._priority(delivery))
+        return self.delays.postpone(
+            self.backing, delivery, header, mode, now_ms + delay_ms, now_ms, message.expiry_ms
+        )
+
+    # ---- time ----------------------------------------------------------------------------------
+
+    def next_event_ms(self) -> int:
+        """When `tick` will have something to do: ms since 1970, in the past if at once; 0: never
+        (paging apart). The expiry of the head, the next delayed message."""
+        head = self.backing.head() if self._may_expire else None
+        expiry_ms = 0 if head is None else head.expiry_ms
+        return sooner(expiry_ms, self.delays.next_ms())
+
+    def tick(self, now_ms: int) -> bool:
+        """What is due at this time (ms since 1970): expired heads, delayed messages, limits that
+        were lowered, paging, alerts; a slice of each. True if there is more to do at once."""
+        has_more = False
+        try:
+            if self._may_expire:
+                has_more = self.expire()
+            if self._must_trim and self._trim():
+                has_more = True
+            if self.delays.step(now_ms):
+                has_more = True
+            if self.backing.resume():
+                has_more = True
+            if self.delays.resume():
+                has_more = True
+        except DiskFullError:  # of which the engine has told; the next tick tries again
+            has_more = False
+        if self._alerts.is_set:
+            self._check_alerts(now_ms)
+        return has_more
+
+    def _check_alerts(self, now_ms: int) -> None:
+        backing = self.backing
+        now_s = self._clock.monotonic()
+        self._alerts.check(now_s, backing.len(), backing.body_bytes())
+        if self.options.alert_age_up is None or now_ms - self._looked_at_age_ms < AGE_CHECK_MS:
+            return
+        self._looked_at_age_ms = now_ms
+        oldest = self.peek() if backing.len() else None
+        age_ms = 0 if oldest is None else max(now_ms - oldest.message.time * 1000, 0)
+        self._alerts.check_age(now_s, age_ms)
+
+    # ---- counts --------------------------------------------------------------------------------
+
+    def len(self) -> int:
+        """Ready messages; delayed ones are not."""
+        return self.backing.len()
+
+    def depth(self) -> int:
+        """Ready and pending messages."""
+        return self.backing.depth()
+
+    def delayed(self) -> int:
+        """Messages that wait for a delay."""
+        return self.delays.count()
+
+    def body_bytes(self) -> int:
+        """Bytes of the bodies of all ready messages."""
+        return self.backing.body_bytes()
+
+    def ram_bytes(self) -> int:
+        """Bytes counted in RAM, parts for delayed messages included."""
+        return self.backing.ram_bytes() + sum(part.ram_bytes() for part in self.delays.parts())
+
+    def info(self) -> dict[str, int | float | str]:
+        """The backing queue's counters (BackingQueue.info), and name, delayed, takers, how many
+        died as rejected, expired, maxlen and delivery_limit, dead_letters_dropped, and
+        alerts_raised (their kinds)."""
+        found = self.backing.info()
+        found["name"] = self.text_name
+        found["ram_bytes"] = self.ram_bytes()
+        found["delayed"] = self.delays.count()
+        found["takers"] = self.takers
+        for reason, n in self.dead_letters.counts.items():
+            found[reason] = n
+        found["dead_letters_dropped"] = self.dead_letters.dropped
+        found["alerts_raised"] = ",".join(self._alerts.raised())
+        return found
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def purge(self, mode: int = OS) -> int:
+        """All ready messages die, without dead-lettering; how many. Delayed ones are not ready."""
+        return self.backing.purge(mode)
+
+    def purge_delayed(self, mode: int = OS) -> int:
+        """All delayed messages die; how many."""
+        return self.delays.purge(mode)
+
+    def delete(self, mode: int = DISK) -> int:
+        """Delete the queue with all that it holds, delayed or not, in one record. The LSN to wait
+        for; 0: it is not durable."""
+        with self._engine.one_record(mode) as one:
+            self.delays.delete(mode)
+            self.backing.delete_and_terminate(mode)
+        return one.lsn
+
+    def terminate(self) -> None:
+        """Orderly stop, right before the engine's `close`."""
+        self.delays.terminate()
+        self.backing.terminate()

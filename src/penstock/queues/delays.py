@@ -1,0 +1,316 @@
+"""Delays: messages that are not to be had before a given moment, however many, in bounded RAM.
+
+The idea is the hashed and hierarchical timing wheel, with queues for slots. Each *bucket* is a
+BackingQueue of its own that holds what is due within one second, one minute or one hour; it is
+declared when the first message comes and deleted when the last has gone. So a delayed message is on
+disk like any other, pages like any other, and a million of them cost no timers.
+
+    name of a bucket: the queue's name | NUL | "d" | level, s m or h | number, decimal
+    number: the due time in ms since 1970, divided by 1000, 60,000 or 3,600,000
+
+A message due within a minute goes to a second's bucket, within an hour to a minute's, else to an
+hour's. Shortly before an hour begins its bucket is dealt out to minutes, and a minute's to seconds:
+each time by a MOVE, one record that takes it out here and puts it in there. To become due is a MOVE
+too, into the queue itself. So no crash loses or doubles a message wherever it is on its way; after
+a restart the buckets are found by their names and go on.
+
+While a message waits, the expiry of its entry is its due time: that stands in the row, so nothing
+is read to see what comes next. Its own expiry is in its header meanwhile (headers.py).
+
+Never early: nothing moves into the queue before its due time has come by the wall clock. Within the
+second that is running, messages are delivered to the ms and in the order of their due times, as far
+as HEAP_MAX of them are looked at together; what is overdue (a busy owner, a restart) follows in
+slices.
+
+Memory: a second's bucket may hold a fixed part of the queue's memory, and at most 63 exist; minutes
+and hours are lazy, they keep nothing.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.errors import CorruptionError
+from penstock.queues.backing_queue import BackingQueue, Delivery
+from penstock.queues.headers import HeaderCodec
+from penstock.storage.durability import OS
+
+SECOND: Final = 0
+MINUTE: Final = 1
+HOUR: Final = 2
+SPAN_MS: Final = (1000, 60_000, 3_600_000)
+LEAD_MS: Final = (0, 2_000, 60_000)  # how long before it begins a bucket is dealt out
+LETTERS: Final = b"smh"
+MARK: Final = b"\0d"
+
+SLICE: Final = 256  # messages that one call may move
+HEAP_MAX: Final = 1024  # messages of the running second that are looked at together
+MEMORY_BYTES: Final = 16 << 20  # of a queue that has no limit of its own
+SHARE: Final = 128  # a second's bucket may hold one part in so many of the queue's memory
+SHARE_BYTES_MIN: Final = 32 << 10
+
+# Moves a pending message of a bucket into the queue: (bucket's part, message, header, expiry_ms).
+Arrive = Callable[[BackingQueue, Delivery, bytes, int], None]
+
+
+class Bucket:
+    """What is due in one second, minute or hour. heap: (due, tag) of messages taken out of the part
+    to be looked at; they are pending there. pins: publishes planned for it, that are still to come.
+    stuck: pending messages that cannot be read."""
+
+    __slots__ = ("acts_ms", "end_ms", "heap", "level", "name", "number", "part", "pins", "stuck")
+
+    def __init__(self, name: bytes, level: int, number: int, part: BackingQueue) -> None:
+        self.name: bytes = name
+        self.level: int = level
+        self.number: int = number
+        self.part: BackingQueue = part
+        self.acts_ms: int = number * SPAN_MS[level] - LEAD_MS[level]
+        self.end_ms: int = (number + 1) * SPAN_MS[level]
+        self.heap: list[tuple[int, int]] = []
+        self.pins: int = 0
+        self.stuck: int = 0
+
+
+class Delays:
+    """The wheel of one queue. open_part(name, is_durable): the BackingQueue of a bucket, declared
+    or recovered. close_part: is told of a part before it goes. on_event: corruption, and what."""
+
+    def __init__(
+        self, queue: bytes, headers: HeaderCodec, *, is_durable: bool,
+        open_part: Callable[[bytes, bool], BackingQueue],
+        close_part: Callable[[BackingQueue], None] | None,
+        arrive: Arrive, on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._headers = headers
+        self._is_durable = is_durable
+        self._open_part = open_part
+        self._close_part = close_part
+        self._arrive = arrive
+        self._on_event = on_event
+        self._buckets: dict[bytes, Bucket] = {}
+        self._fresh: dict[bytes, Bucket] = {}  # have got messages that may have to be paged out
+        self._next_ms: int = 0  # see next_ms; -1: to be found out
+        self._memory_bytes: int = MEMORY_BYTES
+
+    # ---- arrival -------------------------------------------------------------------------------
+
+    def publish(
+        self, header: bytes, body: bytes, mode: int, due_ms: int, now_ms: int, expiry_ms: int = 0
+    ) -> None:
+        """Publish a message that is due at `due_ms` and then expires at `expiry_ms` (0: never)."""
+        bucket = self.bucket(due_ms, now_ms)
+        bucket.part.publish(self.header(header, expiry_ms), body, mode, expiry_ms=due_ms)
+        self.touched(bucket, now_ms)
+
+    def postpone(
+        self, source: BackingQueue, delivery: Delivery, header: bytes, mode: int, due_ms: int,
+        now_ms: int, expiry_ms: int,
+    ) -> int:  # fmt: skip
+        """Move a pending message of the queue here. Returns the LSN of the record, 0 if it is
+        transient."""
+        bucket = self.bucket(due_ms, now_ms)
+        target = bucket.part.index()
+        lsn = source.move(delivery.tag, [target], self.header(header, expiry_ms), mode, due_ms)
+        self.touched(bucket, now_ms)
+        return lsn
+
+    def header(self, header: bytes, expiry_ms: int) -> bytes:
+        """The header of a message while it waits."""
+        return self._headers.with_(header, expiry_ms=expiry_ms) if expiry_ms else header
+
+    def bucket(self, due_ms: int, now_ms: int) -> Bucket:
+        """The bucket for what is due then; it is declared if there is none."""
+        level, number = place(due_ms, now_ms)
+        name = b"%s%s%c%d" % (self._queue, MARK, LETTERS[level], number)
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._add(name, level, number)
+        return bucket
+
+    def _add(self, name: bytes, level: int, number: int) -> Bucket:
+        part = self._open_part(name, self._is_durable)
+        bucket = Bucket(name, level, number, part)
+        if level == SECOND:
+            self._set_limits(bucket)
+        else:
+            part.set_queue_mode("lazy")
+        self._buckets[name] = bucket
+        self._next_ms = -1
+        return bucket
+
+    def touched(self, bucket: Bucket, now_ms: int) -> None:
+        """Messages have come into the bucket."""
+        self._fresh[bucket.name] = bucket
+        if bucket.level == SECOND and bucket.acts_ms <= now_ms:
+            self._fill(bucket)
+        due_ms = _due(bucket)
+        if due_ms and self._next_ms >= 0 and (due_ms < self._next_ms or not self._next_ms):
+            self._next_ms = due_ms
+
+    def recover(self, names: Iterable[bytes]) -> None:
+        """Open the buckets of these names (see `find_parts`), after a restart."""
+        for name in sorted(names):
+            _, _, rest = name.rpartition(MARK)
+            self._add(name, LETTERS.index(rest[0]), int(rest[1:]))
+
+    # ---- becoming due --------------------------------------------------------------------------
+
+    def next_ms(self) -> int:
+        """When `step` has something to do: ms since 1970, in the past if at once, 0 for never."""
+        if self._next_ms < 0:
+            times = [_due(bucket) for bucket in self._buckets.values()]
+            self._next_ms = min((time for time in times if time), default=0)
+        return self._next_ms
+
+    def step(self, now_ms: int, quota: int = SLICE) -> bool:
+        """Move what is due, at most `quota` messages. True if there is more to do at once."""
+        next_ms = self.next_ms()
+        if not next_ms or now_ms < next_ms:
+            return False
+        self._next_ms = -1
+        due = [bucket for bucket in self._buckets.values() if bucket.acts_ms <= now_ms]
+        due.sort(key=lambda bucket: bucket.end_ms)
+        for bucket in due:
+            quota = self._run(bucket, now_ms, quota)
+            if not quota:
+                break
+        return 0 < self.next_ms() <= now_ms
+
+    def _run(self, bucket: Bucket, now_ms: int, quota: int) -> int:
+        """Move messages of one bucket that has begun; what is left of the quota."""
+        heap = bucket.heap
+        while quota:
+            self._fill(bucket)
+            if not heap or (bucket.level == SECOND and heap[0][0] > now_ms):
+                break
+            due_ms, tag = heapq.heappop(heap)
+            is_done = False
+            try:
+                self._move_on(bucket, tag, due_ms, now_ms)
+                is_done = True
+            except CorruptionError as error:
+                is_done = True  # it stays pending, out of the way; a salvage may still find it
+                bucket.stuck += 1
+                self._on_event("corruption", f"a delayed message cannot be read: {error}")
+            finally:
+                if not is_done:
+                    heapq.heappush(heap, (due_ms, tag))
+            quota -= 1
+        is_over = bucket.level != SECOND or bucket.end_ms <= now_ms
+        if is_over and not bucket.pins and not bucket.part.depth():
+            self._close(bucket)
+            bucket.part.delete_and_terminate(OS)
+        return quota
+
+    def _fill(self, bucket: Bucket) -> None:
+        while len(bucket.heap) < HEAP_MAX:
+            head = bucket.part.drop(ack_required=True)  # nothing is read
+            if head is None:
+                break
+            heapq.heappush(bucket.heap, (head.expiry_ms, head.tag))
+
+    def _move_on(self, bucket: Bucket, tag: int, due_ms: int, now_ms: int) -> None:
+        delivery = bucket.part.pending(tag, with_body=True)
+        if delivery is None:
+            return
+        header = delivery.message.header
+        if due_ms > now_ms:
+            lower = self.bucket(due_ms, now_ms)
+            assert lower.level < bucket.level, (lower.name, bucket.name)
+            bucket.part.move(tag, [lower.part.index()], header, OS, due_ms)
+            self.touched(lower, now_ms)
+            return
+        expiry_ms = self._headers.expiry_ms(header)
+        if expiry_ms:
+            header = self._headers.with_(header, expiry_ms=0)
+        self._arrive(bucket.part, delivery, header, expiry_ms)
+
+    # ---- memory, counts, life ------------------------------------------------------------------
+
+    def set_memory(self, max_bytes: int | None) -> None:
+        """The queue's own limit, None if it has none; a part of it is for each second."""
+        self._memory_bytes = MEMORY_BYTES if max_bytes is None else max_bytes
+        for bucket in self._buckets.values():
+            if bucket.level == SECOND:
+                self._set_limits(bucket)
+
+    def _set_limits(self, bucket: Bucket) -> None:
+        most = max(self._memory_bytes // SHARE, SHARE_BYTES_MIN)
+        bucket.part.set_limits(most, most // 2)
+
+    def resume(self) -> bool:
+        """A slice of paging out in each bucket that has got messages; True if there is more."""
+        for name, bucket in list(self._fresh.items()):
+            if not bucket.part.resume():
+                self._fresh.pop(name, None)
+        return bool(self._fresh)
+
+    def parts(self) -> list[BackingQueue]:
+        """The backing queue of each bucket."""
+        return [bucket.part for bucket in self._buckets.values()]
+
+    def count(self) -> int:
+        """Messages that wait, with those that cannot be read."""
+        return sum(bucket.part.depth() for bucket in self._buckets.values())
+
+    def purge(self, mode: int) -> int:
+        """All that wait die; how many there were."""
+        n = 0
+        for bucket in self._buckets.values():
+            n += bucket.part.purge(mode) + bucket.part.purge_acks(mode)
+            bucket.heap.clear()
+            bucket.stuck = 0
+        self._next_ms = -1
+        return n
+
+    def delete(self, mode: int) -> None:
+        """All buckets go, with all that they hold."""
+        for bucket in list(self._buckets.values()):
+            self._close(bucket)
+            bucket.part.delete_and_terminate(mode)
+
+    def terminate(self) -> None:
+        """Orderly stop: what waits waits on disk."""
+        for bucket in list(self._buckets.values()):
+            self._close(bucket)
+            bucket.part.terminate()
+
+    def _close(self, bucket: Bucket) -> None:
+        if self._close_part is not None:
+            self._close_part(bucket.part)
+        del self._buckets[bucket.name]
+        self._fresh.pop(bucket.name, None)
+        self._next_ms = -1
+
+
+def place(due_ms: int, now_ms: int) -> tuple[int, int]:
+    """Level and number of the bucket for what is due then. What a bucket is dealt out to, once its
+    time has come, is always of a lower level."""
+    wait_ms = due_ms - now_ms
+    level = SECOND if wait_ms <= SPAN_MS[MINUTE] else MINUTE if wait_ms <= SPAN_MS[HOUR] else HOUR
+    while level and due_ms // SPAN_MS[level] * SPAN_MS[level] - LEAD_MS[level] <= now_ms:
+        level -= 1
+    return level, due_ms // SPAN_MS[level]
+
+
+def find_parts(names: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """Of all queues' names those of buckets, by the name of the queue that they belong to."""
+    found: dict[bytes, list[bytes]] = {}
+    for name in names:
+        queue, mark, rest = name.rpartition(MARK)
+        if mark and rest[:1] in (b"s", b"m", b"h") and rest[1:].isdigit():
+            found.setdefault(queue, []).append(name)
+    return found
+
+
+def _due(bucket: Bucket) -> int:
+    """When something is to be done with the bucket, 0 for never."""
+    if bucket.heap and bucket.level == SECOND:
+        return bucket.heap[0][0] or bucket.acts_ms
+    if bucket.heap or bucket.part.len():
+        return bucket.acts_ms
+    if bucket.pins or bucket.stuck:
+        return 0
+    return bucket.end_ms if bucket.level == SECOND else max(bucket.acts_ms, 1)

@@ -1,0 +1,483 @@
+"""PriorityQueue: a BackingQueue made of one VariableQueue for each priority.
+
+As RabbitMQ's rabbit_priority_queue: whoever asks for the next message gets one of the highest
+priority that has any, and of these the first. So nothing is ever sorted; a part is an ordinary
+queue with an index of its own, and is paged, recovered and checked like any other. To people it is
+one queue all the same: what is done to it as a whole (purge, delete; the declare is in factory.py)
+is one record of the log, so that no crash leaves half of it.
+
+A tag is the part's number << 56 | seq. Which parts have anything ready is a bitmap, an int of up
+to 256 bits: the highest bit is the part to deliver from, so 256 parts cost a delivery no more than
+two. Messages also arrive behind our back (a transaction, a dead letter, a publish to several
+queues): the engine gives them to the Holder of the part's index, so one of ours stands before it.
+
+Memory is one budget, given out from the highest priority down: priority_budget.py.
+
+Of `held`: the head is that of the highest part that has any. While it is held nothing is delivered,
+also from no lower part: a priority is not overtaken because its record is being written.
+
+Not here: which priority a message has (its publisher says so), declaring and finding the parts
+(factory.py).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from penstock.message import Entry
+from penstock.queues.backing_queue import (
+    PART_SHIFT,
+    UNLIMITED,
+    BackingQueue,
+    Delivery,
+    Head,
+    NewMessage,
+)
+from penstock.queues.priority_budget import PriorityBudget
+from penstock.queues.priority_part import SEQ_MASK, Part, PartFold
+from penstock.queues.variable_queue import VariableQueue
+from penstock.storage.engine import StorageEngine
+from penstock.storage.holder import Holder
+from penstock.storage.queue_index import QueueIndex
+
+PARTS_MAX: Final = 256
+
+A = TypeVar("A")
+
+
+class PartHolder(Holder):
+    """Stands before the Holder of a part and sees what arrives."""
+
+    def __init__(self, owner: "PriorityQueue", part: Part, holder: Holder) -> None:
+        self._owner = owner
+        self._part = part
+        self._holder = holder
+
+    def add(self, entry: Entry) -> None:
+        budget, part = self._owner.budget, self._part
+        budget.make_room(part, entry)
+        writes = part.queue.state.disk_writes
+        self._holder.add(entry)
+        if part.queue.state.disk_writes == writes:
+            budget.fill_pool(part)
+        self._owner.count(part)
+
+    def drop(self, first: int, n: int) -> None:
+        self._holder.drop(first, n)
+
+    def get(self, seq: int) -> Entry | None:
+        return self._holder.get(seq)
+
+    def materialise(self, below: int) -> Iterable[Entry]:
+        return self._holder.materialise(below)
+
+    def materialised(self, entries: list[Entry]) -> None:
+        self._holder.materialised(entries)
+
+
+class PriorityQueue(BackingQueue):
+    """See the head of this module. parts: 2 to 256, lowest priority first, each the only queue of
+    its index; ValueError for another number of them."""
+
+    def __init__(self, engine: StorageEngine, parts: list[VariableQueue]) -> None:
+        if not 2 <= len(parts) <= PARTS_MAX:
+            raise ValueError(f"a priority queue has 2 to {PARTS_MAX} parts, not {len(parts)}")
+        self._engine = engine
+        self.parts: list[Part] = [Part(number, queue) for number, queue in enumerate(parts)]
+        self._all: int = (1 << len(parts)) - 1
+        self._ready: int = 0  # bits of the parts that have something ready
+        self._busy: int = 0  # bits of the parts that may have something to page out
+        self._stuck: int = 0  # bits of those that could not; `resume` tries again
+        self._confirming: int = 0  # bits of the parts that were ever asked for confirms
+        self._len: int = 0
+        self._depth: int = 0
+        self._body_bytes: int = 0
+        self._is_dealt: bool = True  # the budget, and nothing has happened since
+        self.budget: PriorityBudget = PriorityBudget(self.parts)  # PartHolders use it
+        for part in self.parts:
+            index = part.queue.index()
+            index.holder = PartHolder(self, part, index.holder)
+            self.count(part)
+
+    # ---- arrival -------------------------------------------------------------------------------
+
+    def index(self, priority: int = 0) -> QueueIndex:
+        return self._part_for(priority).queue.index()
+
+    def publish(
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
+        needs_confirming: bool = False,
+    ) -> int:  # fmt: skip
+        part = self._part_for(priority)
+        if needs_confirming:
+            self._confirming |= part.bit
+        tag = part.queue.publish(
+            header, body, mode, expiry_ms=expiry_ms, needs_confirming=needs_confirming
+        )
+        return part.base | tag
+
+    def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
+        batches: dict[int, list[int]] = {}
+        for i in range(len(messages)):
+            number = self._number_for(messages[i].priority)
+            batches.setdefault(number, []).append(i)
+        tags = [0] * len(messages)
+        for number, places in batches.items():
+            part = self.parts[number]
+            published = part.queue.batch_publish([messages[i] for i in places], mode)
+            for i, tag in zip(places, published, strict=True):
+                tags[i] = part.base | tag
+        return tags
+
+    def publish_delivered(
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> Delivery:
+        if self._len:
+            raise ValueError(f"{self._len} messages are ready: the queue is not empty")
+        part = self._part_for(priority)
+        delivery = part.queue.publish_delivered(header, body, mode, expiry_ms=expiry_ms)
+        self.count(part)
+        return part.delivery(delivery)
+
+    def hold(self, tag: int, lsn: int, mode: int) -> None:
+        part = self._part_of(tag)
+        if part is not None:
+            part.queue.hold(tag & SEQ_MASK, lsn, mode)
+
+    def held(self) -> tuple[int, int] | None:
+        part = self._highest()
+        return None if part is None else part.queue.held()
+
+    def _number_for(self, priority: int) -> int:
+        return max(0, min(priority, len(self.parts) - 1))
+
+    def _part_for(self, priority: int) -> Part:
+        return self.parts[self._number_for(priority)]
+
+    def _part_of(self, tag: int) -> Part | None:
+        number = tag >> PART_SHIFT
+        return self.parts[number] if 0 <= number < len(self.parts) else None
+
+    def _highest(self) -> Part | None:
+        """The part to deliver from."""
+        ready = self._ready
+        return self.parts[ready.bit_length() - 1] if ready else None
+
+    def count(self, part: Part) -> None:
+        """Something happened to a part (ours, and its PartHolder's, to call)."""
+        queue = part.queue
+        n = queue.len()
+        if n != part.len:
+            if not n or not part.len:
+                self._ready ^= part.bit
+            self._len += n - part.len
+            part.len = n
+        n = queue.depth()
+        self._depth += n - part.depth
+        part.depth = n
+        n = queue.body_bytes()
+        self._body_bytes += n - part.body_bytes
+        part.body_bytes = n
+        if not self._busy & part.bit:
+            self._busy |= part.bit
+        self._is_dealt = False
+
+    # ---- delivery ------------------------------------------------------------------------------
+
+    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+        while (part := self._highest()) is not None:
+            delivery = part.queue.fetch(ack_required=ack_required)
+            self.count(part)
+            if delivery is not None:
+                return part.delivery(delivery)
+            if part.len:
+                return None  # it is held
+        return None
+
+    def drop(self, *, ack_required: bool = True) -> Head | None:
+        while (part := self._highest()) is not None:
+            head = part.queue.drop(ack_required=ack_required)
+            self.count(part)
+            if head is not None:
+                return part.head(head)
+            if part.len:
+                return None
+        return None
+
+    def head(self) -> Head | None:
+        while (part := self._highest()) is not None:
+            head = part.queue.head()
+            if head is not None:
+                return part.head(head)
+            self.count(part)
+            if part.len:
+                return None
+        return None
+
+    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+        while (part := self._highest()) is not None:
+            head = part.queue.dropwhile(part.asking(predicate), mode)
+            self.count(part)
+            if head is not None:
+                return part.head(head)
+            if part.len:
+                return self.head()
+        return None
+
+    def fetchwhile(
+        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
+    ) -> tuple[Head | None, A]:
+        while (part := self._highest()) is not None:
+            head, acc = part.queue.fetchwhile(part.asking(predicate), part.showing(fun), acc)
+            self.count(part)
+            if head is not None:
+                return part.head(head), acc
+            if part.len:
+                return self.head(), acc
+        return None, acc
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int], mode: int) -> list[int]:
+        if len(tags) == 1:
+            only = self._part_of(tags[0])
+            if only is None:
+                return []
+            ids = only.queue.ack([tags[0] & SEQ_MASK], mode)
+            self.count(only)
+            return ids
+        found: dict[int, int] = {}
+        for number, seqs in self._groups(tags).items():
+            part = self.parts[number]
+            known = [s for s in dict.fromkeys(seqs) if part.queue.pending(s) is not None]
+            ids = part.queue.ack(known, mode)
+            self.count(part)
+            for seq, id in zip(known, ids, strict=True):
+                found[part.base | seq] = id
+        return [found[tag] for tag in dict.fromkeys(tags) if tag in found]
+
+    def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
+        ids: list[int] = []
+        for number, seqs in sorted(self._groups(tags).items()):
+            part = self.parts[number]
+            ids += part.queue.requeue(seqs, mode, attempted=attempted)
+            self.count(part)
+        return ids
+
+    def move(
+        self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
+    ) -> int:
+        part = self._part_of(tag)
+        if part is None or part.queue.pending(tag & SEQ_MASK) is None:
+            raise KeyError(f"tag {tag} is not pending")
+        lsn = part.queue.move(tag & SEQ_MASK, targets, header, mode, expiry_ms)
+        self.count(part)
+        return lsn
+
+    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+        part = self._part_of(tag)
+        if part is None:
+            return None
+        delivery = part.queue.pending(tag & SEQ_MASK, with_body=with_body)
+        return None if delivery is None else part.delivery(delivery)
+
+    def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
+        for tag in tags:
+            if self.pending(tag) is None:
+                raise KeyError(f"tag {tag} is not pending")
+        found: list[tuple[QueueIndex, list[Entry]]] = []
+        for number, seqs in sorted(self._groups(tags).items()):
+            found += self.parts[number].queue.entries(seqs)
+        return found
+
+    def forget(self, tags: list[int]) -> None:
+        for number, seqs in self._groups(tags).items():
+            part = self.parts[number]
+            part.queue.forget(seqs)
+            self.count(part)
+
+    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
+        for tag in tags:  # one by one: they come in the order of the tags
+            part = self._part_of(tag)
+            if part is not None:
+                acc = part.queue.ackfold(part.showing(fun), acc, [tag & SEQ_MASK])
+        return acc
+
+    def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
+        for number in range(len(self.parts) - 1, -1, -1):
+            part = self.parts[number]
+            if part.queue.depth():
+                fold = PartFold(part, fun)
+                acc = part.queue.fold(fold.step, acc)
+                if not fold.goes_on:
+                    break
+        return acc
+
+    def browse(self, after: int | None, n: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        highest = len(self.parts) - 1
+        behind: int | None = None
+        if after is not None:
+            highest = min(after >> PART_SHIFT, highest)
+            behind = after & SEQ_MASK
+        for number in range(highest, -1, -1):
+            if len(found) >= n:
+                break
+            part = self.parts[number]
+            if part.queue.len():
+                some = part.queue.browse(behind, n - len(found))
+                found += [part.delivery(delivery) for delivery in some]
+            behind = None
+        return found
+
+    def purge(self, mode: int) -> int:
+        died = 0
+        purged: list[tuple[QueueIndex, list[Entry]]] = []
+        for part in self.parts:
+            queue = part.queue
+            died += queue.len()
+            if queue.len() and queue.index().count:
+                purged.append((queue.index(), queue.purge_kept()))
+        if purged:
+            self._engine.purge_queues(purged, mode)
+        for part in self.parts:
+            if part.queue.len():
+                part.queue.purged()
+                self.count(part)
+        return died
+
+    def purge_acks(self, mode: int) -> int:
+        died = 0
+        for part in self.parts:
+            if part.queue.depth() > part.queue.len():
+                died += part.queue.purge_acks(mode)
+                self.count(part)
+        return died
+
+    def drain_confirmed(self) -> list[int]:
+        ids: list[int] = []
+        if self._confirming:
+            for part in self.parts:
+                if self._confirming & part.bit:
+                    ids += part.queue.drain_confirmed()
+        return ids
+
+    def _groups(self, tags: list[int]) -> dict[int, list[int]]:
+        """Seqs by part; a tag that no part can have given is left out."""
+        groups: dict[int, list[int]] = {}
+        for tag in tags:
+            number = tag >> PART_SHIFT
+            if 0 <= number < len(self.parts):
+                groups.setdefault(number, []).append(tag & SEQ_MASK)
+        return groups
+
+    # ---- counts --------------------------------------------------------------------------------
+
+    def len(self) -> int:
+        return self._len
+
+    def depth(self) -> int:
+        return self._depth
+
+    def body_bytes(self) -> int:
+        return self._body_bytes
+
+    def info(self) -> dict[str, int | float | str]:
+        whole: dict[str, int | float | str] = {}
+        for part in self.parts:
+            for key, value in part.queue.info().items():
+                known = whole.get(key, 0)
+                if isinstance(value, str) or isinstance(known, str):
+                    whole[key] = value
+                elif key == "is_flowed":
+                    whole[key] = max(known, value)
+                else:
+                    whole[key] = known + value
+        target = sum([min(part.queue.state.target_bytes, UNLIMITED) for part in self.parts])
+        whole["target_bytes"] = min(target, UNLIMITED)
+        if self.budget.limit_bytes < UNLIMITED:
+            whole["target_bytes"] = self.budget.limit_bytes
+        return whole
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def ram_bytes(self) -> int:
+        return sum([part.queue.ram_bytes() for part in self.parts])
+
+    def set_limits(self, max_bytes: int, min_bytes: int) -> None:
+        self.budget.set_limits(max_bytes, min_bytes)
+        self._busy = self._all
+
+    def set_share(self, share_bytes: int) -> None:
+        self.budget.set_share(share_bytes)
+        self._busy = self._all
+
+    def set_ram_duration_target(self, seconds: float) -> None:
+        self._busy = self._all
+        for part in self.parts:
+            part.queue.set_ram_duration_target(seconds)
+
+    def ram_duration(self) -> float:
+        return min([part.queue.ram_duration() for part in self.parts])
+
+    def set_queue_mode(self, mode: str) -> None:
+        self._busy = self._all
+        for part in self.parts:
+            part.queue.set_queue_mode(mode)
+
+    def resume(self) -> bool:
+        self._deal()
+        self._busy |= self._stuck
+        self._stuck = 0
+        while self._busy:
+            lowest = self._busy & -self._busy
+            part = self.parts[lowest.bit_length() - 1]
+            before = part.queue.ram_bytes()
+            has_more = part.queue.resume()
+            ram_bytes = part.queue.ram_bytes()
+            if not has_more:
+                self._busy ^= lowest
+                if ram_bytes > part.max_bytes:
+                    self._stuck |= lowest
+            if has_more or ram_bytes != before:
+                self._is_dealt = False
+                return True
+        return False
+
+    def inhale(self) -> bool:
+        self._deal()
+        ready = self._ready
+        while ready:
+            part = self.parts[ready.bit_length() - 1]
+            if part.queue.inhale():
+                self._is_dealt = False
+                return True
+            ready ^= part.bit
+        return False
+
+    def _deal(self) -> None:
+        """Deal the budget anew if anything has happened; count what may have changed by itself."""
+        if not self._is_dealt:
+            self.budget.deal()
+            for part in self.parts:
+                self.count(part)
+            self._is_dealt = True
+
+    def check(self) -> None:
+        """Assert what this module promises (for tests)."""
+        parts = self.parts
+        assert self._len == sum([part.queue.len() for part in parts])
+        assert self._depth == sum([part.queue.depth() for part in parts])
+        assert self._body_bytes == sum([part.queue.body_bytes() for part in parts])
+        assert self._ready == sum([part.bit for part in parts if part.queue.len()])
+        self.budget.check()
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def terminate(self) -> None:
+        for part in self.parts:
+            part.queue.terminate()
+
+    def delete_and_terminate(self, mode: int) -> int:
+        for part in self.parts:
+            part.queue.deleted()
+        return self._engine.delete_queues([part.queue.index() for part in self.parts], mode)

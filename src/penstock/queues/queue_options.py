@@ -1,0 +1,259 @@
+"""QueueOptions: everything that can be asked of one queue, and how it is written down.
+
+One frozen object, validated when it is made, so that whoever has one has a good one. It is stored
+as the queue's arguments in the topology: JSON with RabbitMQ's x-argument names wherever RabbitMQ
+has the option, keys sorted, defaults left out; so the same options are the same bytes, and a queue
+without any costs none. Both doors write the same: the embedded library makes QueueOptions from
+Python's keywords (`of`), the broker from a table of x-arguments (`from_arguments`).
+
+Two options are said otherwise on the wire than here:
+  * dead_letter_to names a queue. RabbitMQ dead-letters to an exchange, so it is
+    x-dead-letter-exchange "" (the default one) with the queue's name as x-dead-letter-routing-key.
+    Any other exchange is not for this class: it stays in `extra`, for a broker to act on.
+  * max_attempts counts deliveries. RabbitMQ's x-delivery-limit counts what comes after the first
+    one, so it is one less.
+
+x-arguments that are not known here are kept in `extra` and given back. A value that is not allowed
+is an OptionError under the name that it was given by.
+
+Not here: what the options do (amq_queue.py and its parts), sizes like "16 MiB" (budget.py).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from penstock.errors import OptionError
+
+DROP_HEAD: Final = "drop-head"
+REJECT_PUBLISH: Final = "reject-publish"
+REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
+OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX)
+POLICIES: Final = ("ratio", "eager")
+
+COUNT_MAX: Final = (1 << 53) - 1  # what every JSON reader and AMQP's signed 64 bits can hold
+MS_MAX: Final = 100 * 366 * 86_400_000  # a hundred years: a date beyond it is a mistake
+PRIORITY_MAX: Final = 255
+
+# name -> (x-argument, least, greatest) of the options that are whole numbers
+_NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
+    "priorities": ("x-max-priority", 0, PRIORITY_MAX),
+    "max_memory_bytes": ("x-queue-max-memory-bytes", 0, COUNT_MAX),
+    "min_memory_bytes": ("x-queue-min-memory-bytes", 0, COUNT_MAX),
+    "max_length": ("x-max-length", 0, COUNT_MAX),
+    "max_length_bytes": ("x-max-length-bytes", 0, COUNT_MAX),
+    "ttl_ms": ("x-message-ttl", 0, MS_MAX),
+    "delay_ms": ("x-delay", 0, MS_MAX),
+    "max_attempts": ("x-delivery-limit", 1, COUNT_MAX),
+    "retry_delay_ms_min": ("x-retry-delay-min", 0, MS_MAX),
+    "retry_delay_ms_max": ("x-retry-delay-max", 0, MS_MAX),
+    "alert_count_up": ("x-alert-count-up", 1, COUNT_MAX),
+    "alert_count_down": ("x-alert-count-down", 0, COUNT_MAX),
+    "alert_size_up": ("x-alert-size-up", 1, COUNT_MAX),
+    "alert_size_down": ("x-alert-size-down", 0, COUNT_MAX),
+    "alert_depth_up": ("x-alert-depth-up", 1, COUNT_MAX),
+    "alert_depth_down": ("x-alert-depth-down", 0, COUNT_MAX),
+    "alert_age_up": ("x-alert-age-up", 1, MS_MAX),
+    "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
+    "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
+}
+_CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "overflow": ("x-overflow", OVERFLOWS),
+    "policy": ("x-paging-policy", POLICIES),
+}
+_MODE: Final = "x-queue-mode"
+_EXCHANGE: Final = "x-dead-letter-exchange"
+_ROUTING_KEY: Final = "x-dead-letter-routing-key"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Bytes, ms and counts as the names say; None is "no limit" or "none". OptionError if a value
+    is out of range or two of them contradict each other.
+
+    priorities         0: none, else the highest priority, up to 255; fixed for a queue's life
+    max_memory_bytes   above it messages are paged out; min_memory_bytes: below it they are read
+                       ahead (None: half of max)
+    max_length, max_length_bytes   of ready messages; overflow: what gives way when they are reached
+    ttl_ms             how long a message may wait; delay_ms: how long it has to
+    dead_letter_to     the queue that gets what expired, was rejected, or did not fit
+    max_attempts       deliveries until a message that keeps coming back is dead-lettered
+    retry_delay_ms_*   the delay of the first retry, doubled for each further one up to the second
+    lazy               everything goes to disk at once; policy: of paging, "ratio" or "eager"
+    alert_*_up, _down  an alert when up is reached, armed again at down (None: half of up): count
+                       and depth (bytes) of the queue, size of one message (bytes), age of the
+                       oldest (ms); repeated after alert_repeat_gap_s
+    extra              x-arguments that mean nothing here, sorted by name
+    """
+
+    priorities: int = 0
+    max_memory_bytes: int | None = None
+    min_memory_bytes: int | None = None
+    max_length: int | None = None
+    max_length_bytes: int | None = None
+    overflow: str = DROP_HEAD
+    ttl_ms: int | None = None
+    delay_ms: int = 0
+    dead_letter_to: str | None = None
+    max_attempts: int | None = None
+    retry_delay_ms_min: int = 1000
+    retry_delay_ms_max: int = 3_600_000
+    lazy: bool = False
+    policy: str = "ratio"
+    alert_count_up: int | None = None
+    alert_count_down: int | None = None
+    alert_size_up: int | None = None
+    alert_size_down: int | None = None
+    alert_depth_up: int | None = None
+    alert_depth_down: int | None = None
+    alert_age_up: int | None = None
+    alert_age_down: int | None = None
+    alert_repeat_gap_s: int = 60
+    extra: tuple[tuple[str, object], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (_, low, high) in _NUMBERS.items():
+            _check_number(name, getattr(self, name), low, high, has_none=name in _OPTIONAL)
+        for name, (_, choices) in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise OptionError(name, getattr(self, name), _listed(choices))
+        if type(self.lazy) is not bool:
+            raise OptionError("lazy", self.lazy, "True or False")
+        target = self.dead_letter_to
+        if target is not None and (type(target) is not str or not target or "\0" in target):
+            raise OptionError("dead_letter_to", target, "the name of a queue")
+        _check_order(self, "min_memory_bytes", "max_memory_bytes")
+        if self.retry_delay_ms_min > self.retry_delay_ms_max:
+            expected = f"at least retry_delay_ms_min, {self.retry_delay_ms_min}"
+            raise OptionError("retry_delay_ms_max", self.retry_delay_ms_max, expected)
+        for kind in ("count", "size", "depth", "age"):
+            _check_order(self, f"alert_{kind}_down", f"alert_{kind}_up", is_strict=True)
+
+    @property
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """(max, min) of the queue's own memory, min derived if it was not given; None: no limit."""
+        most = self.max_memory_bytes
+        if most is None:
+            return None
+        return most, most // 2 if self.min_memory_bytes is None else self.min_memory_bytes
+
+    @property
+    def retry_delay_ms(self) -> tuple[int, int]:
+        """The delay of the first retry and the longest one."""
+        return self.retry_delay_ms_min, self.retry_delay_ms_max
+
+    # ---- written down --------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "QueueOptions":
+        """From the names above; an unknown one is an OptionError that suggests the right one."""
+        names = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise OptionError(name, values[name], names)
+        return cls(**values)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, object]) -> "QueueOptions":
+        """From x-arguments. OptionError names the x-argument that is wrong."""
+        left = dict(arguments)
+        values: dict[str, object] = {}
+        for name, (x_name, low, high) in _NUMBERS.items():
+            if x_name in left:
+                given = left.pop(x_name)
+                shift = 1 if name == "max_attempts" else 0  # see the head
+                number = _check_number(x_name, given, low - shift, high - shift, has_none=False)
+                values[name] = number + shift
+        for name, (x_name, choices) in _CHOICES.items():
+            if x_name in left:
+                values[name] = _check_choice(x_name, left.pop(x_name), choices)
+        if _MODE in left:
+            mode = _check_choice(_MODE, left.pop(_MODE), ("default", "lazy"))
+            values["lazy"] = mode == "lazy"
+        key = left.get(_ROUTING_KEY)
+        if left.get(_EXCHANGE) == "" and isinstance(key, str) and key and "\0" not in key:
+            del left[_EXCHANGE], left[_ROUTING_KEY]
+            values["dead_letter_to"] = key
+        values["extra"] = tuple(sorted(left.items()))
+        try:
+            return cls(**values)  # type: ignore[arg-type]
+        except OptionError as error:  # two that contradict each other
+            raise OptionError(_x_name(error.name), error.given, error.expected) from None
+
+    def arguments(self) -> dict[str, object]:
+        """The x-arguments: those that differ from their defaults, and `extra`."""
+        found: dict[str, object] = {}
+        for name, (x_name, _, _) in _NUMBERS.items():
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                found[x_name] = value - 1 if name == "max_attempts" else value
+        for name, (x_name, _) in _CHOICES.items():
+            if getattr(self, name) != _DEFAULTS[name]:
+                found[x_name] = getattr(self, name)
+        if self.lazy:
+            found[_MODE] = "lazy"
+        if self.dead_letter_to is not None:
+            found[_EXCHANGE], found[_ROUTING_KEY] = "", self.dead_letter_to
+        for x_name, value in self.extra:
+            found.setdefault(x_name, value)
+        return found
+
+    def encode(self) -> bytes:
+        """The queue's arguments in the topology; b"" when everything is as it is by default."""
+        found = self.arguments()
+        if not found:
+            return b""
+        return json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "QueueOptions":
+        """From what `encode` gave. ValueError if it is no such thing, OptionError for a value."""
+        if not data:
+            return cls()
+        found = json.loads(data)
+        if not isinstance(found, dict):
+            raise ValueError(f"queue arguments are a JSON object, not {type(found).__name__}")
+        return cls.from_arguments(found)
+
+
+_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(QueueOptions)}
+_OPTIONAL: Final = frozenset(name for name, value in _DEFAULTS.items() if value is None)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _check_number(name: str, given: object, low: int, high: int, *, has_none: bool) -> int:
+    if given is None and has_none:
+        return 0
+    if type(given) is not int or not low <= given <= high:
+        raise OptionError(name, given, f"a whole number from {low} to {high}")
+    return given
+
+
+def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:
+    if not isinstance(given, str) or given not in choices:
+        raise OptionError(name, given, _listed(choices))
+    return given
+
+
+def _check_order(options: QueueOptions, lower: str, upper: str, *, is_strict: bool = False) -> None:
+    """The lower one, if given, needs the upper one and is not above it (strict: is below)."""
+    low, high = getattr(options, lower), getattr(options, upper)
+    if low is None:
+        return
+    if high is None:
+        raise OptionError(lower, low, f"nothing, as {upper} is not given")
+    if low > high or (is_strict and low == high):
+        raise OptionError(lower, low, f"{'below' if is_strict else 'at most'} {upper}, {high}")
+
+
+def _listed(choices: tuple[str, ...]) -> str:
+    return ", ".join(choices[:-1]) + " or " + choices[-1]
+
+
+def _x_name(name: str) -> str:
+    if name in _NUMBERS:
+        return _NUMBERS[name][0]
+    return _CHOICES[name][0] if name in _CHOICES else name

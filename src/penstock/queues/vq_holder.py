@@ -1,0 +1,57 @@
+"""VqHolder: what the engine sees of a VariableQueue: arrivals, and what a checkpoint must write.
+
+The engine hands each new entry to the queue's Holder, and at a checkpoint asks for what is only in
+RAM and log. That is what is in q1, in q4 or pending, and on no slot yet: whatever was paged out, or
+was read back, is on disk already. What dies the queue has let go of before the engine is told.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from penstock.message import Entry
+from penstock.queues.vq_pending import VqPending
+from penstock.storage.holder import Holder
+
+
+class VqHolder(Holder):
+    """What the engine calls: arrivals, and what a checkpoint must write."""
+
+    def __init__(self, queue: VqPending) -> None:
+        self._queue = queue
+        self._state = queue.state
+
+    def add(self, entry: Entry) -> None:
+        self._queue.arrive(entry)
+
+    def drop(self, first: int, n: int) -> None:
+        """Nothing: the queue itself took it out before the engine was told."""
+
+    def get(self, seq: int) -> Entry | None:
+        state = self._state
+        held = state.ram_pending.get(seq)
+        if held is not None:
+            return held
+        for alphas in (state.q4, state.q1):
+            at = bisect_left(alphas, seq, key=_seq_of)
+            if at < len(alphas) and alphas[at].seq == seq:
+                return alphas[at]
+        return None
+
+    def materialise(self, below: int) -> Iterable[Entry]:
+        state = self._state
+        found: list[Entry] = []
+        for alphas in (state.q4, state.q1, state.ram_pending.values()):
+            found += [
+                entry
+                for entry in alphas
+                if not entry.on_slot and entry.seq < below and entry.message.persistent
+            ]
+        found.sort(key=_seq_of)
+        return found
+
+    def materialised(self, entries: list[Entry]) -> None:
+        """Nothing: that they are on their slots makes paging them out free, and no more."""
+
+
+def _seq_of(entry: Entry) -> int:
+    return entry.seq

@@ -1,0 +1,349 @@
+"""Pending messages of a VariableQueue, and how they are settled; the half below delivery.
+
+What was fetched is pending, in RAM or, paged out, as a row. It dies by `ack` (one DEQUEUE record
+per call), goes back by `requeue`, goes elsewhere by `move` (one MOVE record, so that nothing is
+lost or doubled between two queues), or was taken by a transaction (`entries`, then `forget`). A
+purge is one record too; it keeps what is pending.
+
+A call that fails leaves messages pending: what is read of them is read before they are taken out.
+
+Not here: arrival, delivery and limits (variable_queue.py), the places that requeued messages go
+back to (vq_requeue.py), looking without changing (vq_scan.py).
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, TypeVar
+
+from penstock.message import Entry, Message
+from penstock.queues import inhaler, purger, vq_requeue, vq_scan
+from penstock.queues.backing_queue import BackingQueue, Delivery
+from penstock.queues.delivered_mark import DeliveredMark
+from penstock.queues.paging import Paging
+from penstock.queues.rows import AT_ENTRY, PERSISTENT, Row
+from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
+from penstock.storage.durability import NONE
+from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
+
+ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die
+
+A = TypeVar("A")
+
+
+class VqPending(BackingQueue):
+    """The base of VariableQueue. mode: of records that nobody asked for."""
+
+    def __init__(
+        self, engine: StorageEngine, index: QueueIndex, mode: int, eager: bool,
+        on_event: Callable[[str, str], None] | None,
+    ) -> None:  # fmt: skip
+        self.engine = engine
+        self.state: VQState = VQState(engine, index)
+        self.state.eager = eager
+        self.mark: DeliveredMark = DeliveredMark(engine, index, mode)
+        self.paging: Paging = Paging(self.state, on_event)
+        self._index = index
+        self._mode: int = mode
+        self._confirms: deque[tuple[int, int, int]] = deque()  # (lsn, mode, id)
+
+    @abstractmethod
+    def arrive(self, entry: Entry) -> None:
+        """An entry has come to life at the end of the queue."""
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int], mode: int) -> list[int]:
+        state = self.state
+        entries: list[Entry] = []
+        ids: list[int] = []
+        try:
+            for tag in tags:
+                entry = self._take_pending(tag)
+                if entry is not None:
+                    entries.append(entry)
+                    ids.append(entry.message.id)
+        except OSError:
+            for entry in entries:
+                state.keep_pending(entry)
+            raise
+        if entries:
+            state.rates.n_ack_out += len(entries)
+            self._die(entries, mode)
+            if state.is_flowed:
+                self.paging.note_recovered()
+        if CHECKS.is_on:
+            state.check()
+        return ids
+
+    def _take_pending(self, seq: int) -> Entry | None:
+        """A pending message, no longer pending; without its body if it was paged out."""
+        state = self.state
+        entry = state.ram_pending.pop(seq, None)
+        if entry is not None:
+            state.pending_bytes -= alpha_bytes(entry.message)
+        elif state.disk_pending.count:
+            row = state.disk_pending.find(seq)
+            if row is None:
+                return None
+            entry = inhaler.take_entry(state, row)  # OSError: as before
+            state.disk_pending.remove(seq)
+        else:
+            return None
+        state.unacked_bytes -= entry.message.size
+        return entry
+
+    def _die(self, entries: list[Entry], mode: int) -> None:
+        """Entries, of which nothing here knows any more, are dequeued."""
+        persistent = entries
+        if len(entries) > 1:
+            persistent = sorted([e for e in entries if e.message.persistent], key=_seq_of)
+        elif not entries[0].message.persistent:
+            persistent = []
+        if persistent:
+            self.engine.dequeue(self._index, persistent, mode)
+        if len(persistent) < len(entries):
+            for entry in entries:
+                if not entry.message.persistent:
+                    self._release(entry)
+
+    def _release(self, entry: Entry) -> None:
+        """A transient message is gone."""
+        state = self.state
+        if state.places.pop(entry.seq, None) is not None or entry.on_slot:
+            self._index.keep_transients(entry.seq // self._index.slots, -1)
+        state.transient_attempts.pop(entry.seq, None)
+        self.engine.release(entry.message)
+
+    def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
+        state = self.state
+        alphas: list[Entry] = []
+        rows: list[Row] = []
+        for tag in tags:
+            entry = state.ram_pending.pop(tag, None)
+            if entry is not None:
+                alphas.append(entry)
+                state.pending_bytes -= alpha_bytes(entry.message)
+                continue
+            row = state.disk_pending.remove(tag) if state.disk_pending.count else None
+            if row is not None:
+                rows.append(row)
+        alphas.sort(key=_seq_of)
+        rows.sort(key=_seq_of_row)
+        ids = {entry.seq: entry.message.id for entry in alphas}
+        ids.update({row.seq: row.id for row in rows})
+        size = sum([e.message.size for e in alphas]) + sum([row.size for row in rows])
+        state.unacked_bytes -= size
+        state.bytes += size
+        state.len += len(ids)
+        state.rates.n_in += len(ids)
+        state.rates.n_ack_out += len(ids)
+        if attempted and ids:
+            self._count_attempts(alphas, rows, mode)
+        vq_requeue.put_back(state, alphas, rows)
+        self._after()
+        return [ids[seq] for seq in sorted(ids)]
+
+    def _count_attempts(self, alphas: list[Entry], rows: list[Row], mode: int) -> None:
+        known = self._index.attempts
+        seqs = [entry.seq for entry in alphas if entry.message.persistent]
+        seqs += [row.seq for row in rows if row.flags & PERSISTENT]
+        if seqs:
+            counted = [(seq, known.get(seq, 0) + 1) for seq in sorted(seqs)]
+            self.engine.requeue(self._index, counted, mode)
+        transient = self.state.transient_attempts
+        for seq in [entry.seq for entry in alphas if not entry.message.persistent]:
+            transient[seq] = transient.get(seq, 0) + 1
+        for seq in [row.seq for row in rows if not row.flags & PERSISTENT]:
+            transient[seq] = transient.get(seq, 0) + 1
+
+    def move(
+        self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
+    ) -> int:
+        found = self.pending(tag, with_body=True)
+        if found is None:
+            raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
+        engine = self.engine
+        message = found.message
+        body = message.body
+        assert body is not None, "asked for with its body"
+        durable = [target for target in targets if target.is_durable and message.persistent]
+        others = [target for target in targets if not (target.is_durable and message.persistent)]
+        lsn = 0
+        if others:
+            engine.publish_transient(others, header, body, expiry_ms)
+        entry = self._take_pending(tag)
+        assert entry is not None, "it is pending"
+        self.state.rates.n_ack_out += 1
+        entry.message = message
+        try:
+            if durable:
+                lsn, _ = engine.move(self._index, entry, durable, header, mode, expiry_ms)
+            else:
+                self._die([entry], mode)
+                lsn = engine.last_lsn if message.persistent else 0
+        except BaseException:
+            self.state.keep_pending(entry)
+            raise
+        self._after()
+        return lsn
+
+    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+        state = self.state
+        entry = state.ram_pending.get(tag)
+        if entry is not None:
+            message = entry.message
+            if with_body and message.body is None:
+                message = self._with_body(entry)
+        else:
+            row = state.disk_pending.find(tag) if state.disk_pending.count else None
+            if row is None:
+                return None
+            if with_body:
+                (entry,) = inhaler.load(state, [row])
+                if row.flags & AT_ENTRY:
+                    state.places.pop(tag, None)
+            else:
+                entry = inhaler.entry_of(state, row)
+            message = entry.message
+        attempts = self._attempts(tag, message.persistent)
+        return Delivery(tag, message, tag < self.mark.delivered, attempts)
+
+    def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
+        state = self.state
+        found: list[Entry] = []
+        for tag in sorted(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is None:
+                row = state.disk_pending.find(tag) if state.disk_pending.count else None
+                if row is None:
+                    raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
+                entry = inhaler.entry_of(state, row)
+            if entry.message.persistent:
+                found.append(entry)
+        return [(self._index, found)] if found else []
+
+    def forget(self, tags: list[int]) -> None:
+        for tag in tags:
+            entry = self._take_pending(tag)
+            if entry is not None:
+                self.state.rates.n_ack_out += 1
+                if not entry.message.persistent:
+                    self._release(entry)
+        self._after()
+
+    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
+        for tag in tags:
+            delivery = self.pending(tag, with_body=True)
+            if delivery is not None:
+                acc = fun(delivery, acc)
+        return acc
+
+    def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
+        for seq, message, is_pending in vq_scan.everything(self.state):
+            go_on, acc = fun(self._seen(seq, message), is_pending, acc)
+            if not go_on:
+                break
+        return acc
+
+    def browse(self, after: int | None, n: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        if n > 0:
+            for seq, message, _ in vq_scan.ready_after(self.state, -1 if after is None else after):
+                found.append(self._seen(seq, message))
+                if len(found) >= n:
+                    break
+        return found
+
+    def _seen(self, seq: int, message: Message) -> Delivery:
+        attempts = self._attempts(seq, message.persistent)
+        return Delivery(seq, message, seq < self.mark.delivered or attempts > 0, attempts)
+
+    def purge(self, mode: int) -> int:
+        died = self.state.len
+        if self._index.count:
+            self.engine.purge(self._index, self.purge_kept(), mode)
+        self.purged()
+        return died
+
+    def purge_kept(self) -> list[Entry]:
+        """The persistent pending messages, ascending: what the record of a purge keeps."""
+        state = self.state
+        kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
+        rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
+        kept += [inhaler.entry_of(state, row) for row in rows]
+        kept.sort(key=_seq_of)
+        return kept
+
+    def purged(self) -> None:
+        """A record has purged the persistent messages: let go of all that is ready."""
+        state = self.state
+        for seq, id, file, in_files in list(vq_scan.paged_transients(state)):
+            if in_files:
+                self._index.keep_transients(seq // self._index.slots, -1)
+            if file:
+                self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
+            state.transient_attempts.pop(seq, None)
+        for alphas in (state.q4, state.q1):
+            for entry in alphas:
+                if not entry.message.persistent:
+                    self._release(entry)
+        state.clear_ready()
+        self._after()
+
+    def purge_acks(self, mode: int) -> int:
+        state = self.state
+        died = len(state.ram_pending) + state.disk_pending.count
+        while state.ram_pending:
+            self.ack(list(islice(state.ram_pending, ACKS_MAX)), mode)
+        while state.disk_pending.count:
+            self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
+        return died
+
+    def drain_confirmed(self) -> list[int]:
+        confirmed: list[int] = []
+        left: deque[tuple[int, int, int]] = deque()
+        for lsn, mode, id in self._confirms:
+            if mode == NONE or self.engine.settled(mode) >= lsn:
+                confirmed.append(id)
+            else:
+                left.append((lsn, mode, id))
+        self._confirms = left
+        return confirmed
+
+    # ---- what both halves need -----------------------------------------------------------------
+
+    def _with_body(self, entry: Entry) -> Message:
+        """Its message, with a body that does not stay in RAM."""
+        copy = entry.message.copy()
+        self.engine.load_body(self._index, entry.seq, copy)
+        self.state.disk_reads += 1
+        return copy
+
+    def _attempts(self, seq: int, is_persistent: bool) -> int:
+        if is_persistent:
+            return self._index.attempts.get(seq, 0) if self._index.attempts else 0
+        known = self.state.transient_attempts
+        return known.get(seq, 0) if known else 0
+
+    def _after(self) -> None:
+        """After anything that may have emptied a part of the queue."""
+        inhaler.settle(self.state, purger.segment_rows(self.state))
+        self.paging.tell_set_aside()
+        if self.state.is_flowed:
+            self.paging.note_recovered()
+        self._checked()
+
+    def _checked(self) -> None:
+        if CHECKS.is_on:
+            self.state.check()
+
+
+def _seq_of(entry: Entry) -> int:
+    return entry.seq
+
+
+def _seq_of_row(row: Row) -> int:
+    return row.seq

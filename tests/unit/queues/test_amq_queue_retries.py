@@ -1,0 +1,131 @@
+"""AMQQueue: what comes back: attempts, back-off, delivery limits, and what counts as an attempt."""
+
+import pytest
+
+from penstock.errors import SettledError
+from penstock.storage.durability import NONE
+from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
+
+
+@pytest.fixture(params=[VARIABLE, REFERENCE])
+def world(request: pytest.FixtureRequest) -> AmqWorld:
+    return AmqWorld(request.param)
+
+
+def test_nack_without_delay_goes_back_to_its_place(world: AmqWorld) -> None:
+    q = world.open(retry_delay_ms_min=0)
+    world.put("a", "b")
+    first = world.take()
+    assert (first.attempts, first.is_redelivered) == (0, False)
+    q.nack(first.tag)
+    again = world.take()
+    assert (name_of(again), again.attempts, again.is_redelivered) == ("a", 1, True)
+
+
+def test_nack_backs_off_twice_as_long_each_time(world: AmqWorld) -> None:
+    q = world.open(retry_delay_ms_min=100, retry_delay_ms_max=350)
+    world.put("a")
+    for attempts, wait_ms in enumerate((100, 200, 350, 350)):
+        delivery = world.take()
+        assert delivery.attempts == attempts
+        assert delivery.is_redelivered == (attempts > 0)
+        q.nack(delivery.tag)
+        assert q.next_event_ms() == world.now_ms + wait_ms
+        world.tick((wait_ms - 1) / 1000)
+        assert q.len() == 0
+        world.tick(0.001)
+        assert q.len() == 1
+
+
+def test_nack_with_a_delay_of_its_own(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("a")
+    q.nack(world.take().tag, delay_ms=70_000)
+    world.tick(69.999)
+    assert q.len() == 0
+    world.tick(0.001)
+    assert world.take().attempts == 1
+
+
+def test_nack_with_delay_zero_is_at_once(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("a")
+    q.nack(world.take().tag, delay_ms=0)
+    assert world.take().attempts == 1
+
+
+def test_attempts_add_up_over_requeues_and_delays(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("a")
+    q.nack(world.take().tag, delay_ms=0)
+    q.nack(world.take().tag, delay_ms=1000)
+    world.tick(1)
+    q.nack(world.take().tag, delay_ms=0)
+    delivery = world.take()
+    assert delivery.attempts == 3
+    assert q.attempts(delivery.tag) == 3
+    world.settle()
+    world.crash()
+    assert world.take().attempts == 3
+
+
+def test_release_counts_nothing(world: AmqWorld) -> None:
+    q = world.open(max_attempts=1)
+    world.put("a", "b")
+    tags = [world.take().tag, world.take().tag]
+    assert q.release([*tags, 77]) == 2
+    assert [world.take().attempts, world.take().attempts] == [0, 0]
+
+
+def test_what_is_not_pending_cannot_be_settled(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("a")
+    tag = world.take().tag
+    q.ack([tag])
+    for settle in (q.nack, q.reject, q.attempts):
+        with pytest.raises(SettledError, match=f"queue 'q': the message of tag {tag} is not"):
+            settle(tag)
+
+
+def test_after_max_attempts_it_is_dead_lettered(world: AmqWorld) -> None:
+    q = world.open(max_attempts=3, retry_delay_ms_min=0, dead_letter_to="dead")
+    world.open("dead")
+    world.put("poison")
+    for _ in range(3):
+        q.nack(world.take().tag)
+    assert q.depth() + q.delayed() == 0
+    (death,) = HEADERS.deaths(world.take("dead").message.header)
+    assert (death.queue, death.reason, death.attempts) == ("q", "delivery_limit", 3)
+    assert q.info()["delivery_limit"] == 1
+
+
+def test_attempts_begin_anew_in_the_dead_letter_queue(world: AmqWorld) -> None:
+    q = world.open(max_attempts=2, retry_delay_ms_min=10, dead_letter_to="dead")
+    world.open("dead")
+    world.put("poison")
+    q.nack(world.take().tag)
+    world.tick(1)
+    q.nack(world.take().tag)
+    assert world.take("dead").attempts == 0
+
+
+def test_after_max_attempts_without_a_target_it_is_dropped(world: AmqWorld) -> None:
+    q = world.open(max_attempts=1)
+    world.put("poison")
+    q.nack(world.take().tag)
+    assert q.depth() + q.delayed() == 0
+
+
+def test_a_transient_message_stays_transient_through_a_retry(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("t", mode=NONE)
+    q.nack(world.take().tag, delay_ms=1000)
+    world.tick(1)
+    delivery = world.take()
+    assert not delivery.message.persistent
+    assert (name_of(delivery), delivery.attempts) == ("t", 1)
+    q.nack(delivery.tag, delay_ms=1000)
+    world.settle()
+    world.restart()
+    world.tick(9)
+    assert world.q.depth() + world.q.delayed() == 0

@@ -1,0 +1,358 @@
+"""Dead letters: each reason, what becomes of a header, cycles, missing and limited targets."""
+
+import pytest
+
+from penstock.queues.backing_queue import NewMessage
+from penstock.queues.dead_letter import is_cycle
+from penstock.queues.expiry import SLICE
+from penstock.queues.headers import Death
+from penstock.queues.queue_options import QueueOptions
+from penstock.storage.durability import DISK, NONE, OS
+from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
+from tests.helpers.engine_rig import STORED
+
+
+@pytest.fixture(params=[VARIABLE, REFERENCE])
+def world(request: pytest.FixtureRequest) -> AmqWorld:
+    return AmqWorld(request.param)
+
+
+def deaths(world: AmqWorld, queue: str = "dead") -> list[tuple[str, str]]:
+    """(queue, reason) of each death of the next message there, which is acknowledged."""
+    delivery = world.take(queue)
+    world.queues[queue].ack([delivery.tag])
+    return [(d.queue, d.reason) for d in HEADERS.deaths(delivery.message.header)]
+
+
+# ---- reasons -----------------------------------------------------------------------------------
+
+
+def test_rejected(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", "b", "c")
+    q.reject(world.take().tag)
+    q.nack(world.take().tag, requeue=False)
+    assert world.ready("dead") == ["a", "b"]
+    assert deaths(world) == [("q", "rejected")]
+    assert q.info()["rejected"] == 2
+    assert world.ready() == ["c"]
+
+
+def test_expired_by_its_own_and_by_the_queues_ttl(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", ttl_ms=5000)
+    world.open("dead")
+    world.put("a", ttl_ms=1000)
+    world.put("b")
+    assert q.next_event_ms() == world.now_ms + 1000
+    world.tick(1)
+    assert deaths(world) == [("q", "expired")]
+    assert q.next_event_ms() == world.now_ms + 4000
+    world.tick(4)
+    assert deaths(world) == [("q", "expired")]
+    assert world.woken == [b"dead", b"dead"]
+
+
+def test_an_expired_message_does_not_expire_again(world: AmqWorld) -> None:
+    world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", ttl_ms=1000)
+    world.tick(9999)
+    assert world.drain("dead") == ["a"]
+
+
+@pytest.mark.parametrize("is_crash", [False, True])
+def test_an_expiry_outlives_a_start(world: AmqWorld, is_crash: bool) -> None:
+    world.open()
+    world.put("a", ttl_ms=1000)
+    world.put("b")
+    world.crash() if is_crash else world.restart()
+    assert world.q.next_event_ms() == world.now_ms + 1000
+    world.rig.clock.advance(1)
+    assert world.drain() == ["b"]
+
+
+def test_the_targets_own_ttl_counts_from_the_death(world: AmqWorld) -> None:
+    world.open(dead_letter_to="dead")
+    world.open("dead", ttl_ms=1000)
+    world.put("a", ttl_ms=1000)
+    world.tick(1)
+    world.tick(0.999)
+    assert world.ready("dead") == ["a"]
+    world.tick(0.001)
+    assert world.ready("dead") == []
+
+
+def test_maxlen(world: AmqWorld) -> None:
+    world.open(dead_letter_to="dead", max_length=1)
+    world.open("dead")
+    world.put("a", "b")
+    assert world.ready() == ["b"]
+    assert deaths(world) == [("q", "maxlen")]
+
+
+def test_an_expired_head_is_found_by_fetch_too(world: AmqWorld) -> None:
+    world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", ttl_ms=1000)
+    world.put("b")
+    world.rig.clock.advance(1)
+    assert name_of(world.take()) == "b"
+    assert world.ready("dead") == ["a"]
+
+
+def test_fetch_expires_a_slice_and_says_that_there_is_more(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", ttl_ms=1000)
+    dead = world.open("dead")
+    for i in range(SLICE + 5):
+        q.publish(b"", b"%d" % i, OS)
+    world.rig.clock.advance(1)
+    q.publish(b"", b"alive", OS)
+    assert q.fetch() is None
+    assert (q.has_more_expired, dead.len()) == (True, SLICE)
+    assert name_of(world.take()) == "alive"
+    assert (q.has_more_expired, dead.len()) == (False, SLICE + 5)
+    assert world.drain("dead") == [str(i) for i in range(SLICE + 5)]
+
+
+def test_expired_without_a_target_are_counted(world: AmqWorld) -> None:
+    q = world.open(ttl_ms=1000)
+    world.put("a", "b")
+    world.tick(1)
+    assert (q.depth(), q.info()["expired"]) == (0, 2)
+
+
+def test_the_header_keeps_what_people_attached(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", header=HEADERS.with_values(b"", {"k": "v"}))
+    q.reject(world.take().tag)
+    header = world.take("dead").message.header
+    assert HEADERS.values(header) == {"k": "v"}
+    (death,) = HEADERS.deaths(header)
+    assert (death.time_ms, death.attempts, death.count) == (world.now_ms, 1, 1)
+
+
+# ---- ttl 0 -------------------------------------------------------------------------------------
+
+
+def test_ttl_zero_is_for_who_is_waiting(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("nobody", ttl_ms=0)
+    assert q.depth() == 0
+    q.takers = 1
+    world.put("a", ttl_ms=0)
+    world.put("b", ttl_ms=0)
+    assert world.ready() == ["a"]
+    assert world.ready("dead") == ["nobody", "b"]
+    assert name_of(world.take()) == "a"
+
+
+def test_ttl_zero_dies_if_whoever_waited_does_not_come(world: AmqWorld) -> None:
+    q = world.open(ttl_ms=0)
+    q.takers = 1
+    world.put("a")
+    world.tick(1)
+    assert q.depth() == 0
+    q.takers = 0
+    world.put("b")
+    assert q.info()["expired"] == 2
+
+
+def test_ttl_zero_in_a_batch_and_for_dead_letters(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    dead = world.open("dead", ttl_ms=0)
+    dead.takers = 1
+    dead.publish_many([NewMessage(b"", b"a"), NewMessage(b"", b"b")], OS)
+    assert world.drain("dead") == ["a"]
+    world.put("c", "d")
+    q.reject(world.take().tag)
+    assert world.drain("dead") == ["c"]
+    dead.takers = 0
+    q.reject(world.take().tag)
+    assert world.drain("dead") == []
+
+
+# ---- cycles ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("died", "is_one"),
+    [
+        ([], False),
+        ([("a", "expired")], True),
+        ([("b", "expired"), ("a", "maxlen")], True),
+        ([("b", "rejected"), ("a", "maxlen")], False),
+        ([("b", "expired"), ("a", "rejected")], False),
+        ([("a", "delivery_limit"), ("a", "rejected")], True),
+        ([("b", "expired")], False),
+    ],
+)
+def test_what_a_cycle_is(died: list[tuple[str, str]], is_one: bool) -> None:
+    assert is_cycle("a", [Death(queue, reason, 1) for queue, reason in died]) == is_one
+
+
+def test_an_automatic_cycle_ends(world: AmqWorld) -> None:
+    world.open(dead_letter_to="other", ttl_ms=1000)
+    other = world.open("other", dead_letter_to="q", ttl_ms=1000)
+    world.put("a")
+    world.tick(1)
+    assert world.ready("other") == ["a"]
+    world.tick(1)
+    assert world.everywhere() == {}
+    assert other.info()["dead_letters_dropped"] == 1
+    assert world.told("dead_letter_cycle") == [
+        "queue 'other': its dead letters come back from 'q': dropped"
+    ]
+
+
+def test_a_queue_that_is_its_own_target_drops_what_expires(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="q", ttl_ms=1000, max_length=2)
+    world.put("a", "b", "c")
+    assert world.ready() == ["b", "c"]
+    world.tick(1)
+    assert q.depth() == 0
+
+
+def test_a_cycle_with_a_reject_in_it_goes_on(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="other")
+    world.open("other", dead_letter_to="q", ttl_ms=1000)
+    world.put("a")
+    for turn in range(3):
+        q.reject(world.take().tag)
+        world.tick(1)
+        peeked = world.q.peek()
+        assert peeked is not None
+        header = peeked.message.header
+        assert [d.count for d in HEADERS.deaths(header)] == [turn + 1] * 2
+        assert HEADERS.first_death(header) == ("q", "rejected")
+
+
+# ---- targets -----------------------------------------------------------------------------------
+
+
+def test_a_missing_target_drops_with_one_event_a_row(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="nowhere")
+    world.put("a", "b", "c")
+    q.reject(world.take().tag)
+    q.reject(world.take().tag)
+    assert world.told("dead_letter_missing") == [
+        "queue 'q': no queue 'nowhere' for dead letters: dropped"
+    ]
+    world.open("nowhere")
+    q.reject(world.take().tag)
+    assert world.drain("nowhere") == ["c"]
+    assert (q.depth(), q.info()["dead_letters_dropped"]) == (0, 2)
+
+
+@pytest.mark.parametrize("overflow", ["drop-head", "reject-publish", "reject-publish-dlx"])
+def test_a_full_target_drops_its_head_and_refuses_nothing(world: AmqWorld, overflow: str) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead", max_length=2, overflow=overflow)
+    world.put("a", "b", "c")
+    for _ in range(3):
+        q.reject(world.take().tag)
+    assert world.ready("dead") == ["b", "c"]
+
+
+def test_what_a_full_target_drops_is_dead_lettered_on(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead", max_length=1, dead_letter_to="grave")
+    world.open("grave")
+    world.put("a", "b")
+    q.reject(world.take().tag)
+    q.reject(world.take().tag)
+    assert world.ready("dead") == ["b"]
+    assert deaths(world, "grave") == [("dead", "maxlen"), ("q", "rejected")]
+
+
+def test_two_full_queues_that_are_each_others_target(world: AmqWorld) -> None:
+    world.open(dead_letter_to="other", max_length=2)
+    world.open("other", dead_letter_to="q", max_length=2)
+    for i in range(8):
+        world.put(f"q{i}")
+        world.put(f"o{i}", queue="other")
+    assert world.q.len() == world.queues["other"].len() == 2
+    assert max(world.everywhere().values()) == 1
+
+
+def test_a_transient_target_gets_persistent_messages(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="t")
+    world.open("t", is_durable=False)
+    world.put("a")
+    world.put("b" * STORED)
+    q.reject(world.take().tag)
+    q.reject(world.take().tag)
+    assert q.depth() == 0
+    assert world.drain("t") == ["a", "b" * STORED]
+
+
+def test_a_transient_message_is_dead_lettered_as_one(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", mode=NONE)
+    assert q.reject(world.take().tag) == 0
+    assert world.queues["dead"].held() is None
+    assert not world.take("dead").message.persistent
+
+
+# ---- held, restart, crash ----------------------------------------------------------------------
+
+
+def test_a_dead_letter_is_held_until_it_is_settled(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    dead = world.open("dead")
+    world.put("a")
+    lsn = q.reject(world.take().tag, DISK)
+    assert dead.fetch() is None
+    assert dead.held() == (lsn, DISK)
+    world.rig.engine.wait(lsn, DISK)
+    assert dead.fetch() is not None
+
+
+def test_a_dead_letter_is_one_record(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", max_length=1)
+    world.open("dead")
+    world.put("a")
+    tag = world.take().tag
+    before = world.rig.engine.last_lsn
+    assert q.reject(tag) == world.rig.engine.last_lsn == before + 1
+    world.put("b")
+    before = world.rig.engine.last_lsn
+    q.publish(b"", b"c", OS)
+    assert world.rig.engine.last_lsn == before + 2
+
+
+@pytest.mark.parametrize("reason", ["rejected", "expired", "maxlen", "delivery_limit"])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_crash_leaves_it_in_one_place(world: AmqWorld, reason: str, is_settled: bool) -> None:
+    q = world.open(dead_letter_to="dead", max_attempts=1)
+    world.open("dead")
+    large = "x" * STORED
+    world.put("a", large, ttl_ms=1000 if reason == "expired" else None)
+    if reason == "rejected":
+        q.reject(world.take().tag)
+        q.reject(world.take().tag)
+    elif reason == "delivery_limit":
+        q.nack(world.take().tag)
+        q.nack(world.take().tag)
+    elif reason == "expired":
+        world.tick(1)
+    else:
+        q.set_options(QueueOptions(dead_letter_to="dead", max_length=0))
+        world.tick()
+    if is_settled:
+        world.settle()
+    world.crash()
+    assert world.everywhere() == {"a": 1, large: 1}
+    assert world.queues["dead" if is_settled else "q"].depth() == 2
+
+
+def test_deaths_outlive_a_restart(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a")
+    q.reject(world.take().tag)
+    world.restart()
+    assert deaths(world) == [("q", "rejected")]

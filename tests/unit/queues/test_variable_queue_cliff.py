@@ -1,0 +1,183 @@
+"""No cliff: what a publish pages out besides its own bytes, counted at the FileSystem.
+
+At most four messages, and none after the one that passes 64 KiB: over random sizes, limits, depths
+and modes, with fetches, requeues and acks in between. What resume does in the background is bounded
+too."""
+
+import random
+
+import pytest
+
+from penstock.queues.backing_queue import UNLIMITED, NewMessage
+from penstock.queues.variable_queue import VariableQueue
+from penstock.storage.durability import NONE, OS
+from penstock.storage.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLOT_BYTES
+from tests.helpers.engine_rig import EngineRig
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+
+MESSAGES_MAX = 4
+BYTES_MAX = 64 << 10
+SLICE_MAX = 256
+WHERE_AT = 24  # in a slot: where its entry is
+
+
+class CountingFileSystem(FaultyFileSystem):
+    """Remembers what is written to the segments of queues, which is parsed when it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=1)
+        self._written: list[tuple[str, int, bytes]] = []
+
+    def on_write(self, kind: str, path: str, number: int, data: bytes | None, place: int) -> None:
+        if data is not None and path.endswith((".qi", ".qs")) and place >= HEADER_BYTES:
+            self._written.append((path, place, bytes(data)))
+        super().on_write(kind, path, number, data, place)
+
+    def take(self, slots: int) -> dict[str, tuple[int, int]]:
+        """Each message of which something was written since last time, by the place of its entry or
+        the like: (its seq if a slot was written, else -1; bytes of its entry)."""
+        found: dict[str, tuple[int, int]] = {}
+        for path, place, data in self._written:
+            if path.endswith(".qs"):
+                at = 0
+                while at < len(data):
+                    length = PREFIX_BYTES + int.from_bytes(data[at : at + 4])
+                    found[f"{path} {place + at}"] = (-1, length)
+                    at += length
+                assert at == len(data), "a write is whole entries"
+        for path, place, data in self._written:
+            if path.endswith(".qi"):
+                first = int(path.rpartition("/")[2].removesuffix(".qi")) * slots
+                first += (place - HEADER_BYTES) // SLOT_BYTES
+                for n in range(len(data) // SLOT_BYTES):
+                    slot = data[n * SLOT_BYTES : (n + 1) * SLOT_BYTES]
+                    where = int.from_bytes(slot[WHERE_AT : WHERE_AT + 4])
+                    key = f"{path.removesuffix('i')}s {where}"
+                    found[key] = (first + n, found.get(key, (-1, 0))[1])
+        self._written = []
+        return found
+
+
+class Run:
+    """A queue on such a file system, and what its messages cost."""
+
+    def __init__(self, seed: int, policy: str) -> None:
+        self.rng = random.Random(f"{seed}/{policy}")
+        self.fs = CountingFileSystem()
+        self.slots = self.rng.choice([4, 64])
+        self.rig = EngineRig(
+            self.fs, segment_slots=self.slots, queue_index_embed_msgs_below=1 << 20,
+            wal_inline_below=1 << 20, wal_segment_bytes_min=1 << 20, wal_segment_bytes_max=1 << 20,
+        )  # fmt: skip
+        self.vq = VariableQueue(self.rig.engine, self.rig.queue(), mode=OS, policy=policy)
+        self.rig.engine.flush()
+        self.paged = 0  # messages, by publishes of others
+        self.pending: list[int] = []
+
+    def publish(self) -> None:
+        """Publish one; what is written besides it is counted."""
+        rng = self.rng
+        size = rng.choice([1, 30, 300, 3000, rng.randint(1, 20_000), rng.randint(1, 100_000)])
+        mode = rng.choice([OS, OS, NONE])
+        self.fs.take(self.slots)
+        tag = self.vq.publish(b"", bytes(size), mode)
+        messages = sorted(self.fs.take(self.slots).values())
+        others = [message for message in messages if message[0] != tag]
+        if mode == NONE and len(others) == len(messages) and (-1, size + PREFIX_BYTES) in others:
+            others.remove((-1, size + PREFIX_BYTES))  # its own entry, without a slot
+        assert len(others) <= MESSAGES_MAX, f"publish {tag} paged out {others}"
+        sizes = [size for _, size in others]
+        assert sum(sizes) - max(sizes, default=0) < BYTES_MAX, f"publish {tag} wrote {sizes}"
+        self.paged += len(others)
+
+    def fetch(self) -> None:
+        """Fetch a few."""
+        self.rig.engine.flush()
+        for _ in range(self.rng.randint(1, 12)):
+            delivery = self.vq.fetch(ack_required=self.rng.random() < 0.7)
+            if delivery is None:
+                return
+            if self.vq.pending(delivery.tag) is not None:
+                self.pending.append(delivery.tag)
+
+    def settle(self) -> None:
+        """Acknowledge or requeue some."""
+        self.rng.shuffle(self.pending)
+        some = [self.pending.pop() for _ in range(self.rng.randint(0, len(self.pending)))]
+        if self.rng.random() < 0.5:
+            self.vq.ack(some, OS)
+        else:
+            self.vq.requeue(some, OS)
+
+    def limit(self) -> None:
+        """Another limit."""
+        high = self.rng.choice([0, 1000, 20_000, 300_000, 3_000_000, UNLIMITED])
+        self.vq.set_limits(high, min(high, high // 2))
+
+    def resume(self) -> None:
+        """One slice."""
+        self.fs.take(self.slots)
+        self.vq.resume()
+        assert len(self.fs.take(self.slots)) <= SLICE_MAX
+
+
+@pytest.mark.parametrize("policy", ["ratio", "eager"])
+@pytest.mark.parametrize("seed", range(25))
+def test_no_publish_pays_for_the_others(seed: int, policy: str) -> None:
+    run = Run(seed, policy)
+    steps = [run.publish] * 12 + [run.fetch, run.settle, run.limit, run.resume]
+    for _ in range(400):
+        run.rng.choice(steps)()
+    run.rig.engine.flush()
+    assert run.paged > 20, "there was something to page out"
+
+
+@pytest.mark.parametrize(("size", "most"), [(10, 4), (10_000, 4), (30_000, 3), (70_000, 1)])
+@pytest.mark.parametrize("has_pending", [True, False])
+def test_a_publish_far_over_the_limit(size: int, most: int, has_pending: bool) -> None:
+    run = Run(0, "ratio")
+    vq = run.vq
+    for _ in range(30):
+        vq.publish(b"", bytes(size), OS)
+    if has_pending:
+        run.rig.engine.flush()
+        for _ in range(25):
+            vq.fetch()
+    run.rig.engine.blocked = True  # so that nothing is paged out yet
+    vq.set_limits(1000, 0)
+    run.rig.engine.blocked = False
+    for _ in range(4):
+        tag = vq.publish(b"", b"", OS)
+        paged = [seq for seq, _ in run.fs.take(run.slots).values() if seq != tag]
+        assert 0 < len(paged) <= most
+
+
+def test_what_a_lowered_limit_leaves_over_is_done_in_slices() -> None:
+    rig = EngineRig(CountingFileSystem(), segment_slots=64)
+    vq = VariableQueue(rig.engine, rig.queue(), mode=OS)
+    vq.batch_publish([NewMessage(b"", b"x" * 50)] * 1500, OS)
+    assert vq.info()["disk_writes"] == 0
+    vq.set_limits(0, 0)
+    counts: list[int] = []
+    more = True
+    written = vq.state.disk_writes
+    assert written <= SLICE_MAX
+    while more:
+        more = vq.resume()
+        counts.append(vq.state.disk_writes - written)
+        written = vq.state.disk_writes
+    assert max(counts) <= SLICE_MAX
+    assert written == 1500
+    assert vq.info()["ram_messages"] == 0
+
+
+def test_a_batch_pages_what_its_singles_would_have() -> None:
+    rig = EngineRig(CountingFileSystem(), segment_slots=64)
+    vq = VariableQueue(rig.engine, rig.queue(), mode=OS)
+    vq.batch_publish([NewMessage(b"", b"x" * 50)] * 1000, OS)
+    vq.set_limits(vq.ram_bytes() // 2, 0)
+    while vq.resume():
+        pass
+    before = vq.state.disk_writes
+    vq.batch_publish([NewMessage(b"", b"x" * 50)] * 20, OS)
+    assert vq.state.disk_writes - before <= 20 * (MESSAGES_MAX + 1)

@@ -1,0 +1,182 @@
+"""The VariableQueue put through the worked example of variable_queue.md, and beside its model.
+
+The sessions and the model are in tests/helpers/vq_trace.py. No limit is set, so nothing is paged
+but by the test; the engine's segments have as many slots as the session wants."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from penstock.queues import purger
+from penstock.queues.variable_queue import VariableQueue
+from penstock.storage.durability import DISK, NONE, OS
+from tests.helpers.engine_rig import EngineRig
+from tests.helpers.vq_trace import (
+    EXAMPLE,
+    SEGMENT,
+    SHIPPED,
+    Driver,
+    Model,
+    State,
+    Step,
+    ids,
+    permitted_betas,
+)
+
+
+class Real:
+    """A VariableQueue as a Driver. `checks` after every call, so invariants hold all the time."""
+
+    def __init__(
+        self, segment: int = SEGMENT, first_seq: int = 1, mode: int = DISK, policy: str = "ratio"
+    ) -> None:
+        self.rig = EngineRig()
+        self.rig.engine.state.slots = segment
+        self.vq = VariableQueue(
+            self.rig.engine, self.rig.queue(), mode=OS, policy=policy, read_bytes=0
+        )
+        self._mode = mode
+        for _ in range(first_seq):
+            self._publish()
+            self.vq.drop(ack_required=False)
+
+    def _publish(self) -> int:
+        seq = self.vq.index().next_seq
+        return self.vq.publish(b"", b"body of %d" % seq, self._mode)
+
+    def publish(self, n: int) -> list[int]:
+        return [self._publish() for _ in range(n)]
+
+    def fetch(self, n: int, *, ack_required: bool = False) -> list[int]:
+        seqs: list[int] = []
+        self.rig.engine.flush()  # the delivered mark is settled
+        while len(seqs) < n:
+            delivery = self.vq.fetch(ack_required=ack_required)
+            if delivery is None:
+                break
+            assert delivery.message.body == b"body of %d" % delivery.tag
+            seqs.append(delivery.tag)
+        self.vq.state.check()
+        return seqs
+
+    def push_q1(self, quota: int) -> None:
+        purger.push_q1(self.vq.state, quota)
+        self.vq.state.check()
+
+    def push_q4(self, quota: int) -> None:
+        purger.push_q4(self.vq.state, quota)
+        self.vq.state.check()
+
+    def push_alphas_to_betas(self, quota: int) -> None:
+        purger.push_alphas_to_betas(self.vq.state, quota)
+        self.vq.state.check()
+
+    def push_betas_to_deltas(self, quota: int) -> None:
+        purger.push_betas_to_deltas(self.vq.state, quota)
+        self.vq.state.check()
+
+    def requeue(self, seqs: list[int]) -> None:
+        self.vq.requeue(seqs, OS)
+
+    def ack(self, seqs: list[int]) -> None:
+        self.vq.ack(seqs, OS)
+
+    def state(self) -> State:
+        q4, q3, delta, q2, q1 = self.vq.state.ids()
+        return list(q4), list(q3), list(delta), list(q2), list(q1)
+
+
+def replay(driver: Driver, steps: list[Step]) -> None:
+    for number, (method, arguments, expected) in enumerate(steps, 1):
+        getattr(driver, method)(*arguments)
+        assert driver.state() == expected, f"after step {number}, {method}{arguments}"
+
+
+@pytest.mark.parametrize("steps", [EXAMPLE, SHIPPED], ids=["example", "shipped"])
+@pytest.mark.parametrize("driver", [Model, Real], ids=["model", "real"])
+def test_the_worked_example(driver: Callable[[], Driver], steps: list[Step]) -> None:
+    one = driver()
+    replay(one, steps)
+    left = [seq for part in one.state() for seq in part]
+    assert one.fetch(100) == left
+
+
+@pytest.mark.parametrize("driver", [Model, Real], ids=["model", "real"])
+@pytest.mark.parametrize("segment", [*range(1, 20), 4096])
+def test_which_segments_give_the_example(driver: Callable[[int], Driver], segment: int) -> None:
+    fits = segment in (5, 7, 8, 9, 10)  # border after 5 at most 10, and 10 to 13 in one
+    try:
+        replay(driver(segment), EXAMPLE)
+    except AssertionError:
+        assert not fits
+    else:
+        assert fits
+
+
+def test_transient_messages_take_the_same_way() -> None:
+    replay(Real(mode=NONE), EXAMPLE)
+    replay(Real(mode=NONE), SHIPPED)
+
+
+def test_one_quota_takes_from_q1_first() -> None:
+    for driver in (Model(), Real()):
+        driver.publish(10)
+        driver.push_alphas_to_betas(3)
+        driver.publish(5)
+        driver.push_alphas_to_betas(6)
+        assert driver.state() == (ids(1, 6), ids(7, 15), [], [], [])
+
+
+def test_permitted_betas() -> None:
+    for d, target in ((100_000, 50_000), (1_000_000, 100_000), (2_000_000, 2_000_000)):
+        betas = permitted_betas(d, target, 1)
+        assert abs((d - betas) / d - d / (target + d)) < 1e-5
+    assert permitted_betas(1_000_000, 100_000, 16384) == 90_910
+    assert permitted_betas(20_000, 100, 16384) == 16384, "never less than a segment"
+
+
+SEGMENTS: Final = [1, 2, 3, 5, 8, 64]
+
+
+@pytest.mark.parametrize("segment", SEGMENTS)
+@pytest.mark.parametrize("policy", ["ratio", "eager"])
+@pytest.mark.parametrize("first_seq", [0, 1, 7])
+def test_model_and_queue_agree(segment: int, policy: str, first_seq: int) -> None:
+    for seed in range(8):
+        rng = random.Random(f"{seed}/{segment}/{policy}/{first_seq}")
+        pair = (
+            Model(segment, first_seq),
+            Real(segment, first_seq, mode=rng.choice([OS, NONE]), policy=policy),
+        )
+        for step in range(rng.randint(20, 120)):
+            _random_step(rng, *pair)
+            pair[0].check()
+            assert pair[1].state() == pair[0].state(), f"seed {seed}, step {step}"
+        left = [seq for part in pair[0].state() for seq in part]
+        assert pair[1].fetch(10**6) == pair[0].fetch(10**6) == left
+
+
+def _random_step(rng: random.Random, model: Model, real: Real) -> None:
+    choice = rng.random()
+    n = rng.randint(1, 12)
+    pending = sorted(model.pending)
+    if choice < 0.35:
+        assert model.publish(n) == real.publish(n)
+    elif choice < 0.6:
+        ack_required = rng.random() < 0.6
+        want = model.fetch(n, ack_required=ack_required)
+        assert real.fetch(n, ack_required=ack_required) == want
+    elif choice < 0.7 and pending:
+        some = rng.sample(pending, rng.randint(1, len(pending)))
+        model.requeue(some)
+        real.requeue(some)
+    elif choice < 0.78 and pending:
+        some = rng.sample(pending, rng.randint(1, len(pending)))
+        model.ack(some)
+        real.ack(some)
+    else:
+        method = rng.choice(["push_q1", "push_q4", "push_alphas_to_betas", "push_betas_to_deltas"])
+        getattr(model, method)(n)
+        getattr(real, method)(n)

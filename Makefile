@@ -7,7 +7,7 @@
 #   .venv-pure   the same source uncompiled and editable, and the tools of `test`: for quick work,
 #                `.venv-pure/bin/pytest tests/unit` sees each change of src/ at once
 #   .venv-run    compiled, with what the examples need
-#   .venv-bench  compiled, and nothing else
+#   .venv-bench  compiled, with the libraries that are measured beside ours, and what draws
 #
 # The wheel is built once for all of them, in build/; C is compiled again only if a hot module
 # (setup.py lists them) has changed.
@@ -21,7 +21,7 @@ TEST_EXTRAS := [test,check]
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run test check lint crash bench format clean FORCE
+.PHONY: help setup run test check lint crash bench plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -31,7 +31,8 @@ help:
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"
-	@echo "make bench   the figures"
+	@echo "make bench   the figures, beside those of other libraries"
+	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
 
@@ -60,6 +61,9 @@ crash: .venv/ready
 bench: .venv-bench/ready
 	@test -f bench/run.py || { echo "make bench: bench/run.py is missing" >&2; exit 66; }
 	.venv-bench/bin/python bench/run.py $(ARGS)
+
+plot: .venv-bench/ready
+	.venv-bench/bin/python bench/memory_plot.py $(ARGS)
 
 format: .venv/ready
 	.venv/bin/ruff format .
@@ -103,7 +107,7 @@ endef
 	$(call install,.venv-run,[examples])
 
 .venv-bench/ready: build/wheel.ready
-	$(call install,.venv-bench,)
+	$(call install,.venv-bench,[bench])
 
 .venv-pure/ready: pyproject.toml setup.py
 	test -x .venv-pure/bin/python || $(PYTHON) -m venv .venv-pure

@@ -1,6 +1,5 @@
-"""What was measured, as tables: on the terminal, in bench/results/, in docs/performance.md."""
+"""What was measured of the storage engine, as tables; and what all such tables are made of."""
 
-import json
 import os
 import platform
 import statistics
@@ -11,10 +10,6 @@ from typing import Any, NamedTuple
 
 from penstock import __version__, build_kind
 from penstock.storage.filesystem import OsFileSystem
-
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench" / "results" / "storage.jsonl"
-PAGE = ROOT / "docs" / "performance.md"
 
 Result = dict[str, Any]
 
@@ -117,20 +112,6 @@ def three(values: list[float], digits: int = 2) -> str:
     return f"{low:.{digits}f} / {mid:.{digits}f} / {high:.{digits}f}"
 
 
-def show(found: Result, table: list[Goal]) -> None:
-    """The tables, for the terminal."""
-    print()
-    print("\n\n".join(sections(found, table)))
-
-
-def save(found: Result) -> None:
-    """Append the run to the kept results."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(rounded(found)) + "\n")
-    print(f"appended to {RESULTS.relative_to(ROOT)}")
-
-
 def rounded(value: Any) -> Any:
     """Four digits say all that these numbers know."""
     if isinstance(value, float):
@@ -140,37 +121,23 @@ def rounded(value: Any) -> Any:
     return [rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
-def render() -> None:
-    """docs/performance.md, from the last full run that was kept."""
-    runs = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
-    found = [run for run in runs if not run["is_quick"]][-1]
-    text = "\n\n".join([INTRODUCTION.strip(), *sections(found, goals(found["figures"]))])
-    PAGE.write_text(text + "\n", encoding="utf-8")
-    print(f"rendered to {PAGE.relative_to(ROOT)}")
-
-
 INTRODUCTION = """
 # Performance
 
-This page is written by `make bench`, from the last full run in `bench/results/storage.jsonl`.
-Each figure names its durability mode: `disk` confirms after an fdatasync that covers the message,
-`os` after the write to the kernel (survives the death of the process, not of the machine); what is
-the same in all of them says `any`. Three numbers are least / median / most of several runs. CPU is
-that of the thread that owns the engine unless the worker thread, which syncs and prepares segments
-of the log, is named. A body has 256 B and a group 100 messages unless something else is said.
+This page is written by `make bench`, from the last full runs in `bench/results`: the storage engine
+first, then the queues with the embedded library. Each figure names its durability mode: `disk`
+confirms after an fdatasync that covers the message, `os` after the write to the kernel (survives
+the death of the process, not of the machine); what is the same in all of them says `any`. Three
+numbers are least / median / most of several runs. For the storage engine, CPU is that of the thread
+that owns it unless the worker thread, which syncs and prepares segments of the log, is named; a
+body has 256 B and a group 100 messages unless something else is said.
 """
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:
     """Titles and tables in Markdown, which reads well on a terminal too."""
     figures = found["figures"]
-    where = (
-        f"Penstock {found['version']} ({found['build']}), commit {found['commit']}, "
-        f"{found['date']}; {found['cpu']}, {found['cores']} cores; {found['kernel']}, "
-        f"{found['filesystem']}; Python {found['python']}; "
-        f"`make bench{' ARGS=--quick' if found['is_quick'] else ''}`, {found['seconds']:.0f} s."
-    )
-    parts = [where]
+    parts = [where(found)]
     if "os_compiled" in figures:
         parts += ["## CPU per message", cpu_table(figures), SYNC_NOTE]
     if "bytes" in figures:
@@ -180,9 +147,22 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
         parts += [WORST_NOTE, worst_table(figures["worst"])]
     if "ram" in figures:
         parts += ["## RAM per message that is wholly on disk", RAM_NOTE, ram_table(figures["ram"])]
+    return [*parts, "## Goals", goal_table(table)]
+
+
+def where(found: Result) -> str:
+    """Machine, commit and date, in a line."""
+    return (
+        f"Penstock {found['version']} ({found['build']}), commit {found['commit']}, "
+        f"{found['date']}; {found['cpu']}, {found['cores']} cores; {found['kernel']}, "
+        f"{found['filesystem']}; Python {found['python']}; "
+        f"`make bench{' ARGS=--quick' if found['is_quick'] else ''}`, {found['seconds']:.0f} s."
+    )
+
+
+def goal_table(table: list[Goal]) -> str:
     rows = [[g.name, g.mode, g.goal, g.text, "ok" if g.is_met else "MISSED"] for g in table]
-    parts += ["## Goals", markdown(["figure", "mode", "goal", "measured", ""], rows)]
-    return parts
+    return markdown(["figure", "mode", "goal", "measured", ""], rows)
 
 
 SYNC_NOTE = "A confirm in `disk` costs its part of a sync beside the append: one sync per group."

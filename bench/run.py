@@ -1,80 +1,43 @@
-"""The figures of the storage engine: measured, held against their goals, kept, rendered.
+"""The figures: measured, held against their goals, kept, rendered.
 
-    make bench                      all of it, less than six minutes
-    make bench ARGS=--quick         the same with smaller numbers, less than a minute
-    python bench/run.py --render    docs/performance.md anew, from the last full run that was kept
+    make bench                      all of it, about six minutes
+    make bench ARGS=--quick         the same with smaller numbers, about a minute
+    make bench ARGS='--part queues --only flat'          one scenario
+    python bench/run.py --render    docs/performance.md anew, from the last full runs that were kept
 
-A full run is appended to bench/results/storage.jsonl with commit, machine and date, and rendered to
-docs/performance.md; a quick one only if --save says so. Every scenario is a process of its own
-(storage.py). The kill -9 is a real one, of a process that has just written that log. "pure" is the
-same source from src/, uncompiled.
+Two parts: the storage engine (here), and the queues with the embedded library (queue_bench.py). A
+full run of a part is appended to bench/results/storage.jsonl or queues.jsonl with commit, machine
+and date, and rendered to docs/performance.md; a quick one only if --save says so. Every scenario is
+a process of its own. The kill -9 is a real one, of a process that has just written that log.
 """
 
 import argparse
 import json
-import os
 import shutil
-import signal
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from report import Goal, facts, goals, render, save, show
+import page
+from queue_bench import QueueBench
+from report import facts
+from runner import ROOT, Progress, Result, Runner, spread
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
 SMALL = 256  # bytes of body, unless something else is said
 TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
 
-Result = dict[str, Any]
 
+class StorageBench(Runner):
+    """Scenarios of the storage engine; `figures` by what they measure."""
 
-class Bench:
-    """Runs the scenarios in `data`, a directory on the disk that is measured."""
+    script = "storage.py"
 
-    def __init__(self, data: Path, *, is_quick: bool, say: Callable[[str], None]) -> None:
-        self.data = data
-        self.is_quick = is_quick
-        self.say = say
-        self.figures: Result = {}
-
-    def pick(self, quick: Any, full: Any) -> Any:
-        return quick if self.is_quick else full
-
-    def child(
-        self, scenario: str, store: str, *, is_pure: bool = False, is_killed: bool = False,
-        keep: bool = False, **given: Any,
-    ) -> Result:  # fmt: skip
-        """Run a scenario on the store of that name; its result. is_killed: kill it with SIGKILL
-        once it has told."""
-        path = self.data / store
-        environment = dict(os.environ)
-        environment.pop("PYTHONPATH", None)
-        if is_pure:
-            environment["PYTHONPATH"] = str(ROOT / "src")
-        arguments = json.dumps({"data": str(path), **given})
-        child = subprocess.Popen(
-            [sys.executable, str(HERE / "storage.py"), scenario, arguments],
-            stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        if is_killed and line:
-            os.kill(child.pid, signal.SIGKILL)
-        child.stdout.read()
-        code = child.wait()
-        if code != (-signal.SIGKILL if is_killed else 0) or not line:
-            sys.exit(f"{scenario} ended with status {code}")
-        if not keep:
-            shutil.rmtree(path)
-        result: Result = json.loads(line)
-        return result
-
-    # ---- the scenarios ---------------------------------------------------------------------------
+    def scenarios(self) -> dict[str, Callable[[], None]]:
+        return {
+            "cpu": self.cpu, "bytes": self.bytes_and_syncs, "opening": self.opening,
+            "ram": self.ram,
+        }  # fmt: skip
 
     def cpu(self) -> None:
         """CPU per message appended and dequeued, compiled and pure, `os` and `disk`."""
@@ -185,45 +148,15 @@ class Bench:
         self.figures["ram"] = rows
 
 
-def spread(values: list[float]) -> list[float]:
-    """The least, the median, the most."""
-    return [min(values), statistics.median(values), max(values)]
+PARTS: dict[str, type[Runner]] = {"storage": StorageBench, "queues": QueueBench}
 
 
-class Progress:
-    """What is being measured: one line that changes on a terminal, plain lines in a pipe."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._status: Any = None
-        if sys.stdout.isatty():
-            from rich.console import Console
-
-            self._status = Console().status("")
-            self._status.start()
-
-    def __call__(self, text: str) -> None:
-        text = f"{time.monotonic() - self._started:5.0f} s  {text}"
-        if self._status is None:
-            print(text, flush=True)
-        else:
-            self._status.update(text)
-
-    def end(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-
-def measure(data: Path, *, is_quick: bool, only: list[str]) -> Result:
-    """All figures, or those of some scenarios."""
+def measure(part: str, data: Path, *, is_quick: bool, only: list[str]) -> Result:
+    """All figures of a part, or those of some scenarios."""
     progress = Progress()
-    bench = Bench(data, is_quick=is_quick, say=progress)
-    scenarios = {
-        "cpu": bench.cpu, "bytes": bench.bytes_and_syncs, "opening": bench.opening,
-        "ram": bench.ram,
-    }  # fmt: skip
+    bench = PARTS[part](data, is_quick=is_quick, say=progress)
     try:
-        for name, scenario in scenarios.items():
+        for name, scenario in bench.scenarios().items():
             if not only or name in only:
                 scenario()
     finally:
@@ -233,37 +166,44 @@ def measure(data: Path, *, is_quick: bool, only: list[str]) -> Result:
 
 
 def main() -> int:
+    names = [
+        name
+        for part in PARTS.values()
+        for name in part(Path(), is_quick=True, say=print).scenarios()
+    ]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller numbers, less than a minute")
     parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "bench",
                         help="on the disk to measure; deleted afterwards")  # fmt: skip
-    parser.add_argument("--only", action="append", default=[],
-                        choices=("cpu", "bytes", "opening", "ram"))  # fmt: skip
+    parser.add_argument("--part", action="append", default=[], choices=PARTS)
+    parser.add_argument("--only", action="append", default=[], choices=names)
     parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
     parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
     parser.add_argument("--render", action="store_true", help="only docs/performance.md anew")
     given = parser.parse_args()
     if given.render:
-        render()
+        page.render()
         return 0
-    if given.data.exists():
-        shutil.rmtree(given.data)
-    given.data.mkdir(parents=True)
-    found = {**facts(ROOT, given.data), "is_quick": given.quick}
-    started = time.monotonic()
-    found["figures"] = measure(given.data, is_quick=given.quick, only=given.only)
-    found["seconds"] = round(time.monotonic() - started, 1)
     is_full = not given.quick and not given.only
-    if given.save or (is_full and not given.no_save):
-        save(found)
-    table: list[Goal] = goals(found["figures"])
-    show(found, table)
+    for part in given.part or PARTS:
+        if given.data.exists():
+            shutil.rmtree(given.data)
+        given.data.mkdir(parents=True)
+        found = {**facts(ROOT, given.data), "is_quick": given.quick}
+        started = time.monotonic()
+        found["figures"] = measure(part, given.data, is_quick=given.quick, only=given.only)
+        found["seconds"] = round(time.monotonic() - started, 1)
+        if not found["figures"]:
+            continue
+        if given.save or (is_full and not given.no_save):
+            page.save(part, found)
+        print("\n\n".join(["", *page.sections(part, found)]))
+        if given.json:
+            print(json.dumps(found))
     if is_full and not given.no_save:
         print()
-        render()
-    if given.json:
-        print(json.dumps(found))
+        page.render()
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,12 @@ BENCH = ROOT / "bench"
 pytestmark = pytest.mark.real
 
 
-def scenario(name: str, data: Path, **given: object) -> dict[str, object]:
+def scenario(
+    name: str, data: Path, *, script: str = "storage.py", **given: object
+) -> dict[str, object]:
     """What a scenario prints, run as run.py runs it."""
     done = subprocess.run(
-        [sys.executable, str(BENCH / "storage.py"), name, json.dumps({"data": str(data), **given})],
+        [sys.executable, str(BENCH / script), name, json.dumps({"data": str(data), **given})],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -51,15 +54,106 @@ def test_opening(tmp_path: Path) -> None:
     assert (found["count"], found["clean"], found["replayed"]) == (1000, True, 0)
 
 
-def test_the_page_names_goal_mode_and_machine() -> None:
-    """docs/performance.md is what the last kept full run renders to."""
-    code = (
-        "import json, sys; sys.path.insert(0, 'bench'); import report;"
-        "runs = [json.loads(line) for line in report.RESULTS.read_text().splitlines()];"
-        "found = [run for run in runs if not run['is_quick']][-1];"
-        "table = report.goals(found['figures']);"
-        "print('\\n\\n'.join([report.INTRODUCTION.strip(), *report.sections(found, table)]))"
+def number(found: dict[str, object], *names: str) -> float:
+    """A figure inside of others."""
+    value: object = found
+    for name in names:
+        assert isinstance(value, dict)
+        value = value[name]
+    assert isinstance(value, int | float)
+    return value
+
+
+def test_put_and_get(tmp_path: Path) -> None:
+    found = scenario("cpu", tmp_path / "data", script="queues.py", size=100, runs=2, count=200)
+    for name in ("put", "get", "put_batch", "get_batch"):
+        values = found[name]
+        assert isinstance(values, list)
+        assert len(values) == 2
+        assert all(0 < value < 5000 for value in values)
+
+
+def test_backlogs_and_acks(tmp_path: Path) -> None:
+    found = scenario(
+        "flat", tmp_path / "data", script="queues.py", size=100, backlogs=[200, 400], sample=100,
+        runs=1,
+    )  # fmt: skip
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    assert [row["backlog"] for row in rows] == [200, 400]
+    assert number(found, "after", "acked") == 700
+
+
+def test_threads(tmp_path: Path) -> None:
+    found = scenario(
+        "threads", tmp_path / "data", script="queues.py", size=100, counts=[1, 4], seconds=0.1,
+        runs=1,
+    )  # fmt: skip
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    assert [row["threads"] for row in rows] == [1, 4]
+    assert all(row["per_s"][0] > 0 for row in rows)
+
+
+def test_a_backlog_is_on_disk_and_is_opened_again(tmp_path: Path) -> None:
+    found = scenario(
+        "backlog", tmp_path / "data", script="queues.py", count=2000, size=100, warm=500
     )
+    # A slot of 32 bytes, and in the file of bodies what frames each, and the body.
+    assert 132 < number(found, "disk_bytes") / 2000 < 160
+    assert scenario("reopen", tmp_path / "data", script="queues.py")["count"] == 2000
+
+
+def test_ram_in_each_state(tmp_path: Path) -> None:
+    found = scenario("ram_states", tmp_path / "data", script="queues.py", count=8192, size=100)
+    alpha, gamma = number(found, "bytes", "alpha"), number(found, "bytes", "gamma")
+    assert 200 < alpha < 450
+    assert 32 <= gamma < 48
+    assert 32 <= number(found, "bytes", "beta") < 48
+    assert number(found, "bytes", "delta") < 8
+    assert number(found, "counted", "gamma") == 32
+
+
+def test_past_a_limit(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"script": "queues.py", "size": 1024, "limit": 256 << 10, "count": 1000}
+    steps = scenario("cliff", tmp_path / "steps", policy="steps", **given)
+    assert number(steps, "ram_bytes_max") <= 256 << 10
+    assert number(steps, "on_disk") > 700
+    at_once = scenario("cliff", tmp_path / "once", policy="at once", **given)
+    assert number(at_once, "bursts") >= 4
+    unlimited = scenario("cliff", tmp_path / "unlimited", policy="unlimited", **given)
+    assert (number(unlimited, "on_disk"), number(unlimited, "bursts")) == (0, 0)
+
+
+@pytest.mark.parametrize(("peer", "mode"), [("penstock", "disk"), ("SQLite", "os")])
+def test_a_peer(tmp_path: Path, peer: str, mode: str) -> None:
+    found = scenario(
+        "measure", tmp_path / "data", script="peers.py", peer=peer, mode=mode, size=100,
+        seconds=0.03, depths=[100, 200],
+    )  # fmt: skip
+    gets = found["get"]
+    assert isinstance(gets, list)
+    assert [get["depth"] for get in gets] == [100, 200]
+    for one in [found["put"], found["batch"], *gets]:
+        assert isinstance(one, dict)
+        assert len(one["cpu_us"]) == len(one["per_s"]) == 3
+        assert min(one["cpu_us"]) > 0
+
+
+def test_what_the_plot_is_made_of(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'bench'); import memory_plot; from pathlib import Path;"
+        f"watch = memory_plot.run(Path({str(tmp_path / 'data')!r}), 3000, 100, '256 KiB');"
+        "last = watch.samples[-1]; print(last.waiting, last.rss > 0 < watch.turn_s < last.at_s)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "0 True"
+
+
+def test_the_page_names_goal_mode_and_machine() -> None:
+    """docs/performance.md is what the last kept full runs render to."""
+    code = "import sys; sys.path.insert(0, 'bench'); import page; print(page.text(), end='')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")

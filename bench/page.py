@@ -1,0 +1,62 @@
+"""docs/performance.md, and the kept results that it is made of.
+
+One file of results per part of the bench, a run a line; the page shows the last full run of each.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import queue_report
+import report
+from report import Result
+from runner import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+REPORTS = {"storage": report, "queues": queue_report}
+
+
+def results(part: str) -> Path:
+    """The kept runs of this part."""
+    return ROOT / "bench" / "results" / f"{part}.jsonl"
+
+
+def save(part: str, found: Result) -> None:
+    """Append the run to the kept results."""
+    path = results(part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(report.rounded(found)) + "\n")
+    print(f"appended to {path.relative_to(ROOT)}")
+
+
+def last(part: str) -> Result | None:
+    """The last full run that was kept."""
+    if not results(part).exists():
+        return None
+    runs = [json.loads(line) for line in results(part).read_text(encoding="utf-8").splitlines()]
+    full: list[Result] = [run for run in runs if not run["is_quick"]]
+    return full[-1] if full else None
+
+
+def sections(part: str, found: Result) -> list[str]:
+    """Titles and tables in Markdown, which reads well on a terminal too."""
+    its: Any = REPORTS[part]
+    parts: list[str] = its.sections(found, its.goals(found["figures"]))
+    return parts
+
+
+def text() -> str:
+    """The page, of what was kept."""
+    parts = []
+    for part, its in REPORTS.items():
+        found = last(part)
+        if found is not None:
+            parts += [its.INTRODUCTION.strip(), *sections(part, found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def render() -> None:
+    """Write the page."""
+    PAGE.write_text(text(), encoding="utf-8")
+    print(f"rendered to {PAGE.relative_to(ROOT)}")

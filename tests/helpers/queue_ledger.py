@@ -42,6 +42,7 @@ class QueueLedger(Ledger):
         self.seen: set[Place] = set()
         self.delivered: list[tuple[int, Place]] = []
         self.expiries: dict[Place, int] = {}
+        self.later: dict[Place, int] = {}  # of a place in a delay part: its expiry once it is due
         self.lowered: dict[int, int] = {}
         self.lowered_lsn = 0
         self.wall_s = 0.0
@@ -59,7 +60,7 @@ class QueueLedger(Ledger):
         after.base, after.base_lsn = plain.base, plain.base_lsn
         after.ids, after.numbers = plain.ids, plain.numbers
         after.seen = self.seen_at(1 << 62)
-        after.expiries = dict(self.expiries)
+        after.expiries, after.later = dict(self.expiries), dict(self.later)
         after.wall_s, after.options = self.wall_s, self.options
         return after
 
@@ -111,7 +112,7 @@ class Tap(Holder):
 class Books:
     """The live messages of one engine, and the judge of each record.
 
-    fresh: body -> uid of what is being published; may_die: places that the call at hand may settle;
+    fresh: body -> uid of what is being published; dates: of what gets new ones; may_die: places that the call at hand may settle;
     is_free(name): whether a queue may drop messages of its own accord; is_bucket(name).
     """
 
@@ -125,6 +126,7 @@ class Books:
         self.attempts: dict[Place, int] = {}
         self.holds: dict[Place, tuple[int, int]] = {}  # (lsn, mode) of what a record moved
         self.fresh: dict[bytes, int] = {}
+        self.dates: dict[int, tuple[int, int]] = {}  # uid -> due (0: at once), expiry from then on
         self.may_die: set[Place] = set()
         self.free: set[bytes] = set()
         self.purged: set[Place] = set()
@@ -265,25 +267,48 @@ class Books:
                     self._judge_move(lsn, place, uid, sources)
                 elif uid not in fresh:
                     raise Violation(f"message {uid} is doubled: at {place} by record {lsn}")
-                elif self.tx_mode is not None:
-                    self.holds[place] = (lsn, self.tx_mode)
+                else:
+                    self._judge_dates(place, uid)
+                    if self.tx_mode is not None:
+                        self.holds[place] = (lsn, self.tx_mode)
         for lsn, taken in self._takes.items():
             put = {uid for _, uid in self._puts.get(lsn, [])}
             for place, uid in taken:
                 if uid not in put and place not in self.may_die and not self._is_free(place[0]):
                     raise Violation(f"message {uid} is lost: it left {place} by record {lsn}")
-        self.fresh, self.tx_mode = {}, None
+        self.fresh, self.tx_mode, self.dates = {}, None, {}
+
+    def _judge_dates(self, place: Place, uid: int) -> None:
+        """A message that was published, or nacked with a delay, has the dates that it should."""
+        wanted, expiry_ms = self.dates.get(uid), self.ledger.expiries[place]
+        if wanted is None:
+            return
+        due_ms, own_ms = wanted
+        if expiry_ms != (due_ms or own_ms):
+            raise Violation(f"message {uid} at {place} has date {expiry_ms}, should be {wanted}")
+        if due_ms:
+            self.ledger.later[place] = own_ms
 
     def _judge_move(self, lsn: int, place: Place, uid: int, sources: list[Place]) -> None:
         if len(sources) != 1:
             raise Violation(f"message {uid} comes to {place} from {sources}")
         (source,) = sources
         mode = OS
-        if is_bucket(self.names[source[0]]) and not is_bucket(self.names[place[0]]):
+        expiries, later = self.ledger.expiries, self.ledger.later
+        if not is_bucket(self.names[source[0]]):
+            if is_bucket(self.names[place[0]]):
+                self._judge_dates(place, uid)
+        elif is_bucket(self.names[place[0]]):
+            if source in later:
+                later[place] = later[source]
+            if expiries[place] != expiries[source]:
+                raise Violation(f"message {uid} has another due time at {place}")
+        else:
             mode = DISK
-            due_ms = self.ledger.expiries[source]
-            if due_ms > self.engine.clock.wall_ms():
-                raise Violation(f"message {uid} is early: due {due_ms}")
+            if expiries[source] > self.engine.clock.wall_ms():
+                raise Violation(f"message {uid} is early: due {expiries[source]}")
+            if expiries[place] != later.get(source, expiries[place]):
+                raise Violation(f"message {uid} expires at {expiries[place]}: {later[source]}")
         self.holds[place] = (lsn, mode)
 
     def _is_free(self, number: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from penstock.queues.backing_queue import PART_SHIFT, Delivery
+from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.storage.durability import DISK, NONE
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_model import History, QueueModel, Sent
@@ -36,6 +36,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def preload(self, n: int) -> None:
         """A run that begins with something to lose finds more."""
+
+    def mend(self) -> None:
+        """No planned fault strikes any more."""
 
     @initialize(
         sections=st.booleans(), choice=st.integers(0, 11), n=st.sampled_from([60, 90, 25, 0])
@@ -118,3 +121,23 @@ class QueueMachine(RuleBasedStateMachine):
         for tag in tags:
             del self.models[name].sent[tag]
         self._note()
+
+    def _found(self, q: BackingQueue) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+
+        def look(delivery: Delivery, is_pending: bool, acc: None) -> tuple[bool, None]:
+            assert not is_pending
+            found[delivery.tag] = (self.world.numbers([delivery])[0], delivery.attempts)
+            return True, None
+
+        q.fold(look, None)
+        return found
+
+    def _delete_the_other(self, mode: int) -> None:
+        self.world.queues.pop(b"other").delete_and_terminate(mode)
+        self.world.open(b"other")
+        self.models[b"other"] = QueueModel()
+        self.known[b"other"] = {}
+        self.confirmed[b"other"] = []
+        self.wants_confirms[b"other"] = 0
+        self.history.restart(self.engine.last_lsn, self._state())

@@ -9,8 +9,10 @@ Each implementation is a subclass that says how a queue is opened. Examples are 
 test itself (`derandomize`), but not in the profile `nightly`.
 """
 
+import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from penstock.queues import purger
 from penstock.queues.backing_queue import (
     UNLIMITED,
     BackingQueue,
@@ -25,15 +28,16 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.factory import open_backing
+from penstock.queues.vq_state import VQState
 from penstock.storage.checkpointer import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.transaction import Transaction
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_machine import QueueMachine
-from tests.helpers.queue_model import QueueModel, Sent
+from tests.helpers.queue_model import Sent
 from tests.helpers.queue_world import Opener, up_to
 from tests.helpers.reference_queue import ReferenceQueue
-from tests.helpers.variable_queues import LIMIT, opens
+from tests.helpers.variable_queues import LIMIT, opens, real
 
 STEPS = 50
 MODES = st.sampled_from([DISK, DISK, OS, NONE])
@@ -43,6 +47,10 @@ BYTES = st.sampled_from([0, 1, 600, 2000, 6000, UNLIMITED])
 COUNTS = st.integers(0, 8)
 PRIORITIES = st.integers(0, 3)
 DATA = st.data()
+PUSHES = (
+    purger.push_q1, purger.push_q4, purger.push_alphas_to_betas, purger.push_betas_to_deltas,
+    purger.push_pending,
+)  # fmt: skip
 
 
 class BackingQueueMachine(QueueMachine):
@@ -253,15 +261,6 @@ class BackingQueueMachine(QueueMachine):
         else:
             self._delete_the_other(mode)
 
-    def _delete_the_other(self, mode: int) -> None:
-        self.world.queues.pop(b"other").delete_and_terminate(mode)
-        self.world.open(b"other")
-        self.models[b"other"] = QueueModel()
-        self.known[b"other"] = {}
-        self.confirmed[b"other"] = []
-        self.wants_confirms[b"other"] = 0
-        self.history.restart(self.engine.last_lsn, self._state())
-
     # ---- looking -------------------------------------------------------------------------------
 
     @rule(name=NAMES, data=DATA)
@@ -356,22 +355,26 @@ class BackingQueueMachine(QueueMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 2.0]))
     def tick(self, seconds: float) -> None:
+        self.mend()
         self.world.rig.clock.advance(seconds)
         self.engine.tick()
         self.engine.flush()
 
     @rule()
     def begin_checkpoint(self) -> None:
+        self.mend()
         self.engine.upkeep.begin_checkpoint()
 
     @rule()
     def step_checkpoint(self) -> None:
+        self.mend()
         if self.engine.checkpoints.phase == SLICES:
             self.engine.checkpoints.step(0.0)
         self.engine.poll()
 
     @rule()
     def finish_checkpoint(self) -> None:
+        self.mend()
         if self.engine.checkpoints.phase != IDLE:
             self.world.rig.finish_checkpoint()
 
@@ -379,6 +382,7 @@ class BackingQueueMachine(QueueMachine):
 
     @rule()
     def restart(self) -> None:
+        self.mend()
         self.world.restart()
         for model in self.models.values():
             model.stop()
@@ -386,6 +390,7 @@ class BackingQueueMachine(QueueMachine):
 
     @rule(mode=st.sampled_from(["lost", "kept", "subset", "torn"]))
     def crash(self, mode: str) -> None:
+        self.mend()
         self.history.settle(self.engine.settled(OS if mode == "kept" else DISK))
         self.world.crash(mode)
         found = {name: self._found(q) for name, q in self.world.queues.items()}
@@ -393,17 +398,6 @@ class BackingQueueMachine(QueueMachine):
         for name, model in self.models.items():
             model.recover(found[name], self.known[name])
         self._begin_life()
-
-    def _found(self, q: BackingQueue) -> dict[int, tuple[int, int]]:
-        found: dict[int, tuple[int, int]] = {}
-
-        def look(delivery: Delivery, is_pending: bool, acc: None) -> tuple[bool, None]:
-            assert not is_pending
-            found[delivery.tag] = (self.world.numbers([delivery])[0], delivery.attempts)
-            return True, None
-
-        q.fold(look, None)
-        return found
 
     # ---- what holds at all times ---------------------------------------------------------------
 
@@ -423,6 +417,7 @@ class BackingQueueMachine(QueueMachine):
         """A run that went well ends with all that is left, drained in order, and a restart that
         verifies."""
         if hasattr(self, "models") and sys.exc_info()[0] is None:
+            self.mend()
             for name, model in self.models.items():
                 self.fold(name, 1 << 30)
                 self.fetch(name, len(model.sent), True)
@@ -456,6 +451,22 @@ class VariableMachine(BackingQueueMachine):
             limit=(UNLIMITED, LIMIT, 0)[choice // 2 % 3],
             read_bytes=(0, 256, 256 << 10)[choice // 4],
         )
+
+    @rule(name=NAMES, push=st.sampled_from(PUSHES), n=st.integers(1, 12))
+    def page(self, name: bytes, push: Callable[[VQState, int], int], n: int) -> None:
+        """Into places, q2 first of all, where the present rules of paging hardly ever go."""
+        state = real(self.world.queues[name]).state
+        if not (state.is_lazy or state.becomes_lazy):
+            push(state, n)
+            state.check()
+
+    @rule(times=st.sampled_from([1, 2, 5, None]), effect=st.sampled_from([errno.EIO, "short"]))
+    def break_writes(self, times: int | None, effect: int | str) -> None:
+        """Paging out fails so many times, or until a checkpoint needs those files too."""
+        self.world.rig.fs.fail(effect, kinds=["pwrite"], path="/queues/", times=times)
+
+    def mend(self) -> None:
+        self.world.rig.fs.clear_faults()
 
 
 class PriorityMachine(BackingQueueMachine):

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from penstock.queues.rows import (
     AT_ENTRY,
     BLOCK_ROWS,

@@ -14,7 +14,9 @@ brought is delivered once its record is settled (`held`).
 what the header carries from before a delay. After `max_attempts` deliveries a message that comes
 back is dead-lettered, or dropped when there is no dead-letter queue. What comes back without having
 been tried (`release`) counts nothing. A process that dies with a message in its hands has not said
-that it failed: that counts nothing either, the message is redelivered.
+that it failed, so that delivery counts nothing; but what may have been delivered before a crash is
+from then on counted as it is delivered, so a message that kills its process each time goes, after
+`max_attempts` more deliveries, to the dead-letter queue and not round for ever.
 
 **Slices.** No call handles more than 256 expired, overdue or overlong messages: `fetch` then gives
 None and `has_more_expired` is True, `tick` returns True. Call again.
@@ -62,10 +64,23 @@ class AMQQueue(Arrivals):
             self.has_more_expired = self.expire()
             if self.has_more_expired:
                 return None
-        delivery = self.backing.fetch(ack_required=ack_required)
-        if delivery is None or not delivery.message.header:
-            return delivery
-        return self._with_attempts(delivery)
+        while True:
+            delivery = self.backing.fetch(ack_required=ack_required)
+            if delivery is None:
+                return None
+            if delivery.message.header:
+                delivery = self._with_attempts(delivery)
+            if not (delivery.attempts and ack_required and self._is_worn_out(delivery)):
+                return delivery
+
+    def _is_worn_out(self, delivery: Delivery) -> bool:
+        """A message whose last deliveries all ended with the process, or that was tried more often
+        than is allowed by now, is dead-lettered instead of delivered."""
+        most = self.options.max_attempts
+        if most is None or delivery.attempts < most:
+            return False
+        self._bury(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
+        return True
 
     def held(self) -> tuple[int, int] | None:
         """(lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if it may

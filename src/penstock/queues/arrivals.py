@@ -159,6 +159,8 @@ class Arrivals(Taker):
         if memory is not None and (warning := thresholds.warning(memory[0])) is not None:
             self._event("warning", f"queue {self.text_name!r}: {warning}")
         self.backing.set_queue_mode("lazy" if options.lazy else "default")
+        if options.max_attempts is not None:
+            self.backing.count_crashes()
 
     # ---- publish -------------------------------------------------------------------------------
 

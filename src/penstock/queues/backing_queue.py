@@ -132,6 +132,11 @@ class BackingQueue(ABC):
         """The head, which becomes pending, or is dequeued at once (without `ack_required`; its body
         is in RAM before that is logged). None if there is none, or it is held."""
 
+    def count_crashes(self) -> None:
+        """From now on a delivery of what may have been delivered before the last crash is counted
+        as an attempt when it is made, not when it comes back: so a message that kills its consumer
+        and this process with it is found out. An implementation may do nothing."""
+
     @abstractmethod
     def drop(self, *, ack_required: bool = True) -> Head | None:
         """As fetch, held or not, but the body is never read."""

@@ -63,7 +63,7 @@ class PriorityBudget:
 
     def set_share(self, share_bytes: int) -> None:
         """The share of the whole machine's budget."""
-        self._share_bytes = share_bytes
+        self._share_bytes = max(share_bytes, 0)
         self._set()
 
     def _set(self) -> None:

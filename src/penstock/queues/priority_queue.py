@@ -193,6 +193,10 @@ class PriorityQueue(BackingQueue):
                 return None  # it is held
         return None
 
+    def count_crashes(self) -> None:
+        for part in self.parts:
+            part.queue.count_crashes()
+
     def drop(self, *, ack_required: bool = True) -> Head | None:
         while (part := self._highest()) is not None:
             head = part.queue.drop(ack_required=ack_required)

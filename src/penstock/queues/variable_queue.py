@@ -229,6 +229,8 @@ class VariableQueue(VqPending):
         state.rates.n_out += 1
         is_redelivered = self._delivered(seq, message.persistent)
         attempts = self._attempts(seq, message.persistent)
+        if seq < self._suspect_below and ack_required and message.persistent:
+            self._count_delivery(seq)
         if ack_required:
             state.ram_pending[seq] = entry
             state.pending_bytes += cost

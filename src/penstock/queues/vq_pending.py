@@ -48,6 +48,10 @@ class VqPending(BackingQueue):
         self._index = index
         self._mode: int = mode
         self._confirms: deque[tuple[int, int, int]] = deque()  # (lsn, mode, id)
+        # Of messages below this seq a delivery counts when it is made; those that are counted.
+        self._suspect_below: int = 0
+        self._crash_mark: int = 0 if engine.recovered.is_clean else self.mark.delivered
+        self._counted: set[int] = set()
 
     @abstractmethod
     def arrive(self, entry: Entry) -> None:
@@ -93,6 +97,8 @@ class VqPending(BackingQueue):
         else:
             return None
         state.unacked_bytes -= entry.message.size
+        if self._counted:
+            self._counted.discard(seq)
         return entry
 
     def _die(self, entries: list[Entry], mode: int) -> None:
@@ -142,6 +148,8 @@ class VqPending(BackingQueue):
         state.rates.n_ack_out += len(ids)
         if attempted and ids:
             self._count_attempts(alphas, rows, mode)
+        elif self._counted:
+            self._uncount(list(ids), mode)
         vq_requeue.put_back(state, alphas, rows)
         self._after()
         return [ids[seq] for seq in sorted(ids)]
@@ -150,6 +158,10 @@ class VqPending(BackingQueue):
         known = self._index.attempts
         seqs = [entry.seq for entry in alphas if entry.message.persistent]
         seqs += [row.seq for row in rows if row.flags & PERSISTENT]
+        if self._counted:
+            fresh = [seq for seq in seqs if seq not in self._counted]
+            self._counted.difference_update(seqs)
+            seqs = fresh
         if seqs:
             counted = [(seq, known.get(seq, 0) + 1) for seq in sorted(seqs)]
             self.engine.requeue(self._index, counted, mode)
@@ -313,6 +325,27 @@ class VqPending(BackingQueue):
         self._confirms = left
         return confirmed
 
+    # ---- attempts of messages that may have killed this process --------------------------------
+
+    def count_crashes(self) -> None:
+        self._suspect_below = self._crash_mark
+
+    def _count_delivery(self, seq: int) -> None:
+        """A suspect is about to be delivered: the count is in the log, and written, before it is.
+        (That it was delivered before the crash is not certain, so that is not counted.)"""
+        attempts = self._index.attempts.get(seq, 0) + 1
+        self.engine.requeue(self._index, [(seq, attempts)], self._mode)
+        self.engine.flush()
+        self._counted.add(seq)
+
+    def _uncount(self, seqs: list[int], mode: int) -> None:
+        """Suspects come back untried."""
+        known = self._index.attempts
+        back = [(seq, known.get(seq, 1) - 1) for seq in sorted(seqs) if seq in self._counted]
+        if back:
+            self.engine.requeue(self._index, back, mode)
+            self._counted.difference_update(seqs)
+
     # ---- what both halves need -----------------------------------------------------------------
 
     def _with_body(self, entry: Entry) -> Message:
@@ -324,7 +357,9 @@ class VqPending(BackingQueue):
 
     def _attempts(self, seq: int, is_persistent: bool) -> int:
         if is_persistent:
-            return self._index.attempts.get(seq, 0) if self._index.attempts else 0
+            if not self._index.attempts:
+                return 0
+            return self._index.attempts.get(seq, 0) - (seq in self._counted)
         known = self.state.transient_attempts
         return known.get(seq, 0) if known else 0
 

@@ -271,7 +271,7 @@ class VQState:
         """AssertionError that cites the invariant which does not hold. O(n), for tests."""
         q4, q3, delta, q2, q1 = self.ids()
         if self.is_lazy:
-            assert not (q1 or q2 or q4), "lazy: all is in q3 and delta"
+            assert not [*q1, *q2, *q4], "lazy: all is in q3 and delta"
         elif self.read_error is None:
             assert not q1 or q3, "[V1] q1 holds messages, q3 does not"
             assert not q2 or self.delta.count, "[V2] q2 holds messages, delta does not"

@@ -129,3 +129,59 @@ def test_a_transient_message_stays_transient_through_a_retry(world: AmqWorld) ->
     world.restart()
     world.tick(9)
     assert world.q.depth() + world.q.delayed() == 0
+
+
+# ---- messages that kill their process ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priorities", [0, 3])
+def test_a_message_that_kills_its_process_each_time_is_dead_lettered(priorities: int) -> None:
+    world = AmqWorld(VARIABLE)
+    world.open("dead")
+    world.open(max_attempts=2, dead_letter_to="dead", priorities=priorities)
+    world.put("poison", "good")
+    seen: list[int] = []
+    for _ in range(10):
+        delivery = world.get()
+        if delivery is None or name_of(delivery) != "poison":
+            break
+        seen.append(delivery.attempts)
+        world.crash("killed")
+    # That the first ended with the process nobody knows for certain; of the next two one does.
+    assert seen == [0, 0, 1]
+    assert delivery is not None
+    assert name_of(delivery) == "good"
+    assert world.ready("dead") == ["poison"]
+
+
+def test_one_crash_counts_nothing_against_what_was_not_delivered() -> None:
+    world = AmqWorld(VARIABLE)
+    world.open("dead")
+    q = world.open(max_attempts=1, dead_letter_to="dead", retry_delay_ms_min=0)
+    world.put(*"abcd")
+    world.take()
+    world.crash("killed")
+    q = world.q
+    taken = [world.take() for _ in range(4)]
+    assert [(name_of(d), d.attempts, d.is_redelivered) for d in taken] == [
+        (name, 0, True) for name in "abcd"
+    ]
+    for _ in range(3):
+        q.release([taken[1].tag])  # untried: not counted
+        assert world.take().attempts == 0
+    q.release([taken[1].tag])
+    q.nack(taken[2].tag)  # tried once, and once only
+    q.ack([taken[0].tag, taken[3].tag])
+    assert world.ready("dead") == ["c"]
+    world.crash("killed")
+    assert name_of(world.take()) == "b"
+
+
+def test_after_an_orderly_stop_nothing_is_counted() -> None:
+    world = AmqWorld(VARIABLE)
+    world.open(max_attempts=1)
+    world.put("a")
+    for _ in range(3):
+        assert world.take().attempts == 0
+        world.restart()
+    assert world.q.len() == 1

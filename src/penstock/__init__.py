@@ -1,12 +1,66 @@
-"""Penstock: a durable message broker in Python.
+"""Penstock: a durable message broker in Python, and its queues as a library.
 
-Importing this package loads nothing else: `penstock.storage` is the storage engine,
-`penstock.cli` the commands.
+`penstock.open(path)` opens a box of durable queues in this process (docs/embedded.md), and
+`penstock.aio.open(path)` one for asyncio. Importing this package loads nothing else: what is used
+is loaded when it is first named. `penstock.storage` is the storage engine, `penstock.cli` the
+commands.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.embedded import aio as aio
+    from penstock.embedded.box import Box as Box
+    from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
+    from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
+    from penstock.embedded.box_errors import QueueEmptyError as QueueEmptyError
+    from penstock.embedded.box_errors import QueueFullError as QueueFullError
+    from penstock.embedded.box_errors import TransactionError as TransactionError
+    from penstock.embedded.job import Job as Job
+    from penstock.embedded.job import Message as Message
+    from penstock.embedded.queue import Queue as Queue
+    from penstock.errors import PenstockError as PenstockError
 
 __version__: Final = "0.1.0"
+
+# Name here -> (module, name there; "" for the module itself).
+_LAZY: Final[dict[str, tuple[str, str]]] = {
+    "open": ("penstock.embedded.box", "open_box"),
+    "aio": ("penstock.embedded.aio", ""),
+    "Box": ("penstock.embedded.box", "Box"),
+    "Queue": ("penstock.embedded.queue", "Queue"),
+    "Job": ("penstock.embedded.job", "Job"),
+    "Message": ("penstock.embedded.job", "Message"),
+    "QueueEmptyError": ("penstock.embedded.box_errors", "QueueEmptyError"),
+    "QueueFullError": ("penstock.embedded.box_errors", "QueueFullError"),
+    "BoxClosedError": ("penstock.embedded.box_errors", "BoxClosedError"),
+    "TransactionError": ("penstock.embedded.box_errors", "TransactionError"),
+    "PenstockError": ("penstock.errors", "PenstockError"),
+}
+
+__all__ = [
+    "open", "aio", "Box", "Queue", "Job", "Message",
+    "QueueEmptyError", "QueueFullError", "BoxClosedError", "TransactionError", "PenstockError",
+    "build_kind", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """What is loaded when it is first named."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, inner = _LAZY[name]
+    value: object = import_module(module)
+    if inner:
+        value = getattr(value, inner)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def build_kind() -> str:

@@ -424,6 +424,12 @@ class QueueContract:
                 seen.append(job.body)
         putter.result()
         assert seen == [b"%d" % i for i in range(10)]
+        with pytest.raises(penstock.QueueFullError):
+            q.put_many([b"a", b"b", b"c"], block=False)
+        assert q.empty()
+        with pytest.raises(penstock.QueueFullError):
+            q.put_many([b"a", b"b", b"c"], timeout=0.01)
+        assert bodies(q) == [b"a", b"b"]
 
     def test_what_never_fits_is_refused_at_once(self, box: Any) -> None:
         q = box.queue("q", max_length_bytes="1 KiB", overflow="reject-publish")

@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "penstock"
 RUNS_MAX = 400
+QUEUES = "queues:"  # begins the plans of lives of queues; behind it a script, or nothing for all
+QUEUE_IMAGES = 20  # of one life of queues
 SECONDS_MAX = 120
 
 
@@ -311,6 +313,8 @@ def finder(runs: int, plan: str) -> int:
     from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
+    if plan.startswith(QUEUES):
+        return _queue_finder(runs, plan.removeprefix(QUEUES))
     counts = Counts()
     for run in range(1, runs + 1):
         if run % 3 or plan != "all":
@@ -318,6 +322,23 @@ def finder(runs: int, plan: str) -> int:
         else:
             triple = run * 97 % len(triples.TRIPLES)
             _, story = triples.run_unit(triples.Unit(run, triple, 0, 30))
+        if story:
+            print(f"{run}\n{story}")
+            return 1
+    print(runs)
+    return 0
+
+
+def _queue_finder(runs: int, script: str) -> int:
+    """The same with lives of queues: of one script, or all in turn, or random ones."""
+    from penstock.queues.vq_state import CHECKS
+    from tests.crash import queue_lives
+
+    CHECKS.is_on = True
+    names = [script] if script else [*queue_lives.SCRIPTS, queue_lives.RANDOM]
+    for run in range(1, runs + 1):
+        life = queue_lives.Life(run, names[run % len(names)], run, QUEUE_IMAGES)
+        _, story = queue_lives.run_life(life)
         if story:
             print(f"{run}\n{story}")
             return 1

@@ -196,7 +196,7 @@ class QueueDriver(Driver):
     def _call(
         self, call: Callable[[], object], *, fresh: dict[bytes, int] | None = None,
         may_die: set[Place] | None = None, tx_mode: int | None = None,
-        dates: dict[int, tuple[int, int]] | None = None,
+        dates: dict[int, tuple[str, int, int]] | None = None,
     ) -> None:  # fmt: skip
         """One call of a client, whose records are judged."""
         books = self.books
@@ -243,13 +243,13 @@ class QueueDriver(Driver):
 
     def _dates(
         self, uid: int, name: str, ttl_ms: int | None, delay_ms: int
-    ) -> dict[int, tuple[int, int]]:
+    ) -> dict[int, tuple[str, int, int]]:
         """When a message will be due, and its expiry from then on."""
         if ttl_ms == 0:
             return {}
         now_ms = self.clock.wall_ms()
         due_ms = now_ms + delay_ms if delay_ms else 0
-        return {uid: (due_ms, expiry_at(due_ms or now_ms, ttl_ms, self.options_of(name).ttl_ms))}
+        return {uid: (name, due_ms, expiry_at(due_ms or now_ms, ttl_ms, self.options_of(name).ttl_ms))}
 
     def put_now(self) -> None:
         self.put(delays=(None,))
@@ -444,9 +444,9 @@ class QueueDriver(Driver):
                 if is_new and delivery.message.persistent:
                     books.requeued(lsn, place, attempts)
 
-        dates: dict[int, tuple[int, int]] = {}
+        dates: dict[int, tuple[str, int, int]] = {}
         if delay_ms and place in books.at:
-            later = (self.clock.wall_ms() + delay_ms, self.life.expiries[place])
+            later = (name, self.clock.wall_ms() + delay_ms, self.life.expiries[place])
             dates[books.at[place][0]] = later
         drops = most is not None and delivery.attempts + 1 >= most and self._is_free(name)
         self._call(call, may_die={place} if drops else set(), dates=dates)
@@ -547,9 +547,13 @@ class QueueDriver(Driver):
                      body: bytes = body, delay_ms: int | None = delay_ms,
                      priority: int = priority, uid: int = uid) -> None:  # fmt: skip
                 planned = amq.plan(header, priority=priority, delay_ms=delay_ms)
-                published = opened.tx.publish(
-                    [planned.index], planned.header, body, planned.expiry_ms
-                )
+                try:
+                    published = opened.tx.publish(
+                        [planned.index], planned.header, body, planned.expiry_ms
+                    )
+                except BaseException:
+                    amq.unplan(planned)
+                    raise
                 self.ledger.give_id(published.message.id, uid)
                 plans.append((name, planned, len(body)))
 

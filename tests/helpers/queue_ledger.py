@@ -126,7 +126,8 @@ class Books:
         self.attempts: dict[Place, int] = {}
         self.holds: dict[Place, tuple[int, int]] = {}  # (lsn, mode) of what a record moved
         self.fresh: dict[bytes, int] = {}
-        self.dates: dict[int, tuple[int, int]] = {}  # uid -> due (0: at once), expiry from then on
+        # uid -> queue, due (0: at once), expiry from then on
+        self.dates: dict[int, tuple[str, int, int]] = {}
         self.may_die: set[Place] = set()
         self.free: set[bytes] = set()
         self.purged: set[Place] = set()
@@ -281,9 +282,10 @@ class Books:
     def _judge_dates(self, place: Place, uid: int) -> None:
         """A message that was published, or nacked with a delay, has the dates that it should."""
         wanted, expiry_ms = self.dates.get(uid), self.ledger.expiries[place]
-        if wanted is None:
+        name = self.names[place[0]].partition(b"\0")[0].decode()
+        if wanted is None or wanted[0] != name:
             return
-        due_ms, own_ms = wanted
+        _, due_ms, own_ms = wanted
         if expiry_ms != (due_ms or own_ms):
             raise Violation(f"message {uid} at {place} has date {expiry_ms}, should be {wanted}")
         if due_ms:

@@ -173,6 +173,7 @@ def test_one_crash_counts_nothing_against_what_was_not_delivered() -> None:
     q.nack(taken[2].tag)  # tried once, and once only
     q.ack([taken[0].tag, taken[3].tag])
     assert world.ready("dead") == ["c"]
+    world.rig.engine.flush()
     world.crash("killed")
     assert name_of(world.take()) == "b"
 

@@ -21,7 +21,7 @@ TEST_EXTRAS := [test,check]
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run test check lint crash bench plot format clean FORCE
+.PHONY: help setup run test check lint crash soak bench plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -31,6 +31,7 @@ help:
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"
+	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
 	@echo "make bench   the figures, beside those of other libraries"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
@@ -57,6 +58,9 @@ lint: .venv/ready
 
 crash: .venv/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) .venv/bin/python -m pytest tests/crash --timeout=0 -s
+
+soak: .venv/ready
+	.venv/bin/python -m tests.memory.soak $(ARGS)
 
 bench: .venv-bench/ready
 	@test -f bench/run.py || { echo "make bench: bench/run.py is missing" >&2; exit 66; }

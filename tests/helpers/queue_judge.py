@@ -12,8 +12,9 @@ from typing import Final
 
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from tests.helpers.ledger import Content, Model, Violation
-from tests.helpers.queue_driver import HEADERS, QueueDriver, parts_of, same
+from tests.helpers.queue_driver import QueueDriver
 from tests.helpers.queue_ledger import Place, is_bucket
+from tests.helpers.queue_owner import parts_of, same
 
 ROUNDS_MAX: Final = 40  # of taking everything out: each lets a day and more go by
 
@@ -138,7 +139,5 @@ def drain(driver: QueueDriver) -> None:
         names = driver.fs.list(queue.path) if driver.fs.exists(queue.path) else []
         stems = {name.partition(".")[0] for name in names} - {""}
         tail = str(queue.next_seq // queue.slots)
-        same(f"files of {queue.name!r} but those of its tail", stems - {tail}, set())
-
-
-__all__ = ["HEADERS", "drain", "judge_queues"]
+        if driver.is_strict:
+            same(f"files of {queue.name!r} but those of its tail", stems - {tail}, set())

@@ -112,8 +112,8 @@ class Tap(Holder):
 class Books:
     """The live messages of one engine, and the judge of each record.
 
-    fresh: body -> uid of what is being published; dates: of what gets new ones; may_die: places that the call at hand may settle;
-    is_free(name): whether a queue may drop messages of its own accord; is_bucket(name).
+    fresh: body -> uid of what is being published; dates: of what gets new ones; may_die: places
+    that the call at hand may settle; free: names of queues that may drop messages by themselves.
     """
 
     def __init__(self, engine: StorageEngine, ledger: QueueLedger) -> None:
@@ -134,6 +134,9 @@ class Books:
         self.deleting = False
         self.tx_mode: int | None = None
         self.died: dict[int, int] = {}  # queue number -> one above the highest seq that died
+        self.is_fetch = False
+        self.subject: Place | None = None
+        self._before: dict[Place, int] = {}
         self._puts: dict[int, list[tuple[Place, int]]] = {}
         self._takes: dict[int, list[tuple[Place, int]]] = {}
         self._explained: set[int] = set()
@@ -234,16 +237,43 @@ class Books:
             del self.at[place]
             self.attempts.pop(place, None)
 
-    def requeued(self, lsn: int, place: Place, attempts: int) -> None:
-        """The record of this LSN counts attempts of a message."""
-        self.ledger.note(lsn, ("requeue", place[0], ((place[1], attempts),)))
+    def _requeued(self, lsn: int, number: int, counts: dict[int, int]) -> None:
+        """The record of this LSN counts attempts of messages."""
+        self.ledger.note(lsn, ("requeue", number, tuple(counts.items())))
         self._explained.add(lsn)
-        if place in self.at:
-            self.attempts[place] = attempts
+        for seq, n in counts.items():
+            if (number, seq) in self.at:
+                self.attempts[number, seq] = n
 
-    def is_explained(self, lsn: int) -> bool:
-        """Whether it is known what the record of this LSN did."""
-        return lsn in self._puts or lsn in self._takes or lsn in self._explained
+    def _changed_attempts(self) -> dict[int, dict[int, int]]:
+        """Queue number -> seq -> attempts that no record explains yet."""
+        found: dict[int, dict[int, int]] = {}
+        for number, part in self.parts.items():
+            for seq, n in part.index().attempts.items():
+                if self.attempts.get((number, seq), 0) != n:
+                    found.setdefault(number, {})[seq] = n
+        return found
+
+    def _explain_attempts(self) -> None:
+        """Records that say nothing else count attempts: of the message that the next record takes,
+        in a fetch (it was tried too often), else of those whose count is another now, else of the
+        `subject`, which has died since."""
+        for lsn in range(self._start + 1, self.engine.last_lsn + 1):
+            if lsn in self._puts or lsn in self._takes or lsn in self._explained:
+                continue
+            changed = self._changed_attempts()
+            taken = self._takes.get(lsn + 1) if self.is_fetch else None
+            place = taken[0][0] if taken else self.subject
+            if changed and not taken:
+                number = min(changed)
+                self._requeued(lsn, number, changed[number])
+            elif place is not None:
+                self._requeued(lsn, place[0], {place[1]: self._before.get(place, 0) + 1})
+            elif self.tx_mode is None:
+                raise Violation(f"nothing explains record {lsn}")
+        changed = self._changed_attempts()
+        if changed:
+            raise Violation(f"attempts were counted, and no record says so: {changed}")
 
     # ---- calls ---------------------------------------------------------------------------------
 
@@ -252,13 +282,13 @@ class Books:
         self._start = self.engine.last_lsn
         self._puts, self._takes, self._explained = {}, {}, set()
         self.may_die, self.purged = set(), set()
+        self.is_fetch, self.subject = False, None
+        self._before = dict(self.attempts)
 
     def end(self) -> None:
         """The call has ended: is each of its records right?"""
         self.note_marks()
-        for lsn in range(self._start + 1, self.engine.last_lsn + 1):
-            if not self.is_explained(lsn) and self.tx_mode is None:
-                raise Violation(f"nothing explains record {lsn}")
+        self._explain_attempts()
         fresh = set(self.fresh.values())
         for lsn, puts in self._puts.items():
             taken = self._takes.get(lsn, [])

@@ -21,6 +21,7 @@ from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import Holder
 from penstock.storage.queue_index import QueueIndex
+from tests.helpers.engine_rig import EngineRig
 
 BLOCK: Final = 1024  # seqs that are reserved at a time for first deliveries
 
@@ -412,3 +413,10 @@ class ReferenceQueue(BackingQueue):
 
 def _size(message: Message) -> int:
     return 200 + message.size + len(message.header)
+
+
+def open_reference(rig: EngineRig, name: bytes, is_durable: bool) -> BackingQueue:
+    """The queue of this name, declared when it is missing: an Opener of worlds."""
+    if is_durable:
+        return ReferenceQueue(rig.engine, rig.queue(name))
+    return ReferenceQueue(rig.engine, rig.engine.declare_queue(name, is_durable=False))

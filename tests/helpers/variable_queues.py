@@ -7,6 +7,7 @@ world the same policy, mode and limits, also after a restart.
 from typing import Final
 
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
+from penstock.queues.factory import open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK
 from tests.helpers.engine_rig import EngineRig
@@ -30,6 +31,17 @@ def opens(
             vq.set_limits(limit, limit // 2)
         vq.set_queue_mode(mode)
         return vq
+
+    return open_one
+
+
+def opens_parts(*, policy: str = "ratio", priorities: int = 2) -> Opener:
+    """An Opener of PriorityQueues of VariableQueues."""
+
+    def open_one(rig: EngineRig, name: bytes, is_durable: bool) -> BackingQueue:
+        return open_backing(
+            rig.engine, name, priorities=priorities, is_durable=is_durable, policy=policy
+        )
 
     return open_one
 

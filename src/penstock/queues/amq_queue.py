@@ -37,7 +37,7 @@ from penstock.queues.arrivals import Arrivals
 from penstock.queues.back_off import retry_delay_ms
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.expiry import sooner
-from penstock.queues.headers import DELIVERY_LIMIT, REJECTED
+from penstock.queues.headers import DELIVERY_LIMIT, EXPIRED, REJECTED
 from penstock.storage.durability import DISK, OS
 
 AGE_CHECK_MS: Final = 1000  # between two looks at the age of the oldest message
@@ -70,17 +70,22 @@ class AMQQueue(Arrivals):
                 return None
             if delivery.message.header:
                 delivery = self._with_attempts(delivery)
-            if not (delivery.attempts and ack_required and self._is_worn_out(delivery)):
+            if not ack_required or not self._is_dead(delivery):
                 return delivery
 
-    def _is_worn_out(self, delivery: Delivery) -> bool:
-        """A message whose last deliveries all ended with the process, or that was tried more often
-        than is allowed by now, is dead-lettered instead of delivered."""
+    def _is_dead(self, delivery: Delivery) -> bool:
+        """Whether a message is dead-lettered instead of delivered: its last deliveries all ended
+        with the process, or it was tried more often than is allowed by now; or it had expired
+        behind a head that turned out to be damaged."""
+        expiry_ms = delivery.message.expiry_ms
+        if expiry_ms and expiry_ms <= self._clock.wall_ms():
+            self._bury(delivery, EXPIRED, delivery.attempts, self._mode)
+            return True
         most = self.options.max_attempts
-        if most is None or delivery.attempts < most:
-            return False
-        self._bury(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
-        return True
+        if delivery.attempts and most is not None and delivery.attempts >= most:
+            self._bury(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
+            return True
+        return False
 
     def held(self) -> tuple[int, int] | None:
         """(lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if it may

@@ -199,7 +199,8 @@ class Delays:
                     heapq.heappush(heap, (due_ms, tag))
             quota -= 1
         is_over = bucket.level != SECOND or bucket.end_ms <= now_ms
-        if is_over and not bucket.pins and not bucket.part.depth():
+        is_empty = not bucket.part.depth() and not bucket.part.index().count  # none set aside
+        if is_over and not bucket.pins and is_empty:
             self._close(bucket)
             bucket.part.delete_and_terminate(OS)
         return quota

@@ -99,10 +99,7 @@ class Paging:
             self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
         try:
             more = purger.step(state, messages, bytes_max)
-        except SyncFailedError as error:
-            engine.stop(error)
-            return False
-        except OSError as error:
+        except (OSError, SyncFailedError) as error:
             self.failed(error)
             return False
         self._retry_at = -1.0
@@ -110,8 +107,12 @@ class Paging:
         inhaler.settle(state, purger.segment_rows(state))
         return more
 
-    def failed(self, error: OSError) -> None:
-        """A page-out failed: what should have gone stays in RAM for now."""
+    def failed(self, error: OSError | SyncFailedError) -> None:
+        """A page-out failed: what should have gone stays in RAM for now; a sync in it: the engine
+        stops [10]."""
+        if isinstance(error, SyncFailedError):
+            self._state.engine.stop(error)
+            return
         self._retry_at = self._state.engine.clock.monotonic() + RETRY_S
         if not self._has_failed:
             self._has_failed = True
@@ -137,9 +138,7 @@ class Paging:
         if room < run_bytes and state.ram_pending and not self._is_resting():
             try:
                 purger.make_room(state, run_bytes)
-            except SyncFailedError as error:
-                state.engine.stop(error)
-            except OSError as error:
+            except (OSError, SyncFailedError) as error:
                 self.failed(error)
             room = state.target_bytes - state.ram_bytes()
         return max(room, 0)

@@ -82,8 +82,8 @@ def step(state: VQState, messages: int, bytes_max: int) -> bool:
             else:
                 left = push_alphas_to_betas(state, wanted, bytes_max=written.bytes_left())
             written.note(unused + left)
-    roll(state, written.messages)
-    return is_over(state) and written.has_moved
+    has_rolled = roll(state, written.messages)
+    return is_over(state) and (written.has_moved or has_rolled)
 
 
 class _Step:
@@ -358,19 +358,31 @@ def segment_rows(state: VQState) -> int:
     return min(state.index.slots, max(16, state.target_bytes // (4 * ROW_BYTES)))
 
 
-def roll(state: VQState, writes: int) -> None:
-    """Roll what are too many betas into delta; `writes`: slots that may be written for it."""
+def roll(state: VQState, writes: int) -> bool:
+    """Roll what are too many betas into delta; `writes`: slots that may be written for it. True if
+    any was rolled."""
+    before = state.delta.count
     if state.target_bytes >= UNLIMITED and not state.eager:
-        return
+        return False
     if state.eager:
         _roll_gammas(state, ROLL_ROWS)
-    if not state.q2.count and not state.q3.count:
-        return
-    average = ALPHA_BYTES + state.bytes // max(state.len, 1)
-    permitted = permitted_betas(state, state.target_bytes // average, segment_rows(state))
-    over = state.q2.count + state.q3.count - permitted
-    if over > 0:
-        push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
+    if state.q2.count or state.q3.count:
+        average = ALPHA_BYTES + state.bytes // max(state.len, 1)
+        permitted = permitted_betas(state, state.target_bytes // average, segment_rows(state))
+        over = state.q2.count + state.q3.count - permitted
+        if over > 0:
+            push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
+    return state.delta.count > before
+
+
+def _border(state: VQState) -> int:
+    """Below this q3 is never rolled: the segment border behind its head, or, if a small target
+    allows fewer rows than a segment has, as many behind its head."""
+    first = state.q3.first_seq()
+    border = state.segment_end(first)
+    if state.target_bytes < UNLIMITED:
+        border = min(border, first + segment_rows(state))
+    return border
 
 
 def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) -> int:
@@ -378,7 +390,7 @@ def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) ->
     `writes`: how many of them may need a slot written. What is left of the quota."""
     q3, q2 = state.q3, state.q2
     if q3.count:
-        border = state.segment_end(q3.first_seq())
+        border = _border(state)
         taken: list[Row] = []
         while quota > 0 and writes > 0 and q3.count and q3.last_seq() >= border:
             taken.append(q3.pop_last())
@@ -399,7 +411,7 @@ def _roll_gammas(state: VQState, quota: int) -> None:
     """The policy of 2011: gammas at the rear of q3, above the border, and at the front of q2."""
     q3, q2 = state.q3, state.q2
     if q3.count:
-        border = state.segment_end(q3.first_seq())
+        border = _border(state)
         taken: list[Row] = []
         while quota > 0 and q3.count and q3.last_seq() >= border and q3.last().flags & ON_SLOT:
             taken.append(q3.pop_last())

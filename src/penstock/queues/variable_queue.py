@@ -24,7 +24,7 @@ becomes of the dead is the business of whoever owns one (amq_queue.py).
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry
 from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import Delivery, Head, NewMessage
@@ -116,17 +116,27 @@ class VariableQueue(VqPending):
         """Straight to disk; if that fails the queue is not lazy any more."""
         state = self.state
         try:
-            purger.page_out_to_delta(state, [entry])
-        except OSError as error:
-            self.paging.failed(error)
-            self.set_queue_mode("default")
-            state.alpha_bytes += alpha_bytes(entry.message)
-            if state.q3.count:
+            rows = purger.page_out(state, [entry])
+        except (OSError, SyncFailedError) as error:
+            self._leave_lazy(error)
+            cost = alpha_bytes(entry.message)
+            state.alpha_bytes += cost
+            if state.q3.count or state.delta.count:
                 state.q1.append(entry)
-                state.q1_bytes += alpha_bytes(entry.message)
+                state.q1_bytes += cost
             else:
                 state.q4.append(entry)
+        else:
+            try:
+                purger.roll_rows(state, rows)
+            except (OSError, SyncFailedError) as error:
+                self._leave_lazy(error)
         self._checked()
+
+    def _leave_lazy(self, error: OSError | SyncFailedError) -> None:
+        self.state.is_lazy = self.state.becomes_lazy = False
+        self.paging.failed(error)
+        inhaler.settle(self.state, purger.segment_rows(self.state))
 
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
@@ -202,11 +212,24 @@ class VariableQueue(VqPending):
     # ---- delivery ------------------------------------------------------------------------------
 
     def fetch(self, *, ack_required: bool = True) -> Delivery | None:
-        if not self.state.len or self.held() is not None:
-            return None
-        return self._fetch(ack_required=ack_required)
+        state = self.state
+        while state.len:
+            if self.held() is not None:
+                return None
+            if not state.q4:
+                if not self._read_run():
+                    return None
+                if self.held() is not None:  # the head was damaged, and this is another one
+                    if state.is_lazy:
+                        purger.push_q4(state, 1)
+                    return None
+            delivery = self._fetch(ack_required=ack_required)
+            if delivery is not None:
+                return delivery
+        return None
 
     def _fetch(self, *, ack_required: bool) -> Delivery | None:
+        """The head; None if there is none, or it was damaged and is set aside now."""
         state = self.state
         if not state.q4 and not self._read_run():
             return None
@@ -222,7 +245,7 @@ class VariableQueue(VqPending):
                 state.alpha_bytes -= cost
                 inhaler.set_aside(state, seq, size, error)
                 self._after()
-                return self._fetch(ack_required=ack_required)
+                return None
         state.alpha_bytes -= cost
         state.len -= 1
         state.bytes -= size

@@ -22,6 +22,8 @@ the engine [10].
 
 import contextlib
 import errno
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
@@ -59,14 +61,14 @@ class Small:
 
 
 class Writing:
-    """A queue whose entries are being written to slots; `at` is how far that is."""
+    """A queue whose entries are being written to slots; those that are left, let go of one by one,
+    because the queue may long be done with them."""
 
-    __slots__ = ("at", "entries", "queue")
+    __slots__ = ("entries", "queue")
 
     def __init__(self, queue: QueueIndex, entries: list[Entry]) -> None:
         self.queue: QueueIndex = queue
-        self.entries: list[Entry] = entries
-        self.at: int = 0
+        self.entries: deque[Entry] = deque(entries)
 
 
 class Checkpointer:
@@ -204,7 +206,7 @@ class Checkpointer:
     def _write_chunk(self, writing: Writing) -> None:
         """The next entries go to their slots; what paging put there meanwhile is left as it is."""
         queue = writing.queue
-        chunk = writing.entries[writing.at : writing.at + CHUNK]
+        chunk = list(islice(writing.entries, CHUNK))
         fresh = [e for e in chunk if not e.on_slot]
         if fresh:
             self._engine.written_bytes += queue.write(fresh)
@@ -215,8 +217,9 @@ class Checkpointer:
             row = queue.section.pop(entry.seq, None)
             if row is not None and row.body_file:
                 self._engine.state.store.unref(row.body_file, row.message.id)
-        writing.at += CHUNK
-        if writing.at >= len(writing.entries):
+        for _ in chunk:
+            writing.entries.popleft()
+        if not writing.entries:
             self._writing = None
 
     def _finish_slices(self) -> None:

@@ -194,8 +194,12 @@ class StorageEngine:
         ]
         if ops:
             lsn = append_ops(self, ops, mode)
-        for queue in queues:
-            self.state.apply_delete_queue(lsn, queue)
+        try:
+            for queue in queues:
+                self.state.apply_delete_queue(lsn, queue)
+        except BaseException as error:
+            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            raise
         return lsn
 
     def one_record(self, mode: int) -> OneRecord:
@@ -315,7 +319,11 @@ class StorageEngine:
         else:
             data = record.dequeue_data(queue.number, runs, stores)
             lsn = append_ops(self, [record.Op(record.DEQUEUE, 0, len(runs), data)], mode)
-        self.state.apply_dequeue(lsn, queue, runs, stores, entries)
+        try:
+            self.state.apply_dequeue(lsn, queue, runs, stores, entries)
+        except BaseException as error:
+            self.stop(error)
+            raise
         if self.log.is_full:
             self.wait_for_room()
         return lsn
@@ -346,12 +354,16 @@ class StorageEngine:
         )  # fmt: skip
         data = record.move_data(queue.number, entry.seq, old.size, published)
         lsn = self.log.append(record.MOVE, flags, len(places), data, mode)
-        if new.store_file and targets:
-            self.state.store.ref(new.store_file, new.id, len(targets))
-        for target in targets:
-            seq = target.publish(new.size, new.store_file != 0, expiry_ms)
-            target.holder.add(Entry(seq, new))
-        self.state.apply_dequeue(lsn, queue, runs, store_refs([entry]), [entry])
+        try:
+            if new.store_file and targets:
+                self.state.store.ref(new.store_file, new.id, len(targets))
+            for target in targets:
+                seq = target.publish(new.size, new.store_file != 0, expiry_ms)
+                target.holder.add(Entry(seq, new))
+            self.state.apply_dequeue(lsn, queue, runs, store_refs([entry]), [entry])
+        except BaseException as error:
+            self.stop(error)
+            raise
         return lsn, new
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
@@ -373,8 +385,12 @@ class StorageEngine:
         ]
         lsn = append_ops(self, ops, mode)
         died = 0
-        for (queue, _), kept_runs in zip(purged, runs, strict=True):
-            died += self.state.apply_purge(lsn, queue, queue.next_seq, kept_runs)
+        try:
+            for (queue, _), kept_runs in zip(purged, runs, strict=True):
+                died += self.state.apply_purge(lsn, queue, queue.next_seq, kept_runs)
+        except BaseException as error:
+            self.stop(error)
+            raise
         return lsn, died
 
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:

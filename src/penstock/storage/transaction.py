@@ -125,7 +125,11 @@ class Transaction:
                 lsn = engine.log.append(record.TX, 0, len(ops), data, mode, names_store=named)
         except DiskFullError as error:
             raise engine.full(error) from error
-        self._apply(lsn)
+        try:
+            self._apply(lsn)
+        except BaseException as error:
+            engine.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            raise
         self.is_open = False
         if engine.log.is_full:
             engine.wait_for_room()

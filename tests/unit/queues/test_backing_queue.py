@@ -2,17 +2,10 @@
 
 import pytest
 
-from penstock.queues.backing_queue import BackingQueue
 from tests.contracts.backing_queue import BackingQueueContract
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import Opener
-from tests.helpers.reference_queue import ReferenceQueue
-
-
-def open_reference(rig: EngineRig, name: bytes, is_durable: bool) -> BackingQueue:
-    if is_durable:
-        return ReferenceQueue(rig.engine, rig.queue(name))
-    return ReferenceQueue(rig.engine, rig.engine.declare_queue(name, is_durable=False))
+from tests.helpers.reference_queue import open_reference
 
 
 @pytest.mark.parametrize("sections", [True, False], ids=["sections", "files"])

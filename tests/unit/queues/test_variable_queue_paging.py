@@ -222,18 +222,19 @@ def test_what_was_read_back_is_paged_out_for_nothing(
     mode: int, body_bytes: int, ahead: bool
 ) -> None:
     rig = EngineRig(segment_slots=SLOTS)
-    world = World(rig, opens(read_bytes=1 << 18), body_bytes=body_bytes)
+    world = World(rig, opens(read_bytes=0 if ahead else 1 << 18), body_bytes=body_bytes)
     world.put(*range(40), mode=mode)
     world.q.set_limits(0, 0)
     world.page()
     world.q.set_limits(UNLIMITED, UNLIMITED)
-    got = world.take(1)
+    got: list[Delivery] = []
     for _ in range(8):
         if ahead:
             world.inhale()
         got += world.take(4)
     world.q.requeue(tags_of(got)[::2], OS)
     assert info_int(world.q, "ram_messages") + info_int(world.q, "pending") > 20
+    assert not ahead or body_bytes or lengths(world)[0] > 16 + 4, "some were read ahead"
     writes = info_int(world.q, "disk_writes")
     world.q.set_limits(0, 0)
     world.page()

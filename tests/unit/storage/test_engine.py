@@ -1,5 +1,6 @@
 """StorageEngine: what is confirmed is there after any stop, and what failed is never confirmed."""
 
+import errno
 import random
 
 import pytest
@@ -9,12 +10,14 @@ from penstock.errors import (
     CorruptionError,
     DiskFullError,
     LockedError,
+    StoppedError,
     UnknownQueueError,
 )
 from penstock.message import START_SHIFT
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.holder import DictHolder
 from penstock.storage.routing_table import (
     Binding,
     DurableQueue,
@@ -432,3 +435,24 @@ def test_the_real_file_system_gives_the_same(tmp_path: object, workers: int) -> 
         engine.close()
         directory.close()
     fs.close()
+
+
+def test_a_failure_while_a_logged_change_is_applied_stops_the_engine() -> None:
+    """The log says it happened, RAM does not know all of it: only recovery can go on from there."""
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, BIG)
+    entries = rig.entries(queue, 0)
+
+    class Failing(DictHolder):
+        def drop(self, first: int, n: int) -> None:
+            raise OSError(errno.EIO, "unreadable")
+
+    queue.holder = Failing()
+    with pytest.raises(OSError, match="unreadable"):
+        rig.engine.dequeue(queue, entries, OS)
+    with pytest.raises(StoppedError):
+        rig.engine.publish([queue], b"", b"", OS)
+    assert rig.told("stopped")
+    rig.crash("killed")
+    assert rig.bodies(rig.queue()) == {0: BIG}, "it was never written, and never confirmed"

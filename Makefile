@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 help:
 	@echo "make setup   both development environments, .venv (compiled) and .venv-pure"
-	@echo "make run     the main job: flight events through the engine, killed and recovered"
+	@echo "make run     the main job: flight events through a queue of 8 MiB, killed twice, proven"
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"

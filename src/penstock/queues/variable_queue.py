@@ -105,9 +105,7 @@ class VariableQueue(VqPending):
             state.q1_bytes += cost
         else:
             state.q4.append(entry)
-        if not self._is_batch and (
-            state.is_flowed or state.alpha_bytes + state.pending_bytes > state.target_bytes
-        ):
+        if not self._is_batch and (state.is_flowed or state.ram_bytes() > state.target_bytes):
             self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()
@@ -267,7 +265,7 @@ class VariableQueue(VqPending):
             self._die([entry], self._mode)
         if state.is_flowed and not state.q3.count:
             self.paging.note_recovered()
-        elif ack_required and state.alpha_bytes + state.pending_bytes > state.target_bytes:
+        elif ack_required and state.ram_bytes() > state.target_bytes:
             self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()

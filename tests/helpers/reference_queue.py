@@ -180,6 +180,9 @@ class ReferenceQueue(BackingQueue):
     def _attempts_of(self, seq: int) -> int:
         return self._index.attempts.get(seq, 0) or self._attempts.get(seq, 0)
 
+    def count_crashes(self) -> None:
+        """It keeps no count of what may have been delivered."""
+
     def drop(self, *, ack_required: bool = True) -> Head | None:
         head = self.head()
         if head is not None:

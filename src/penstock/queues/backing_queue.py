@@ -132,6 +132,7 @@ class BackingQueue(ABC):
         """The head, which becomes pending, or is dequeued at once (without `ack_required`; its body
         is in RAM before that is logged). None if there is none, or it is held."""
 
+    @abstractmethod
     def count_crashes(self) -> None:
         """From now on a delivery of what may have been delivered before the last crash is counted
         as an attempt when it is made, not when it comes back: so a message that kills its consumer

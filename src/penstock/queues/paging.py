@@ -18,6 +18,7 @@ from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.inhaler import Inhaler
 from penstock.queues.vq_state import ALPHA_BYTES, VQState
+from penstock.storage.dump_text import queue_title
 
 RETRY_S: Final = 1.0  # after a page-out failed
 READ_AHEAD_BYTES: Final = 1 << 20  # of a queue without limits
@@ -95,7 +96,6 @@ class Paging:
             return False
         if self._is_resting():
             return False
-        engine = state.engine
         if not state.is_flowed and not state.becomes_lazy:
             state.is_flowed = True
             self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
@@ -178,8 +178,7 @@ class Paging:
         """An event, for people; the text begins with the queue."""
         if self._on_event is not None:
             index = self._state.index
-            name = index.name.replace(b"\0", b"/").decode("utf-8", "replace")
-            self._on_event(kind, f"queue {name!r}: {text}")
+            self._on_event(kind, f"queue {queue_title(index.name)!r}: {text}")
 
     def tell_set_aside(self) -> None:
         """Messages were found damaged since the last time."""

@@ -25,3 +25,10 @@ def body_text(body: bytes) -> str:
 def is_zero(data: bytes) -> bool:
     """Whether all bytes are zeros."""
     return not data.strip(b"\0")
+
+
+def queue_title(name: bytes) -> str:
+    """A queue's name for people. A part of a queue with priorities or delays is a queue of its own
+    on disk; what distinguishes it stands behind a zero byte in its name."""
+    whole, _, part = name.decode("utf-8", "replace").partition("\0")
+    return f"{whole} (part {part})" if part else whole

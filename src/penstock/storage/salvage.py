@@ -25,6 +25,7 @@ from penstock.clock import Clock
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.message import Message
 from penstock.storage.data_directory import check_version
+from penstock.storage.dump_text import queue_title
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.fresh_directory import FreshDirectory
@@ -182,7 +183,7 @@ class _VhostSalvage:
 
     def _copy(self, queue: SalvagedQueue, target: QueueIndex) -> None:
         old = self._old
-        count = SalvagedCount(self._vhost.title(), target.name.decode("utf-8", "replace"))
+        count = SalvagedCount(self._vhost.title(), queue_title(target.name))
         self._report.queues.append(count)
         delivered = 0
         attempts: list[tuple[int, int]] = []

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.storage import recovery
+from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.offline import Offline, Vhost
 from penstock.storage.options import StorageOptions
@@ -101,7 +102,7 @@ def _count_state(fs: FileSystem, vhost: Vhost, found: Stats) -> None:
     for queue in sorted(state.queues.values(), key=lambda q: q.name):
         found.queues.append(
             QueueStats(
-                vhost.title(), queue.name.decode("utf-8", "replace"), queue.number, queue.count,
+                vhost.title(), queue_title(queue.name), queue.number, queue.count,
                 queue.bytes, len([s for s in queue.segments.values() if s.count]),
                 len(queue.section),
             )

@@ -41,6 +41,7 @@ from penstock.errors import (
 )
 from penstock.message import Message
 from penstock.storage import recovery
+from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.index_segment import IndexSegment
@@ -243,7 +244,7 @@ class _VhostCheck:
         total = sum(queue.count for queue in state.queues.values())
         done = 0
         for queue in sorted(state.queues.values(), key=lambda q: q.number):
-            name = queue.name.decode("utf-8", "replace")
+            name = queue_title(queue.name)
             found = QueueReport(self._vhost.title(), name, queue.number)
             self._report.queues.append(found)
             for number in sorted(queue.segments):

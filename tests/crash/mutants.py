@@ -236,8 +236,8 @@ MUTANTS = (
     ),
     Mutant(
         "purge-forgets-unacked", "format",
-        "record.PURGE, 0, len(runs), record.purge_data(queue.number, upper, runs), mode",
-        "record.PURGE, 0, 0, record.purge_data(queue.number, upper, []), mode",
+        "record.PURGE, 0, len(kept), record.purge_data(queue.number, queue.next_seq, kept)",
+        "record.PURGE, 0, 0, record.purge_data(queue.number, queue.next_seq, [])",
     ),
     Mutant(
         "rows-left-out", "checkpoint",
@@ -331,10 +331,8 @@ def finder(runs: int, plan: str) -> int:
 
 def _queue_finder(runs: int, script: str) -> int:
     """The same with lives of queues: of one script, or all in turn, or random ones."""
-    from penstock.queues.vq_state import CHECKS
     from tests.crash import queue_lives
 
-    CHECKS.is_on = True
     names = [script] if script else [*queue_lives.SCRIPTS, queue_lives.RANDOM]
     for run in range(1, runs + 1):
         life = queue_lives.Life(run, names[run % len(names)], run, QUEUE_IMAGES)

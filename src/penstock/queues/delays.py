@@ -312,6 +312,6 @@ def _due(bucket: Bucket) -> int:
         return bucket.heap[0][0] or bucket.acts_ms
     if bucket.heap or bucket.part.len():
         return bucket.acts_ms
-    if bucket.pins or bucket.stuck:
-        return 0
+    if bucket.pins or bucket.stuck or bucket.part.index().count:
+        return 0  # all that is left cannot be read
     return bucket.end_ms if bucket.level == SECOND else max(bucket.acts_ms, 1)

@@ -275,6 +275,13 @@ def entry_of(state: VQState, row: Row) -> Entry:
     return Entry(row.seq, message, row.flags & ON_SLOT != 0 and row.seq not in state.index.section)
 
 
+def as_entry(row: Row) -> Entry:
+    """What is known of a row without looking anywhere."""
+    is_persistent = row.flags & PERSISTENT != 0
+    message = Message(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
+    return Entry(row.seq, message, row.flags & ON_SLOT != 0)
+
+
 def take_entry(state: VQState, row: Row) -> Entry:
     """The same, of a row that is in no part of the queue any more."""
     if row.flags & AT_ENTRY and not row.flags & ON_SLOT:

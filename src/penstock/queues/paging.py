@@ -187,3 +187,4 @@ class Paging:
             self._state.set_aside_events = []
             for text in events:
                 self.tell("corruption", text)
+            self.note_recovered()  # they may have been the last that were out

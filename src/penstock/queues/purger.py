@@ -433,15 +433,24 @@ def roll_rows(state: VQState, rows: list[Row]) -> None:
     try:
         _write_missing_slots(state, [row for row in rows if not row.flags & ON_SLOT])
     except OSError:
-        _put_back(state, rows)
+        for row in rows:
+            if row.flags & ON_SLOT:
+                _add_to_delta(state, row)
+        _put_back(state, [row for row in rows if not row.flags & ON_SLOT])
         raise
     for row in rows:
-        if not row.flags & PERSISTENT:
-            state.mark_transient(row.seq)
-        state.delta.add(row.seq)
+        _add_to_delta(state, row)
+
+
+def _add_to_delta(state: VQState, row: Row) -> None:
+    if not row.flags & PERSISTENT:
+        state.mark_transient(row.seq)
+    state.delta.add(row.seq)
+    state.in_hand.discard(row.seq)
 
 
 def _put_back(state: VQState, rows: list[Row]) -> None:
+    """Rows without slots stay rows, on the side of delta that they are on."""
     if not state.delta.count or rows[-1].seq < state.delta.start:
         for row in rows:
             state.q3.append(row)

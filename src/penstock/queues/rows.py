@@ -28,6 +28,7 @@ from penstock.native import mypyc_attr
 
 ROW_BYTES: Final = 32
 BLOCK_ROWS: Final = 512
+TRIM_ROWS: Final = 64  # free at the front of a block, and more than its rows: given back
 BLOCK_BYTES: Final = BLOCK_ROWS * ROW_BYTES
 
 PERSISTENT: Final = 1
@@ -79,6 +80,13 @@ class Block:
         self.data: bytearray = data
         self.lo: int = lo
         self.hi: int = hi
+
+
+def _trim(block: Block) -> None:
+    """Give back the room before the first row."""
+    del block.data[: block.lo * ROW_BYTES]
+    block.hi -= block.lo
+    block.lo = 0
 
 
 class Rows:
@@ -168,6 +176,8 @@ class Rows:
         self.count -= 1
         if block.lo == block.hi:
             del self._blocks[0]
+        elif block.lo >= TRIM_ROWS and block.lo > block.hi - block.lo:
+            _trim(block)
 
     def pop_first(self) -> Row:
         """Take the first row out. There is one."""
@@ -218,6 +228,8 @@ class Rows:
         row = self._decode(block.data, i)
         if i == block.lo:
             block.lo += 1
+            if block.lo >= TRIM_ROWS and block.lo > block.hi - block.lo:
+                _trim(block)
         else:
             del block.data[i * ROW_BYTES : (i + 1) * ROW_BYTES]
             block.hi -= 1

@@ -24,11 +24,11 @@ becomes of the dead is the business of whoever owns one (amq_queue.py).
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.errors import CorruptionError, SyncFailedError
+from penstock.errors import CorruptionError, DiskFullError, SyncFailedError
 from penstock.message import Entry
 from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import Delivery, Head, NewMessage
-from penstock.queues.rows import PERSISTENT
+from penstock.queues.rows import PERSISTENT, Row
 from penstock.queues.vq_holder import VqHolder
 from penstock.queues.vq_pending import ACKS_MAX, VqPending
 from penstock.queues.vq_state import CHECKS, alpha_bytes
@@ -199,6 +199,7 @@ class VariableQueue(VqPending):
             return self._waits_for(entry.seq, entry.message.persistent)
         if not state.q3.count:
             inhaler.deltas_to_betas(state, purger.segment_rows(state))
+            self.paging.tell_set_aside()
             if not state.q3.count:
                 return None
         row = state.q3.first()
@@ -231,27 +232,32 @@ class VariableQueue(VqPending):
         state = self.state
         if not state.q4 and not self._read_run():
             return None
-        entry = state.q4.popleft()
+        entry = state.q4[0]
         message = entry.message
         cost = alpha_bytes(message)
         size = message.size
         seq = entry.seq
+        # First what may fail; the head is the head until it has not.
         if message.body is None:
             try:
                 message = self._with_body(entry)
             except CorruptionError as error:
+                state.q4.popleft()
                 state.alpha_bytes -= cost
                 inhaler.set_aside(state, seq, size, error)
                 self._after()
                 return None
+        attempts = self._attempts(seq, message.persistent)
+        if seq < self._suspect_below and ack_required and message.persistent:
+            self._count_delivery(seq)
+        is_redelivered = self._delivered(seq, message.persistent)
+        if not ack_required:
+            self._die(entry, self._mode)
+        state.q4.popleft()
         state.alpha_bytes -= cost
         state.len -= 1
         state.bytes -= size
         state.rates.n_out += 1
-        is_redelivered = self._delivered(seq, message.persistent)
-        attempts = self._attempts(seq, message.persistent)
-        if seq < self._suspect_below and ack_required and message.persistent:
-            self._count_delivery(seq)
         if ack_required:
             state.ram_pending[seq] = entry
             state.pending_bytes += cost
@@ -261,8 +267,6 @@ class VariableQueue(VqPending):
                 self._note_pending(seq)
         if not state.q3.count:
             inhaler.settle(state, purger.segment_rows(state))
-        if not ack_required:
-            self._die([entry], self._mode)
         if state.is_flowed and not state.q3.count:
             self.paging.note_recovered()
         elif ack_required and state.ram_bytes() > state.target_bytes:
@@ -293,9 +297,9 @@ class VariableQueue(VqPending):
         mark = self.mark
         if seq < mark.delivered:
             return True
-        mark.delivered = seq + 1
         if seq >= mark.half and is_persistent:
             mark.reserve(seq, self.state.rates.out)
+        mark.delivered = seq + 1
         return False
 
     def _note_pending(self, seq: int) -> None:
@@ -311,33 +315,33 @@ class VariableQueue(VqPending):
         head = self.head()
         if head is None:
             return None
-        entry: Entry | None = None
+        seq = head.tag
+        row: Row | None = None
         if state.q4:
-            entry = state.q4.popleft()
-            state.alpha_bytes -= alpha_bytes(entry.message)
-            is_persistent = entry.message.persistent
-            if ack_required:
-                state.ram_pending[head.tag] = entry
-                state.pending_bytes += alpha_bytes(entry.message)
-                state.pending_order = None
+            entry = state.q4[0]
         else:
             row = state.q3.first()
-            is_persistent = row.flags & PERSISTENT != 0
-            if ack_required:
-                state.disk_pending.insert(row)
-            else:
-                entry = inhaler.take_entry(state, row)  # OSError: as before
-            state.q3.pop_first()
+            entry = inhaler.take_entry(state, row) if not ack_required else inhaler.as_entry(row)
+        self._delivered(seq, entry.message.persistent)
+        if not ack_required:
+            self._die(entry, self._mode)  # it may fail: the head is the head until it has not
+        if row is not None:
+            state.q3.drop_first()
+        else:
+            state.q4.popleft()
+            state.alpha_bytes -= alpha_bytes(entry.message)
         state.len -= 1
         state.bytes -= head.size
         state.rates.n_out += 1
-        self._delivered(head.tag, is_persistent)
-        inhaler.settle(state, purger.segment_rows(state))
         if ack_required:
             state.unacked_bytes += head.size
             state.rates.n_ack_in += 1
-        elif entry is not None:
-            self._die([entry], self._mode)
+            if row is not None:
+                state.disk_pending.insert(row)
+            else:
+                state.ram_pending[seq] = entry
+                state.pending_bytes += alpha_bytes(entry.message)
+                state.pending_order = None
         self._after()
         return head
 
@@ -363,8 +367,11 @@ class VariableQueue(VqPending):
                 self.drop()
                 dead.append(head.tag)
                 head = self.head()
-            if dead:
+            try:
                 self.ack(dead, mode)
+            except (OSError, DiskFullError):
+                self.requeue(dead, mode, attempted=False)
+                raise
             if len(dead) < ACKS_MAX:
                 return head
 

@@ -22,9 +22,9 @@ from penstock.queues import inhaler, purger, vq_requeue, vq_scan
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delivered_mark import DeliveredMark
 from penstock.queues.paging import Paging
-from penstock.queues.rows import AT_ENTRY, PERSISTENT, Row
+from penstock.queues.rows import AT_ENTRY, ON_SLOT, PERSISTENT, Row
 from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
-from penstock.storage.durability import NONE
+from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 
@@ -61,59 +61,67 @@ class VqPending(BackingQueue):
 
     def ack(self, tags: list[int], mode: int) -> list[int]:
         state = self.state
-        entries: list[Entry] = []
-        ids: list[int] = []
-        try:
-            for tag in tags:
-                entry = self._take_pending(tag)
-                if entry is not None:
-                    entries.append(entry)
-                    ids.append(entry.message.id)
-        except OSError:
-            for entry in entries:
-                state.keep_pending(entry)
-            raise
+        # First what may fail: reading, and the log; nothing has happened until it has not.
+        entries = self._pending_entries(tags)
         if entries:
+            self._dequeue(entries, mode)
+            for entry in entries:
+                self._drop_pending(entry)
             state.rates.n_ack_out += len(entries)
-            self._die(entries, mode)
             if state.is_flowed:
                 self.paging.note_recovered()
         if CHECKS.is_on:
             state.check()
-        return ids
+        return [entry.message.id for entry in entries]
 
-    def _take_pending(self, seq: int) -> Entry | None:
-        """A pending message, no longer pending; without its body if it was paged out."""
+    def _pending_entries(self, tags: list[int]) -> list[Entry]:
+        """The pending ones of these, without bodies if they were paged out; each once."""
         state = self.state
-        entry = state.ram_pending.pop(seq, None)
-        if entry is not None:
-            state.pending_bytes -= alpha_bytes(entry.message)
-        elif state.disk_pending.count:
-            row = state.disk_pending.find(seq)
-            if row is None:
-                return None
-            entry = inhaler.take_entry(state, row)  # OSError: as before
-            state.disk_pending.remove(seq)
-        else:
-            return None
-        state.unacked_bytes -= entry.message.size
-        if self._counted:
-            self._counted.discard(seq)
-        return entry
+        entries: list[Entry] = []
+        for tag in tags if len(tags) < 2 else dict.fromkeys(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is not None:
+                entries.append(entry)
+            elif state.disk_pending.count:
+                row = state.disk_pending.find(tag)
+                if row is not None:
+                    entries.append(inhaler.entry_of(state, row))
+        return entries
 
-    def _die(self, entries: list[Entry], mode: int) -> None:
-        """Entries, of which nothing here knows any more, are dequeued."""
+    def _dequeue(self, entries: list[Entry], mode: int) -> None:
+        """Entries die in the log and in the index, if they are persistent."""
         persistent = entries
         if len(entries) > 1:
             persistent = sorted([e for e in entries if e.message.persistent], key=_seq_of)
         elif not entries[0].message.persistent:
-            persistent = []
+            return
         if persistent:
             self.engine.dequeue(self._index, persistent, mode)
-        if len(persistent) < len(entries):
-            for entry in entries:
-                if not entry.message.persistent:
-                    self._release(entry)
+
+    def _drop_pending(self, entry: Entry) -> None:
+        """A pending message that is dead: nothing here knows of it any more."""
+        state = self.state
+        seq = entry.seq
+        held = state.ram_pending.pop(seq, None)
+        if held is not None:
+            state.pending_bytes -= alpha_bytes(held.message)
+        else:
+            row = state.disk_pending.remove(seq)
+            assert row is not None, "it was pending"
+            if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+                state.places[seq] = row.place
+        state.unacked_bytes -= entry.message.size
+        if self._counted:
+            self._counted.discard(seq)
+        if not entry.message.persistent:
+            self._release(entry)
+
+    def _die(self, entry: Entry, mode: int) -> None:
+        """An entry that was never pending dies."""
+        if entry.message.persistent:
+            self.engine.dequeue(self._index, [entry], mode)
+        else:
+            self._release(entry)
 
     def _release(self, entry: Entry) -> None:
         """A transient message is gone."""
@@ -127,29 +135,33 @@ class VqPending(BackingQueue):
         state = self.state
         alphas: list[Entry] = []
         rows: list[Row] = []
-        for tag in tags:
-            entry = state.ram_pending.pop(tag, None)
+        for tag in dict.fromkeys(tags):
+            entry = state.ram_pending.get(tag)
             if entry is not None:
                 alphas.append(entry)
-                state.pending_bytes -= alpha_bytes(entry.message)
                 continue
-            row = state.disk_pending.remove(tag) if state.disk_pending.count else None
+            row = state.disk_pending.find(tag) if state.disk_pending.count else None
             if row is not None:
                 rows.append(row)
         alphas.sort(key=_seq_of)
         rows.sort(key=_seq_of_row)
         ids = {entry.seq: entry.message.id for entry in alphas}
         ids.update({row.seq: row.id for row in rows})
+        if attempted and ids:  # first what may fail: DiskFullError, and nothing has happened
+            self._count_attempts(alphas, rows, mode)
+        elif self._counted:
+            self._uncount(list(ids), mode)
+        for entry in alphas:
+            del state.ram_pending[entry.seq]
+            state.pending_bytes -= alpha_bytes(entry.message)
+        for row in rows:
+            state.disk_pending.remove(row.seq)
         size = sum([e.message.size for e in alphas]) + sum([row.size for row in rows])
         state.unacked_bytes -= size
         state.bytes += size
         state.len += len(ids)
         state.rates.n_in += len(ids)
         state.rates.n_ack_out += len(ids)
-        if attempted and ids:
-            self._count_attempts(alphas, rows, mode)
-        elif self._counted:
-            self._uncount(list(ids), mode)
         vq_requeue.put_back(state, alphas, rows)
         self._after()
         return [ids[seq] for seq in sorted(ids)]
@@ -158,13 +170,10 @@ class VqPending(BackingQueue):
         known = self._index.attempts
         seqs = [entry.seq for entry in alphas if entry.message.persistent]
         seqs += [row.seq for row in rows if row.flags & PERSISTENT]
-        if self._counted:
-            fresh = [seq for seq in seqs if seq not in self._counted]
-            self._counted.difference_update(seqs)
-            seqs = fresh
-        if seqs:
-            counted = [(seq, known.get(seq, 0) + 1) for seq in sorted(seqs)]
+        counted = [(q, known.get(q, 0) + 1) for q in sorted(seqs) if q not in self._counted]
+        if counted:
             self.engine.requeue(self._index, counted, mode)
+        self._counted.difference_update(seqs)
         transient = self.state.transient_attempts
         for seq in [entry.seq for entry in alphas if not entry.message.persistent]:
             transient[seq] = transient.get(seq, 0) + 1
@@ -183,24 +192,24 @@ class VqPending(BackingQueue):
         assert body is not None, "asked for with its body"
         durable = [target for target in targets if target.is_durable and message.persistent]
         others = [target for target in targets if not (target.is_durable and message.persistent)]
-        lsn = 0
+        if durable:
+            # It stays pending until it is dead: the target may be this very queue.
+            lsn, _ = engine.move(
+                self._index, self._moving(tag, message), durable, header, mode, expiry_ms
+            )
+            self._drop_pending(Entry(tag, message))
+            self.state.rates.n_ack_out += 1
+        else:
+            self.ack([tag], mode)
+            lsn = engine.last_lsn if message.persistent else 0
         if others:
             engine.publish_transient(others, header, body, expiry_ms)
-        entry = self._take_pending(tag)
-        assert entry is not None, "it is pending"
-        self.state.rates.n_ack_out += 1
-        entry.message = message
-        try:
-            if durable:
-                lsn, _ = engine.move(self._index, entry, durable, header, mode, expiry_ms)
-            else:
-                self._die([entry], mode)
-                lsn = engine.last_lsn if message.persistent else 0
-        except BaseException:
-            self.state.keep_pending(entry)
-            raise
         self._after()
         return lsn
+
+    def _moving(self, tag: int, message: Message) -> Entry:
+        entry = self.state.ram_pending.get(tag)
+        return Entry(tag, message, True if entry is None else entry.on_slot)
 
     def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
         state = self.state
@@ -238,12 +247,9 @@ class VqPending(BackingQueue):
         return [(self._index, found)] if found else []
 
     def forget(self, tags: list[int]) -> None:
-        for tag in tags:
-            entry = self._take_pending(tag)
-            if entry is not None:
-                self.state.rates.n_ack_out += 1
-                if not entry.message.persistent:
-                    self._release(entry)
+        for entry in self._pending_entries(tags):
+            self._drop_pending(entry)
+            self.state.rates.n_ack_out += 1
         self._after()
 
     def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
@@ -334,8 +340,8 @@ class VqPending(BackingQueue):
         """A suspect is about to be delivered: the count is in the log, and written, before it is.
         (That it was delivered before the crash is not certain, so that is not counted.)"""
         attempts = self._index.attempts.get(seq, 0) + 1
-        self.engine.requeue(self._index, [(seq, attempts)], self._mode)
-        self.engine.flush()
+        lsn = self.engine.requeue(self._index, [(seq, attempts)], OS)
+        self.engine.wait(lsn, OS)
         self._counted.add(seq)
 
     def _uncount(self, seqs: list[int], mode: int) -> None:

@@ -27,6 +27,15 @@ SEQ_MAX = 1 << 62
 def put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
     """Entries in RAM and rows, each ascending, become ready at their places; the caller counts
     them as ready. OSError: none; see the head of this module."""
+    state.in_hand = {entry.seq for entry in alphas}
+    state.in_hand.update([row.seq for row in rows])
+    try:
+        _put_back(state, alphas, rows)
+    finally:
+        state.in_hand = set()
+
+
+def _put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
     if not state.is_lazy:
         border = SEQ_MAX
         if state.q3.count:

@@ -108,6 +108,8 @@ class VQState:
         self.places: dict[int, int] = {}
         self.set_aside: dict[int, str] = {}  # damaged: seq -> what and where
         self.set_aside_events: list[str] = []  # not yet told
+        # Seqs that a call has taken out and not placed yet: alive in the index, and not in delta.
+        self.in_hand: set[int] = set()
         self.read_error: OSError | None = None  # delta could not be read: q3 is empty meanwhile
         self.len: int = 0  # ready
         self.bytes: int = 0  # bodies of the ready
@@ -138,13 +140,6 @@ class VQState:
         return seq in self.ram_pending or (
             self.disk_pending.count > 0 and self.disk_pending.find(seq) is not None
         )
-
-    def keep_pending(self, entry: Entry) -> None:
-        """An entry that was taken out of pending for what then failed."""
-        self.ram_pending[entry.seq] = entry
-        self.pending_order = None
-        self.pending_bytes += alpha_bytes(entry.message)
-        self.unacked_bytes += entry.message.size
 
     def clear_ready(self) -> None:
         """All that was ready is dead."""
@@ -224,6 +219,8 @@ class VQState:
             paged = set(self.disk_pending.seqs_between(start, stop))
             ram, aside = self.ram_pending, self.set_aside
             seqs = [s for s in seqs if s not in ram and s not in paged and s not in aside]
+        if self.in_hand:
+            seqs = [s for s in seqs if s not in self.in_hand]
         return seqs
 
     def ids(self) -> tuple[list[int], list[int], list[int], list[int], list[int]]:

@@ -9,7 +9,7 @@ commands.
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.embedded import aio as aio
+    from penstock import aio as aio
     from penstock.embedded.box import Box as Box
     from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
     from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
@@ -26,7 +26,7 @@ __version__: Final = "0.1.0"
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
     "open": ("penstock.embedded.box", "open_box"),
-    "aio": ("penstock.embedded.aio", ""),
+    "aio": ("penstock.aio", ""),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
     "Job": ("penstock.embedded.job", "Job"),

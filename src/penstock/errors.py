@@ -130,7 +130,9 @@ class QueueFullError(PenstockError):
     """A queue has reached its limit and refuses more; nothing was published."""
 
     def __init__(self, queue: str, limit: str, given: int, allowed: int) -> None:
-        super().__init__(f"queue {queue!r} is full: {limit} would be {given}, allowed are {allowed}")
+        super().__init__(
+            f"queue {queue!r} is full: {limit} would be {given}, allowed are {allowed}"
+        )
         self.queue = queue
         self.limit = limit
         self.given = given

@@ -171,6 +171,22 @@ class LogContract:
         assert (world.q.len(), world.q.depth()) == (4, 5)
         assert world.drain() == [2, 3, 4, 0]
 
+    @pytest.mark.parametrize("mode", [DISK, NONE])
+    def test_a_move_to_a_queue_that_is_not_durable(self, world: World, mode: int) -> None:
+        gone, other = world.open(b"gone", is_durable=False), world.open(b"other")
+        tags = world.put(*range(4), mode=mode)
+        world.take(4)
+        world.page()
+        self.move(world, tags[0], gone)
+        self.move(world, tags[1], gone, other)
+        assert (world.q.depth(), gone.len(), other.len()) == (2, 2, 1)
+        assert world.drain(gone) == [0, 1]
+        world.settle()
+        world.crash()
+        kept = mode != NONE
+        assert world.drain() == ([2, 3] if kept else [])
+        assert world.drain(world.queues[b"other"]) == ([1] if kept else [])
+
     def test_a_moved_message_survives_there(self, world: World) -> None:
         other = world.open(b"other")
         tags = world.put(*range(10))

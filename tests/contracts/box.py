@@ -439,6 +439,15 @@ class QueueContract:
             q.put(bytes(2000))
         q.put(bytes(1024))
 
+    def test_what_is_refused_may_be_a_dead_letter(self, box: Any) -> None:
+        dead = box.queue("dead")
+        q = box.queue("q", max_length=1, overflow="reject-publish-dlx", dead_letter_to="dead")
+        q.put(b"a")
+        for put in (lambda: q.put(b"b"), lambda: q.put(b"b", durability="os")):
+            with pytest.raises(penstock.QueueFullError):
+                put()
+        assert (bodies(q), bodies(dead)) == ([b"a"], [b"b", b"b"])
+
     def test_drop_head_makes_room(self, box: Any) -> None:
         q = box.queue("q", max_length=2)
         q.put_many([b"a", b"b", b"c"])

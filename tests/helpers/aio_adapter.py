@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from penstock import aio
@@ -138,7 +139,7 @@ class QueueAdapter(Adapter):
 class AioAdapter(Adapter):
     """A box. Closing it ends the loop as well."""
 
-    def __init__(self, path: object, **options: Any) -> None:
+    def __init__(self, path: str | Path, **options: Any) -> None:
         tasks = Tasks()
         try:
             box = tasks.call(lambda: aio.open(path, **options))

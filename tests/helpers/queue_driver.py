@@ -17,7 +17,7 @@ from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, INTERVAL, NONE, OS
 from penstock.storage.transaction import Transaction
 from tests.helpers.ledger import Violation, body_of
-from tests.helpers.queue_owner import HEADERS, QueueOwner, parts_of, same, uid_of
+from tests.helpers.queue_owner import FAILURES, HEADERS, QueueOwner, parts_of, same, uid_of
 from tests.helpers.tiny_engine import MIDDLE, OWN, SMALL, STORED
 
 MODES: Final = (DISK, DISK, OS, INTERVAL)
@@ -288,12 +288,16 @@ class QueueDriver(QueueOwner):
         self.books.begin()
         kept = [(part, self._kept(part)) for part in parts_of(amq.backing) if part.index().count]
         purges = self._begin_purge(kept)
+        error: BaseException | None = None
         try:
             amq.purge(mode)
-        finally:
-            if self.engine.last_lsn >= lsn:
-                self._note_purge(lsn, purges)
-            self.books.end()
+        except FAILURES as failure:
+            error = failure
+        if self.engine.last_lsn >= lsn:
+            self._note_purge(lsn, purges)
+        self.books.end()
+        if error is not None:
+            raise error
 
     def purge_later(self) -> None:
         """All that is delayed dies: per part a record for the ready, others for the pending."""

@@ -20,6 +20,7 @@ file system, dates of expiry, and the exact marks of an orderly stop. No message
 they are the driver's business, since no crash may bring one back.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from penstock.message import Entry
@@ -132,10 +133,12 @@ class Books:
         self.free: set[bytes] = set()
         self.purged: set[Place] = set()
         self.deleting = False
+        self.dropped: Counter[int] = Counter()  # uids that free queues have dropped
         self.tx_mode: int | None = None
         self.died: dict[int, int] = {}  # queue number -> one above the highest seq that died
         self.is_fetch = False
         self.subject: Place | None = None
+        self.counted_lsn = 0  # of the last record that counted attempts
         self._before: dict[Place, int] = {}
         self._puts: dict[int, list[tuple[Place, int]]] = {}
         self._takes: dict[int, list[tuple[Place, int]]] = {}
@@ -240,6 +243,7 @@ class Books:
     def _requeued(self, lsn: int, number: int, counts: dict[int, int]) -> None:
         """The record of this LSN counts attempts of messages."""
         self.ledger.note(lsn, ("requeue", number, tuple(counts.items())))
+        self.counted_lsn = lsn
         self._explained.add(lsn)
         for seq, n in counts.items():
             if (number, seq) in self.at:
@@ -305,8 +309,11 @@ class Books:
         for lsn, taken in self._takes.items():
             put = {uid for _, uid in self._puts.get(lsn, [])}
             for place, uid in taken:
-                if uid not in put and place not in self.may_die and not self._is_free(place[0]):
+                if uid in put or place in self.may_die:
+                    continue
+                if not self._is_free(place[0]):
                     raise Violation(f"message {uid} is lost: it left {place} by record {lsn}")
+                self.dropped[uid] += 1
         self.fresh, self.tx_mode, self.dates = {}, None, {}
 
     def _judge_dates(self, place: Place, uid: int) -> None:

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
+from penstock.errors import DiskFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.factory import base_names, open_backing, priorities_of
@@ -33,6 +34,8 @@ from tests.helpers.vhost_driver import Driver
 HEADERS: Final = PlainHeaders()
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 STEPS_MAX: Final = 10_000  # of one thing: more is a hang
+FAILURES: Final = (OSError, DiskFullError)  # calls that may fail, and have then done all or nothing
+ROOM_BYTES: Final = 1 << 20
 JUMPS_S: Final = (0.001, 0.3, 1.0, 1.0, 5.0, 60.0, 3600.0, 80_000.0)
 
 SETS: Final[tuple[dict[str, dict[str, object]], ...]] = (
@@ -76,6 +79,7 @@ class QueueOwner(Driver):
         self.transients: set[int] = set()
         self.most: dict[int, int] = {}  # queue number -> one above the highest seq delivered
         self.books: Books
+        self.suspects: dict[int, int] = {}  # queue number -> what may have been delivered is below
         self.focus = ""
         self.is_strict = True  # False: calls fail, and what failed may count as a delivery
         self._is_stopping = False
@@ -139,7 +143,9 @@ class QueueOwner(Driver):
         for part in parts_of(backing):
             index = part.index()
             self.books.open(index, part, lsn)
-            self.most[index.number] = 0 if is_new else min(index_mark(self, index), index.next_seq)
+            mark = 0 if is_new else min(index_mark(self, index), index.next_seq)
+            self.most[index.number] = mark
+            self.suspects[index.number] = 0 if self.engine.recovered.is_clean else mark
         return backing
 
     def _close_part(self, part: BackingQueue) -> None:
@@ -163,8 +169,10 @@ class QueueOwner(Driver):
         books.fresh, books.may_die, books.tx_mode = fresh or {}, may_die or set(), tx_mode
         try:
             call()
-        finally:
+        except FAILURES:
             books.end()
+            raise
+        books.end()
 
     def fetch(self, name: str, *, ack_required: bool = True, waits: bool = True) -> Delivery | None:
         """What this queue delivers, judged."""
@@ -176,7 +184,7 @@ class QueueOwner(Driver):
             attempts = dict(books.attempts)
             try:
                 delivery = amq.fetch(ack_required=ack_required)
-            except BaseException:
+            except FAILURES:
                 books.end()
                 raise
             if delivery is not None:
@@ -186,6 +194,8 @@ class QueueOwner(Driver):
                 books.end()
                 if delivery.message.persistent:
                     self._judge_delivery(name, delivery, place, known, attempts.get(place, 0))
+                    if ack_required and amq.options.max_attempts is not None:
+                        self._judge_suspect(f"{name}, {place}", place, attempts.get(place, 0))
                 else:
                     self._judge_transient(delivery)
                 if ack_required:
@@ -236,6 +246,14 @@ class QueueOwner(Driver):
                 raise Violation(f"{at} is delivered before {other}")
         self.most[number] = max(self.most[number], seq + 1)
         self.life.delivered.append((self.fs.operations, place))
+
+    def _judge_suspect(self, at: str, place: Place, before: int) -> None:
+        """Its delivery was counted as it was made, in writing, if it may have been delivered before
+        a crash: it may be what killed the process."""
+        counted = 1 if place[1] < self.suspects.get(place[0], 0) else 0
+        same(f"{at}: attempts now", self.books.attempts.get(place, 0), before + counted)
+        if counted and self.engine.settled(OS) < self.books.counted_lsn:
+            raise Violation(f"{at} is delivered before the count of that is written")
 
     def judge_message(self, at: str, delivery: Delivery, content: Content) -> None:
         """Header and body are its own."""
@@ -294,6 +312,15 @@ class QueueOwner(Driver):
             self._call(lambda: backing.set_share(0))
             for _ in range(3):
                 self._call(backing.resume)
+
+    def widen(self) -> None:
+        """There is room for all of it again; only reading brings it back."""
+        name = self._some()
+        if name is not None:
+            backing = self.amq[name].backing
+            self._call(lambda: backing.set_queue_mode("default"))
+            self._call(lambda: backing.set_limits(ROOM_BYTES, ROOM_BYTES))
+            self._call(lambda: backing.set_share(ROOM_BYTES))
 
     def squeeze(self) -> None:
         """Another share of memory, or another mode of paging."""

@@ -264,12 +264,14 @@ class ReferenceQueue(BackingQueue):
         entry = self._held.pending[tag]
         self._load(entry)
         message = entry.message
+        body = message.body or b""
+        durable = [target for target in targets if target.is_durable and message.persistent]
+        others = [target for target in targets if target not in durable]
+        if others:
+            self._engine.publish_transient(others, header, body, expiry_ms)
+        lsn = 0
         if message.persistent:
-            lsn, _ = self._engine.move(self._index, entry, targets, header, mode, expiry_ms)
-        else:
-            lsn = 0
-            if targets:
-                self._engine.publish_transient(targets, header, message.body or b"", expiry_ms)
+            lsn, _ = self._engine.move(self._index, entry, durable, header, mode, expiry_ms)
         self._forget(entry)
         return lsn
 

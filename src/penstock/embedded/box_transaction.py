@@ -1,0 +1,97 @@
+"""BoxTransaction: puts and acknowledgements of one thread or task that happen together, or not.
+
+While it is open, what its owner puts and acknowledges is collected by the engine's transaction; the
+commit is one decision in the log, so a crash finds all of it or nothing. Others go on meanwhile,
+and see nothing of it before. What was put is delivered once the commit is settled.
+
+Bodies do not pile up in RAM: beyond the first MiB they lie in the store, where a rollback or a
+crash drops them; a transaction of more than 256 MiB is refused at its commit.
+
+Rolled back, what was put was never there. Messages that it acknowledged come back as after a
+failure, with back-off and counted as an attempt, for whoever got them thinks that he is done with
+them. Gets, nacks and rejects are not part of it: they happen at once.
+
+Messages are persistent in a transaction, whatever the durability of box and queue: `none` counts as
+`os`.
+
+Under the lock of the box, all of it. Its owner's calls find it by `Driver.caller`.
+"""
+
+from penstock.embedded.core import Core
+from penstock.embedded.new_body import NewBody
+from penstock.embedded.queue_state import QueueState
+from penstock.errors import SettledError
+from penstock.queues.arrivals import Plan
+from penstock.storage.durability import OS
+from penstock.storage.transaction import Published
+
+
+class BoxTransaction:
+    """See the head of this module. mode: durability of the commit."""
+
+    def __init__(self, core: Core, mode: int) -> None:
+        self.core: Core = core
+        self.mode: int = max(mode, OS)
+        self._transaction = core.engine.begin()
+        self._puts: list[tuple[QueueState, Plan, Published]] = []
+        self._acks: dict[QueueState, list[int]] = {}
+        self._put_counts: dict[QueueState, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    def put(self, state: QueueState, new: NewBody) -> None:
+        """QueueFullError (counted with what it has put there already), DiskFullError: not put."""
+        n, size = self._put_counts.get(state, (0, 0))
+        n, size = n + 1, size + len(new.body)
+        state.amq.before_publish(size, n)
+        plan = state.amq.plan(
+            new.header, priority=new.priority, ttl_ms=new.ttl_ms, delay_ms=new.delay_ms
+        )
+        try:
+            published = self._transaction.publish(
+                [plan.index], plan.header, new.body, plan.expiry_ms
+            )
+        except BaseException:
+            state.amq.unplan(plan)
+            raise
+        self._puts.append((state, plan, published))
+        self._put_counts[state] = n, size
+
+    def ack(self, state: QueueState, tags: list[int]) -> None:
+        """SettledError if one is not pending, or is in it already: none of them is taken."""
+        taken = self._acks.setdefault(state, [])
+        for tag in tags:
+            if tag in taken or state.amq.backing.pending(tag) is None:
+                raise SettledError(state.name, tag)
+        for index, entries in state.amq.backing.entries(tags):
+            self._transaction.dequeue(index, entries)
+        taken += tags
+
+    def has_taken(self, state: QueueState, tag: int) -> bool:
+        """Whether it acknowledges this message."""
+        return tag in self._acks.get(state, ())
+
+    def commit(self) -> list[QueueState]:
+        """Make it happen: settled at the engine's `last_lsn`. The queues that it changed.
+        TransactionTooLargeError: it is rolled back. DiskFullError: as before, commit again or roll
+        back."""
+        lsn = self._transaction.commit(self.mode)
+        for state, tags in self._acks.items():
+            if not state.is_deleted:
+                state.amq.backing.forget(tags)
+        for state, plan, published in self._puts:
+            for _, entry in published.entries:
+                state.amq.planned(plan, entry.seq, entry.message.size, lsn, self.mode)
+        changed = {id(state): state for state in [put[0] for put in self._puts] + [*self._acks]}
+        return [state for state in changed.values() if not state.is_deleted]
+
+    def rollback(self) -> list[QueueState]:
+        """Undo it; the queues whose messages come back."""
+        if self._transaction.is_open:
+            self._transaction.rollback()
+        for state, plan, _ in self._puts:
+            if not state.is_deleted:
+                state.amq.unplan(plan)
+        for state, tags in self._acks.items():
+            for tag in tags:
+                if not state.is_deleted and state.amq.backing.pending(tag) is not None:
+                    state.amq.nack(tag, mode=OS)
+        return [state for state in self._acks if not state.is_deleted]

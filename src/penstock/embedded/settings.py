@@ -1,0 +1,46 @@
+"""Settings of a box from what a caller of `open` gave: checked, and in the core's own terms.
+
+A path is a directory. The URL of a broker is not one, and a mistake that deserves its own words: a
+box on a broker would need a client, which this build does not have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+from penstock.embedded.core import Settings
+from penstock.embedded.spellings import box_durability, size_bytes
+from penstock.errors import OptionError
+from penstock.queues.budget import machine_memory
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.options import StorageOptions
+
+URLS = ("amqp://", "amqps://")
+# All that `open` takes by name: what it suggests when a name is wrong.
+NAMES = (
+    "durability", "memory", "strict", "on_event", "on_alert",
+    *(field.name for field in fields(StorageOptions)),
+)  # fmt: skip
+
+
+def settings_of(
+    path: object, durability: object, memory: object, strict: object, storage: Mapping[str, object]
+) -> tuple[str, Settings]:
+    """The directory and the settings. OptionError names the option; TypeError: no path."""
+    if isinstance(path, str) and path.startswith(URLS):
+        raise OptionError(
+            "path", path, "a directory: this build has no client for a broker, only boxes on disk"
+        )
+    # Absolute, for the program may change its directory. TypeError for what is no path.
+    directory = str(Path(path).absolute())  # type: ignore[arg-type]
+    if not isinstance(strict, bool):
+        raise OptionError("strict", strict, "True or False")
+    for name in storage:
+        if name not in NAMES:
+            raise OptionError(name, storage[name], NAMES)
+    mode = box_durability(durability)
+    options = StorageOptions.of(dict(storage))
+    if mode.interval_ms:
+        options = replace(options, interval_ms=mode.interval_ms)
+    memory_bytes = size_bytes("memory", memory, machine_memory(OsFileSystem(0))[0])
+    return directory, Settings(mode.mode, memory_bytes, strict, options)

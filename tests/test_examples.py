@@ -1,0 +1,54 @@
+"""The examples run: all Python of README and docs, and the programs of examples/ that need nothing.
+
+The blocks of one page are one program, in their order, run in a directory of their own, with
+warnings as errors. What a comment says is printed is for the reader; what must hold is asserted
+there.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PROGRAMS = sorted((ROOT / "examples").glob("embedded_*.py"))
+# What a program must have printed at its end.
+PRINTS = {
+    "embedded_asyncio": "100 orders done; 100 confirmed by ",
+    "embedded_pipeline": "6 the\n2 turns\n2 water\n2 wheel\n1 comes",
+    "embedded_workers": "57 orders done, 3 dead letters\n",
+}
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(program: Path, directory: Path) -> str:
+    """What the program prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / "page.py"
+    program.write_text("\n\n".join(blocks(page)))
+    run(program, tmp_path)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def test_a_program_runs_twice(program: Path, tmp_path: Path) -> None:
+    assert PRINTS[program.stem] in run(program, tmp_path)
+    run(program, tmp_path)

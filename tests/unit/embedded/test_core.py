@@ -1,0 +1,97 @@
+"""What a box is made of: queues opened when they are named, and what the clock demands of them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import StoppedError, UnknownQueueError
+from tests.contracts.box import LONG_S, bodies
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[penstock.Box]:
+    with penstock.open(tmp_path / "box.d", durability="os") as box:
+        yield box
+
+
+def test_queues_are_opened_when_they_are_named(box: penstock.Box, tmp_path: Path) -> None:
+    for i in range(20):
+        box.queue(f"q{i:02}").put(b"x")
+    box.close()
+    with penstock.open(tmp_path / "box.d") as again:
+        assert len(again.queues()) == again.info()["queues"] == 20
+        assert again.info()["queues_open"] == 0
+        assert len(again.queue("q07")) == 1
+        assert again.info()["queues_open"] == 1
+
+
+def test_a_dead_letter_opens_its_queue(box: penstock.Box, tmp_path: Path) -> None:
+    box.queue("dead")
+    box.queue("q", dead_letter_to="dead").put(b"x")
+    box.close()
+    with penstock.open(tmp_path / "box.d") as again:
+        again.queue("q").get().reject()
+        assert bodies(again.queue("dead")) == [b"x"]
+
+
+def test_memory_is_bounded_by_the_box(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "box.d", durability="os", memory="1 MiB") as box:
+        queues = [box.queue(f"q{i}") for i in range(3)]
+        for i in range(20):
+            for q in queues:
+                q.put_many([b"%06d" % i + bytes(994)] * 100)
+        ram_bytes = sum(int(q.info()["ram_bytes"]) for q in queues)
+        assert ram_bytes < 2 << 20, "6 MB went in"
+        for q in queues:
+            assert [body[:6] for body in bodies(q)] == [
+                b"%06d" % i for i in range(20) for _ in range(100)
+            ]
+
+
+def test_an_idle_box_looks_seldom_and_a_message_wakes_it(box: penstock.Box) -> None:
+    q = box.queue("q")
+    core = box._driver.core
+    while (seconds := _tick(box)) < 1:
+        box.sync()
+    assert seconds == pytest.approx(2.5)
+    q.put(b"x")
+    assert _tick(box) <= 0.1
+    q.put(b"y", delay="1h")
+    assert core.next_due_ms > core.clock.wall_ms()
+
+
+def _tick(box: penstock.Box) -> float:
+    with box._driver.lock:
+        return box._driver.core.tick()
+
+
+def test_a_message_that_grows_old_raises_an_alert(tmp_path: Path) -> None:
+    old = threading.Event()
+    with penstock.open(tmp_path / "box.d", on_alert=lambda _: old.set()) as box:
+        box.queue("q", alerts={"age": "1s"}).put(b"x")
+        assert old.wait(LONG_S)
+
+
+def test_an_unknown_queue(box: penstock.Box) -> None:
+    with pytest.raises(UnknownQueueError, match="'none'"):
+        box._driver.core.known("none")
+    assert box._driver.core.find("none") is None
+
+
+def test_an_abandoned_core_has_written_nothing_more(box: penstock.Box, tmp_path: Path) -> None:
+    q = box.queue("q")
+    q.put(b"x")
+    driver = box._driver
+    with driver.lock:
+        driver.interrupted(KeyboardInterrupt())
+    assert q.get(timeout=LONG_S).body == b"x"
+    with driver.lock:
+        driver.core.engine.stop(OSError("broken"))
+    with pytest.raises(StoppedError, match="broken"):
+        q.put(b"y")
+    box.close()
+    with penstock.open(tmp_path / "box.d") as again:
+        assert bodies(again.queue("q")) == [b"x"]

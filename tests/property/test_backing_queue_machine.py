@@ -483,10 +483,10 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 def case_of(machine: type[BackingQueueMachine], examples: float = 1.0) -> Any:
     """The machine as a test case, with this part of the profile's examples."""
-    case = machine.TestCase
+    case, profile = machine.TestCase, settings()
     case.settings = settings(
-        settings.default, stateful_step_count=STEPS, derandomize=not NIGHTLY, database=None,
-        max_examples=int(settings.default.max_examples * examples),
+        profile, stateful_step_count=STEPS, derandomize=not NIGHTLY, database=None,
+        max_examples=int(profile.max_examples * examples),
     )  # fmt: skip
     return case
 

@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from penstock.queues.backing_queue import UNLIMITED, NewMessage
+from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, BackingQueue, NewMessage
+from penstock.queues.factory import open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import NONE, OS
 from penstock.storage.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLOT_BYTES
@@ -33,16 +34,16 @@ class CountingFileSystem(FaultyFileSystem):
             self._written.append((path, place, bytes(data)))
         super().on_write(kind, path, number, data, place)
 
-    def take(self, slots: int) -> dict[str, tuple[int, int]]:
-        """Each message of which something was written since last time, by the place of its entry or
-        the like: (its seq if a slot was written, else -1; bytes of its entry)."""
-        found: dict[str, tuple[int, int]] = {}
+    def take(self, slots: int) -> list[tuple[str, int, int]]:
+        """Each message of which something was written since last time: the directory of its queue,
+        its seq if a slot was written, else -1, and the bytes of its entry."""
+        found: dict[str, tuple[str, int, int]] = {}  # by the place of the entry
         for path, place, data in self._written:
             if path.endswith(".qs"):
                 at = 0
                 while at < len(data):
                     length = PREFIX_BYTES + int.from_bytes(data[at : at + 4])
-                    found[f"{path} {place + at}"] = (-1, length)
+                    found[f"{path} {place + at}"] = (path.rpartition("/")[0], -1, length)
                     at += length
                 assert at == len(data), "a write is whole entries"
         for path, place, data in self._written:
@@ -53,23 +54,28 @@ class CountingFileSystem(FaultyFileSystem):
                     slot = data[n * SLOT_BYTES : (n + 1) * SLOT_BYTES]
                     where = int.from_bytes(slot[WHERE_AT : WHERE_AT + 4])
                     key = f"{path.removesuffix('i')}s {where}"
-                    found[key] = (first + n, found.get(key, (-1, 0))[1])
+                    known = found.get(key, ("", -1, 0))
+                    found[key] = (path.rpartition("/")[0], first + n, known[2])
         self._written = []
-        return found
+        return sorted(found.values())
 
 
 class Run:
     """A queue on such a file system, and what its messages cost."""
 
-    def __init__(self, seed: int, policy: str) -> None:
-        self.rng = random.Random(f"{seed}/{policy}")
+    def __init__(self, seed: int, kind: str) -> None:
+        self.rng = random.Random(f"{seed}/{kind}")
         self.fs = CountingFileSystem()
         self.slots = self.rng.choice([4, 64])
         self.rig = EngineRig(
             self.fs, segment_slots=self.slots, queue_index_embed_msgs_below=1 << 20,
             wal_inline_below=1 << 20, wal_segment_bytes_min=1 << 20, wal_segment_bytes_max=1 << 20,
         )  # fmt: skip
-        self.vq = VariableQueue(self.rig.engine, self.rig.queue(), mode=OS, policy=policy)
+        self.q: BackingQueue = (
+            VariableQueue(self.rig.engine, self.rig.queue(), mode=OS, policy=kind)
+            if kind != "priorities"
+            else open_backing(self.rig.engine, b"q", priorities=3, mode=OS)
+        )
         self.rig.engine.flush()
         self.paged = 0  # messages, by publishes of others
         self.pending: list[int] = []
@@ -79,14 +85,17 @@ class Run:
         rng = self.rng
         size = rng.choice([1, 30, 300, 3000, rng.randint(1, 20_000), rng.randint(1, 100_000)])
         mode = rng.choice([OS, OS, NONE])
+        priority = rng.randrange(5)
         self.fs.take(self.slots)
-        tag = self.vq.publish(b"", bytes(size), mode)
-        messages = sorted(self.fs.take(self.slots).values())
-        others = [message for message in messages if message[0] != tag]
-        if mode == NONE and len(others) == len(messages) and (-1, size + PREFIX_BYTES) in others:
-            others.remove((-1, size + PREFIX_BYTES))  # its own entry, without a slot
+        tag = self.q.publish(b"", bytes(size), mode, priority=priority)
+        directory, seq = self.q.index(priority).path, tag & ((1 << PART_SHIFT) - 1)
+        messages = self.fs.take(self.slots)
+        others = [message for message in messages if message[:2] != (directory, seq)]
+        entry = (directory, -1, size + PREFIX_BYTES)
+        if mode == NONE and len(others) == len(messages) and entry in others:
+            others.remove(entry)  # its own, without a slot
         assert len(others) <= MESSAGES_MAX, f"publish {tag} paged out {others}"
-        sizes = [size for _, size in others]
+        sizes = [size for _, _, size in others]
         assert sum(sizes) - max(sizes, default=0) < BYTES_MAX, f"publish {tag} wrote {sizes}"
         self.paged += len(others)
 
@@ -94,10 +103,10 @@ class Run:
         """Fetch a few."""
         self.rig.engine.flush()
         for _ in range(self.rng.randint(1, 12)):
-            delivery = self.vq.fetch(ack_required=self.rng.random() < 0.7)
+            delivery = self.q.fetch(ack_required=self.rng.random() < 0.7)
             if delivery is None:
                 return
-            if self.vq.pending(delivery.tag) is not None:
+            if self.q.pending(delivery.tag) is not None:
                 self.pending.append(delivery.tag)
 
     def settle(self) -> None:
@@ -105,26 +114,26 @@ class Run:
         self.rng.shuffle(self.pending)
         some = [self.pending.pop() for _ in range(self.rng.randint(0, len(self.pending)))]
         if self.rng.random() < 0.5:
-            self.vq.ack(some, OS)
+            self.q.ack(some, OS)
         else:
-            self.vq.requeue(some, OS)
+            self.q.requeue(some, OS)
 
     def limit(self) -> None:
         """Another limit."""
         high = self.rng.choice([0, 1000, 20_000, 300_000, 3_000_000, UNLIMITED])
-        self.vq.set_limits(high, min(high, high // 2))
+        self.q.set_limits(high, min(high, high // 2))
 
     def resume(self) -> None:
         """One slice."""
         self.fs.take(self.slots)
-        self.vq.resume()
+        self.q.resume()
         assert len(self.fs.take(self.slots)) <= SLICE_MAX
 
 
-@pytest.mark.parametrize("policy", ["ratio", "eager"])
-@pytest.mark.parametrize("seed", range(25))
-def test_no_publish_pays_for_the_others(seed: int, policy: str) -> None:
-    run = Run(seed, policy)
+@pytest.mark.parametrize("kind", ["ratio", "eager", "priorities"])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_publish_pays_for_the_others(seed: int, kind: str) -> None:
+    run = Run(seed, kind)
     steps = [run.publish] * 12 + [run.fetch, run.settle, run.limit, run.resume]
     for _ in range(400):
         run.rng.choice(steps)()
@@ -136,7 +145,7 @@ def test_no_publish_pays_for_the_others(seed: int, policy: str) -> None:
 @pytest.mark.parametrize("has_pending", [True, False])
 def test_a_publish_far_over_the_limit(size: int, most: int, has_pending: bool) -> None:
     run = Run(0, "ratio")
-    vq = run.vq
+    vq = run.q
     for _ in range(30):
         vq.publish(b"", bytes(size), OS)
     if has_pending:
@@ -148,7 +157,7 @@ def test_a_publish_far_over_the_limit(size: int, most: int, has_pending: bool) -
     run.rig.engine.blocked = False
     for _ in range(4):
         tag = vq.publish(b"", b"", OS)
-        paged = [seq for seq, _ in run.fs.take(run.slots).values() if seq != tag]
+        paged = [seq for _, seq, _ in run.fs.take(run.slots) if seq != tag]
         assert 0 < len(paged) <= most
 
 

@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery, NewMessage
+from penstock.queues.vq_state import CHECKS
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of
@@ -103,6 +104,20 @@ def test_the_purger_empties_a_full_queue(world: FlowWorld, mode: int) -> None:
     assert world.in_ram() == 0
     assert lengths(world)[0] == lengths(world)[4] == 0
     assert world.drain() == list(range(1000))
+
+
+@pytest.mark.parametrize("limit", [20_000, 100_000, 400_000])
+def test_rows_are_bounded_too(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHECKS, "is_on", False)  # they look at every message
+    world = World(EngineRig(segment_slots=4096), opens())
+    world.q.batch_publish([NewMessage(b"", world.body(i)) for i in range(5000)], OS)
+    world.q.set_limits(limit, 0)
+    world.page()
+    assert world.q.ram_bytes() <= limit
+    world.q.batch_publish([NewMessage(b"", world.body(i)) for i in range(5000, 6000)], OS)
+    world.page()
+    assert world.q.ram_bytes() <= limit
+    assert [world.numbers([world.fetch(ack_required=False)])[0] for _ in range(9)] == [*range(9)]
 
 
 def test_a_queue_without_a_limit_never_flows(world: FlowWorld) -> None:
@@ -365,7 +380,7 @@ def test_nothing_is_paged_onto_a_full_disk(world: FlowWorld) -> None:
 @pytest.mark.parametrize("body_bytes", [10, STORED])
 @pytest.mark.parametrize("mode", [DISK, NONE])
 @pytest.mark.parametrize("ack_required", [True, False])
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3, *range(12, 20)])
 def test_a_read_that_fails_loses_nothing(
     body_bytes: int, mode: int, ack_required: bool, nth: int
 ) -> None:

@@ -140,7 +140,12 @@ class QueueDriver(QueueOwner):
                 return
             ((_, expiry_ms),) = dates
             indexes = [plan.index for _, plan in plans]
-            self.engine.publish(indexes, header, body, mode, expiry_ms)
+            try:
+                self.engine.publish(indexes, header, body, mode, expiry_ms)
+            except FAILURES:
+                for name, plan in plans:
+                    self.amq[name].unplan(plan)
+                raise
             for name, plan in plans:
                 self.amq[name].planned(plan, plan.index.next_seq - 1, len(body))
 
@@ -389,7 +394,12 @@ class QueueDriver(QueueOwner):
                 self.amq[name].planned(plan, seq, size, lsn, mode)
 
         self.pending = [item for item in self.pending if item not in opened.acked]
-        self._call(commit, may_die=places, tx_mode=mode)
+        try:
+            self._call(commit, may_die=places, tx_mode=mode)
+        except FAILURES:
+            if opened.tx.is_open:
+                self.tx_open = opened  # nothing has happened
+            raise
 
     def abort(self) -> None:
         """The open transaction is rolled back; what it was to acknowledge is pending still."""

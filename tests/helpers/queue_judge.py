@@ -116,7 +116,7 @@ def drain(driver: QueueDriver) -> None:
                 if delivery.message.persistent:
                     found[driver.ledger.ids[delivery.message.id]] += 1
                 driver.ack_all(name)
-        if not driver.books.at:
+        if not any(amq.depth() + amq.delayed() for amq in driver.amq.values()):
             break
     if found + (driver.books.dropped - dropped) != wanted:
         raise Violation(f"what came out is {found}, should be {wanted}")

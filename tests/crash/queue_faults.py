@@ -38,7 +38,7 @@ from tests.helpers.tiny_engine import PATH, VARIANTS
 CALM = {name: n for name, n in WEIGHTS.items() if name not in ("delete", "purge", "purge_later")}
 NAMES, COUNTS = tuple(CALM), tuple(CALM.values())
 # Of the store the bodies alone: a .hint that cannot be read while a record is applied, which is
-# logged by then, leaves RAM and log apart until the next start.
+# logged by then, stops the engine (test_engine.py), and these lives are of one that goes on.
 QUEUE_FILES, STORE_FILES = "/queues/", ".rdq"
 ROTTING = (".qi", ".qs", ".rdq")
 WRITES = frozenset({"pwrite", "create", "allocate"})

@@ -7,6 +7,7 @@ one another, as far as there is room), and `begin` submits such a read for a que
 consumer, to be taken over by `_arrived` when the file system has done it. What was read back is on
 disk still, so paging it out again writes nothing.
 
+    delta -> q4    `deltas_to_alphas`: a run that has emptied q3 goes on from the slots
     delta -> q3    `deltas_to_betas`: the slots of one segment become rows; when delta is empty,
     what
                    is in q2 joins q3
@@ -156,6 +157,53 @@ def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
         body = entry.message.body
         state.alpha_bytes += ALPHA_BYTES + len(entry.message.header) + len(body or b"")
     return bool(entries)
+
+
+def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
+    """A run goes on in delta, while q3 is empty: what comes next, of one segment, straight from its
+    slots to the rear of q4. Whatever is not plain (damaged, in a section of the checkpoint, of
+    transient messages) is left to the way by rows."""
+    delta, index = state.delta, state.index
+    if not delta.count or index.section or state.delta_transients:
+        return
+    start = delta.start
+    stop = min(state.segment_end(start), delta.end, start + messages_max)
+    seqs = state.ready_on_disk(start, stop)
+    if not seqs:
+        return
+    files = index.files(start // index.slots)
+    try:
+        slots = files.slots(seqs)
+        n = taken = 0
+        for slot in slots:
+            taken += slot.size + ALPHA_BYTES
+            if taken > run_bytes:
+                break
+            n += 1
+        messages = files.entries_of(slots[:n])
+        for i in range(n):
+            if messages[i].body is None:
+                state.engine.load_body(index, seqs[i], messages[i])
+    except CorruptionError:
+        return  # by rows it is found out which
+    if not n:
+        return
+    state.disk_reads += 1
+    q4 = state.q4
+    cost = 0
+    for i in range(n):
+        message = messages[i]
+        cost += ALPHA_BYTES + len(message.header) + message.size
+        q4.append(Entry(seqs[i], message, True))
+    state.alpha_bytes += cost
+    delta.count -= n
+    delta.start = stop if n == len(seqs) else seqs[n]
+    if not delta.count:
+        delta.clear()
+        if state.set_aside:
+            state.count_bytes()
+        if state.q2.count:
+            state.q3.extend(state.q2)
 
 
 def _load_good(

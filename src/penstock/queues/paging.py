@@ -106,7 +106,7 @@ class Paging:
             return False
         self._retry_at = -1.0
         self._has_failed = False
-        inhaler.settle(state, purger.segment_rows(state))
+        inhaler.settle(state, purger.load_rows(state))
         return more
 
     def failed(self, error: OSError | SyncFailedError) -> None:

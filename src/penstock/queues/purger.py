@@ -47,6 +47,7 @@ PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
+FEW_ROWS: Final = 16  # of a segment that is read in runs
 ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
 
 
@@ -356,6 +357,12 @@ def segment_rows(state: VQState) -> int:
     """Rows that one load brings, and that may always stay: a segment, or what a quarter of a small
     target holds."""
     return min(state.index.slots, max(16, state.target_bytes // (4 * ROW_BYTES)))
+
+
+def load_rows(state: VQState) -> int:
+    """Rows that stand in q3 for what is in delta: a few, where a fetch reads on from the slots
+    themselves; else a segment, as in variable_queue.md."""
+    return FEW_ROWS if state.reads_runs else segment_rows(state)
 
 
 def roll(state: VQState, writes: int) -> bool:

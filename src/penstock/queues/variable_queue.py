@@ -62,6 +62,7 @@ class VariableQueue(VqPending):
             raise ValueError(f"policy {policy!r}, expected one of {POLICIES}")
         super().__init__(engine, index, mode, policy == "eager", on_event)
         self._read_bytes: int = read_bytes
+        self.state.reads_runs = read_bytes > 0
         self._is_batch: bool = False
         self._take_over(index)
 
@@ -134,7 +135,7 @@ class VariableQueue(VqPending):
     def _leave_lazy(self, error: OSError | SyncFailedError) -> None:
         self.state.is_lazy = self.state.becomes_lazy = False
         self.paging.failed(error)
-        inhaler.settle(self.state, purger.segment_rows(self.state))
+        inhaler.settle(self.state, purger.load_rows(self.state))
 
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
@@ -198,7 +199,7 @@ class VariableQueue(VqPending):
             entry = state.q4[0]
             return self._waits_for(entry.seq, entry.message.persistent)
         if not state.q3.count:
-            inhaler.deltas_to_betas(state, purger.segment_rows(state))
+            inhaler.deltas_to_betas(state, purger.load_rows(state))
             self.paging.tell_set_aside()
             if not state.q3.count:
                 return None
@@ -266,7 +267,7 @@ class VariableQueue(VqPending):
             if state.pending_order is not None:
                 self._note_pending(seq)
         if not state.q3.count:
-            inhaler.settle(state, purger.segment_rows(state))
+            inhaler.settle(state, purger.load_rows(state))
         if state.is_flowed and not state.q3.count:
             self.paging.note_recovered()
         elif ack_required and state.ram_bytes() > state.target_bytes:
@@ -280,14 +281,19 @@ class VariableQueue(VqPending):
         state = self.state
         while True:
             if not state.q3.count:
-                inhaler.deltas_to_betas(state, purger.segment_rows(state))
+                inhaler.deltas_to_betas(state, purger.load_rows(state))
                 self.paging.tell_set_aside()
             if not state.q3.count:
                 return bool(state.q4)
             run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)
             room = self.paging.room_for(run)
-            inhaler.betas_to_alphas(state, min(run, room), READ_MESSAGES)
-            inhaler.settle(state, purger.segment_rows(state))
+            run = min(run, room)
+            before = state.alpha_bytes
+            inhaler.betas_to_alphas(state, run, READ_MESSAGES)
+            left = run - (state.alpha_bytes - before)
+            if left > 0 and not state.q3.count and state.reads_runs and not state.is_lazy:
+                inhaler.deltas_to_alphas(state, left, READ_MESSAGES)
+            inhaler.settle(state, purger.load_rows(state))
             self.paging.tell_set_aside()
             if state.q4:
                 return True
@@ -352,7 +358,7 @@ class VariableQueue(VqPending):
             m = entry.message
             return Head(entry.seq, m.id, m.size, m.expiry_ms)
         if not state.q3.count:
-            inhaler.deltas_to_betas(state, purger.segment_rows(state))
+            inhaler.deltas_to_betas(state, purger.load_rows(state))
             self.paging.tell_set_aside()
             if not state.q3.count:
                 return None

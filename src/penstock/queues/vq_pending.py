@@ -371,7 +371,7 @@ class VqPending(BackingQueue):
 
     def _after(self) -> None:
         """After anything that may have emptied a part of the queue."""
-        inhaler.settle(self.state, purger.segment_rows(self.state))
+        inhaler.settle(self.state, purger.load_rows(self.state))
         self.paging.tell_set_aside()
         if self.state.is_flowed:
             self.paging.note_recovered()

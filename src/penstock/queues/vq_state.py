@@ -121,6 +121,7 @@ class VQState:
         self.is_lazy: bool = False
         self.becomes_lazy: bool = False
         self.is_flowed: bool = False
+        self.reads_runs: bool = True  # a fetch from disk reads a run of messages
         self.eager: bool = False  # the policy of 2011: gammas roll into delta at once
         self.rates: Rates = Rates(engine.clock.monotonic())
         self.disk_reads: int = 0

@@ -68,6 +68,7 @@ HOT_MODULES = (
     "penstock.queues.delays",
     "penstock.queues.arrivals",
     "penstock.queues.amq_queue",
+    "penstock.embedded.job",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

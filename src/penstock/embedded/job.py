@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.embedded.new_body import HEADERS
 from penstock.embedded.spellings import Time
 from penstock.errors import PenstockError, SettledError
+from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, Delivery
 from penstock.queues.headers import Death, HeaderValue
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.embedded.queue import Queue
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Message:
     """What can be known of a message. `peek` and iteration give it, and a Job is one.
 
@@ -75,6 +77,7 @@ class Message:
         return f"<{kind} {self.id:#x} of {len(self.body)} bytes, attempts {self.attempts}>"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class JobView(Message):
     """What jobs have in common for threads and asyncio. is_settled: by this job's own methods."""
 

@@ -171,21 +171,11 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     seqs = state.ready_on_disk(start, stop)
     if not seqs:
         return
-    files = index.files(start // index.slots)
     try:
-        slots = files.slots(seqs)
-        n = taken = 0
-        for slot in slots:
-            taken += slot.size + ALPHA_BYTES
-            if taken > run_bytes:
-                break
-            n += 1
-        messages = files.entries_of(slots[:n])
-        for i in range(n):
-            if messages[i].body is None:
-                state.engine.load_body(index, seqs[i], messages[i])
+        messages = _plain_messages(state, seqs, run_bytes)
     except CorruptionError:
         return  # by rows it is found out which
+    n = len(messages)
     if not n:
         return
     state.disk_reads += 1
@@ -204,6 +194,24 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
             state.count_bytes()
         if state.q2.count:
             state.q3.extend(state.q2)
+
+
+def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Message]:
+    """The first of these messages, with bodies, that are no more than so many bytes."""
+    index = state.index
+    files = index.files(seqs[0] // index.slots)
+    slots = files.slots(seqs)
+    n = taken = 0
+    for slot in slots:
+        taken += slot.size + ALPHA_BYTES
+        if taken > run_bytes:
+            break
+        n += 1
+    messages = files.entries_of(slots[:n])
+    for i in range(n):
+        if messages[i].body is None:
+            state.engine.load_body(index, seqs[i], messages[i])
+    return messages
 
 
 def _load_good(

@@ -53,9 +53,7 @@ ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is writ
 
 def is_over(state: VQState) -> bool:
     """Whether there is anything to page out."""
-    if state.becomes_lazy:
-        return True
-    if state.ram_bytes() > state.target_bytes:
+    if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
     return state.is_flowed and bool(state.q1) and _is_batch(state)
 
@@ -120,8 +118,8 @@ class _Step:
 
 
 def make_room(state: VQState, room_bytes: int) -> None:
-    """Page out pending messages until so many bytes are free below the target, or none of them is
-    left in RAM: a consumer that holds many must not make each read a read of one message."""
+    """Page out pending messages until so many bytes are free below the target, or none is left in
+    RAM: a consumer that holds many must not make each read a read of one message."""
     while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
         push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
 
@@ -137,8 +135,8 @@ def _acks_grow(state: VQState) -> bool:
 def push_alphas_to_betas(
     state: VQState, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
 ) -> int:
-    """The composite of RabbitMQ: one quota, q1 first, then q4, until no more than `target` alphas
-    are left. What is left of the quota."""
+    """RabbitMQ's composite: one quota, q1 first, then q4, until `target` alphas are left. What is
+    left of the quota."""
     left = min(quota, max(0, state.ram_messages() - target))
     unused = quota - left
     before = state.alpha_bytes
@@ -251,11 +249,6 @@ def _largest_pending(state: VQState) -> Entry:
         entry = state.ram_pending.pop(order.pop(), None)
         if entry is not None:
             return entry
-
-
-def page_out_to_delta(state: VQState, entries: list[Entry]) -> None:
-    """Entries that have just arrived, ascending, straight into delta; q1 and q2 are empty."""
-    roll_rows(state, page_out(state, entries))
 
 
 # ---- writing -------------------------------------------------------------------------------------

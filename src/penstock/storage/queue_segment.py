@@ -410,27 +410,28 @@ class SegmentFiles:
 
     def parse(self, slot: Slot, run: bytes, at: int) -> Message:
         """The message of a slot, whose entry begins at `at` in what was read. CorruptionError."""
-        path = self.path + ".qs"
-        if len(run) < at + PREFIX_BYTES:
-            raise CorruptionError(path, slot.where, f"the entry of seq {slot.seq} is cut off")
+        start = at + PREFIX_BYTES
+        if len(run) < start:
+            raise self._bad_entry(slot, "is cut off")
         length, crc, header_len = _PREFIX.unpack_from(run, at)
         fixed = 4 if slot.flags & IN_STORE else slot.size
         if length != fixed + header_len or min(header_len, LONG_HEADER) != slot.header_len:
-            text = f"the entry of seq {slot.seq} has a wrong length"
-            raise CorruptionError(path, slot.where, text)
-        data = run[at + PREFIX_BYTES : at + PREFIX_BYTES + length]
-        if len(data) < length:
-            data = self._reading(".qs").pread(length, slot.where + PREFIX_BYTES)
-        if crc32(data, crc32(_U32.pack(header_len), _seed(self._seed, slot.seq))) != crc:
-            raise CorruptionError(
-                path, slot.where, f"the entry of seq {slot.seq} of queue {self._queue} is damaged"
-            )
+            raise self._bad_entry(slot, "has a wrong length")
+        checked = run[at + 8 : start + length]  # the header's length, and all behind it
+        if len(checked) < 4 + length:
+            checked = self._reading(".qs").pread(4 + length, slot.where + 8)
+        if crc32(checked, _seed(self._seed, slot.seq)) != crc:
+            raise self._bad_entry(slot, f"of queue {self._queue} is damaged")
+        data = checked[4:]
         if slot.flags & IN_STORE:
             store: int = _U32.unpack_from(data)[0]
             return Message(slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store)
         return Message(
             slot.id, data[:header_len], data[header_len:], slot.size, slot.time, slot.expiry_ms
         )
+
+    def _bad_entry(self, slot: Slot, what: str) -> CorruptionError:
+        return CorruptionError(self.path + ".qs", slot.where, f"the entry of seq {slot.seq} {what}")
 
     # ---- life --------------------------------------------------------------------------------
 

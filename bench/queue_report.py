@@ -12,7 +12,7 @@ INTRODUCTION = """
 
 On `penstock.open(...)` and its queues, as a program uses them, unless a VariableQueue is named. CPU
 is that of the whole process: the caller, the box's own thread, and the worker that syncs and
-prepares segments of the log. The memory budget is the library's default, 16 MiB, so a backlog of
+prepares segments of the log. The memory budget is the library's default, 32 MiB, so a backlog of
 100,000 messages and more is on disk.
 """
 

@@ -65,10 +65,6 @@ class BoxTransaction:
             self._transaction.dequeue(index, entries)
         taken += tags
 
-    def has_taken(self, state: QueueState, tag: int) -> bool:
-        """Whether it acknowledges this message."""
-        return tag in self._acks.get(state, ())
-
     def commit(self) -> list[QueueState]:
         """Make it happen: settled at the engine's `last_lsn`. The queues that it changed.
         TransactionTooLargeError: it is rolled back. DiskFullError: as before, commit again or roll

@@ -100,15 +100,7 @@ class Job(JobView):
     __slots__ = ("_queue",)
 
     def __init__(self, queue: "Queue", delivery: Delivery) -> None:
-        # One is made for each message: what the bases do is done here, for it would be felt.
-        message = delivery.message
-        body = message.body
-        assert body is not None, "a delivery has its body"
-        self._delivery = delivery
-        self.body = body
-        self.id = message.id
-        self.is_redelivered = delivery.is_redelivered
-        self.is_settled = False
+        super().__init__(delivery)
         self._queue: Queue = queue
 
     def ack(self) -> None:

@@ -34,7 +34,7 @@ from penstock.queues.rows import (
     PERSISTENT,
     Row,
 )
-from penstock.queues.vq_state import ALPHA_BYTES, VQState
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
 from penstock.storage import queue_segment
 from penstock.storage.queue_segment import PREFIX_BYTES, Slot
 
@@ -154,8 +154,7 @@ def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
         set_aside(state, row.seq, row.size, error)
     for entry in entries:
         state.q4.append(entry)
-        body = entry.message.body
-        state.alpha_bytes += ALPHA_BYTES + len(entry.message.header) + len(body or b"")
+        state.alpha_bytes += alpha_bytes(entry.message)
     return bool(entries)
 
 
@@ -183,7 +182,7 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     cost = 0
     for i in range(n):
         message = messages[i]
-        cost += ALPHA_BYTES + len(message.header) + message.size
+        cost += alpha_bytes(message)
         q4.append(Entry(seqs[i], message, True))
     state.alpha_bytes += cost
     delta.count -= n
@@ -244,8 +243,9 @@ def _take_run(state: VQState, run_bytes: int, messages_max: int) -> list[Row]:
     return rows
 
 
-def load(state: VQState, rows: list[Row]) -> list[Entry]:
-    """The entries, with bodies, of rows of one segment, ascending. CorruptionError."""
+def load(state: VQState, rows: list[Row], *, stays: bool = True) -> list[Entry]:
+    """The entries, with bodies, of rows of one segment, ascending. stays: they are to be in RAM
+    instead; else somebody looks at them, and the rows stay. CorruptionError."""
     engine, index = state.engine, state.index
     section = index.section
     state.disk_reads += 1
@@ -263,7 +263,7 @@ def load(state: VQState, rows: list[Row]) -> list[Entry]:
         if is_persistent:
             entries.append(Entry(row.seq, message, row.seq not in section))
             continue
-        if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+        if stays and row.flags & AT_ENTRY and not row.flags & ON_SLOT:
             state.places[row.seq] = row.place
         entries.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
     return entries
@@ -483,5 +483,5 @@ class Inhaler:
             if not message.persistent and not row.flags & ON_SLOT:
                 state.places[row.seq] = row.place
             state.q4.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
-            state.alpha_bytes += ALPHA_BYTES + len(message.header) + message.size
+            state.alpha_bytes += alpha_bytes(message)
         state.disk_reads += 1

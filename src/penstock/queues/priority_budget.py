@@ -32,7 +32,7 @@ from typing import Final
 from penstock.message import Entry
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.priority_part import Part
-from penstock.queues.vq_state import ALPHA_BYTES
+from penstock.queues.vq_state import ALPHA_BYTES, alpha_bytes
 
 SPARE_SHIFT: Final = 3  # an eighth: of the budget for the pool, of a limit beyond what is needed
 RESERVE_SHIFT: Final = 4  # a sixteenth of the budget, for what is more urgent than all there is
@@ -76,10 +76,7 @@ class PriorityBudget:
             return
         if part.number < self._lowest:
             self._lowest = part.number
-        message = entry.message
-        needed = part.queue.ram_bytes() + ALPHA_BYTES + len(message.header) - part.max_bytes
-        if message.body is not None:
-            needed += len(message.body)
+        needed = part.queue.ram_bytes() + alpha_bytes(entry.message) - part.max_bytes
         if needed <= 0:
             return
         room = self._room_for(part)

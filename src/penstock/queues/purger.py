@@ -24,6 +24,7 @@ write that fails leaves everything where it was and is raised to the caller, the
 which tells its owner and goes on in RAM.
 """
 
+from collections import deque
 from typing import Final
 
 from penstock.message import Entry
@@ -149,8 +150,7 @@ def push_alphas_to_betas(
 def push_q1(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
     """q1 from its front to the rear of q2, or of q3 if delta is empty. What is left of the quota; 0
     once the bytes are passed."""
-    taken, left = _take_q1(state, quota, bytes_max)
-    rows = _page_out_q1(state, taken)
+    rows, left = _page_out_q1(state, quota, bytes_max)
     behind = state.q2 if state.delta.count else state.q3
     for row in rows:
         behind.append(row)
@@ -160,58 +160,54 @@ def push_q1(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
 def push_q1_to_delta(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
     """q1 from its front straight into delta; q2 is empty. What is left of the quota."""
     assert not state.q2.count, "what is in q2 comes before what is in q1"
-    taken, left = _take_q1(state, quota, bytes_max)
-    roll_rows(state, _page_out_q1(state, taken))
+    rows, left = _page_out_q1(state, quota, bytes_max)
+    roll_rows(state, rows)
     return left
 
 
 def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
     """q4 from its rear to the front of q3. What is left of the quota; 0 once the bytes are
     passed."""
-    taken: list[Entry] = []
-    moved = 0
-    q4 = state.q4
-    while quota > 0 and q4 and moved < bytes_max:
-        entry = q4.pop()
-        taken.append(entry)
-        moved += alpha_bytes(entry.message)
-        quota -= 1
-    taken.reverse()
+    taken, moved, left = _take(state.q4, quota, bytes_max, from_rear=True)
     try:
         rows = page_out(state, taken)
     except BaseException:
-        q4.extend(taken)
+        state.q4.extend(taken)
         raise
     state.alpha_bytes -= moved
     for row in reversed(rows):
         state.q3.append_left(row)
-    return quota if moved < bytes_max else 0
+    return left
 
 
-def _take_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Entry], int]:
+def _take(
+    alphas: deque[Entry], quota: int, bytes_max: int, *, from_rear: bool
+) -> tuple[list[Entry], int, int]:
+    """Entries from one end, ascending; the bytes they are counted for; what is left of the quota, 0
+    once the bytes are passed."""
     taken: list[Entry] = []
     moved = 0
-    q1 = state.q1
-    while quota > 0 and q1 and moved < bytes_max:
-        entry = q1.popleft()
+    while quota > 0 and alphas and moved < bytes_max:
+        entry = alphas.pop() if from_rear else alphas.popleft()
         taken.append(entry)
         moved += alpha_bytes(entry.message)
         quota -= 1
-    return taken, quota if moved < bytes_max else 0
+    if from_rear:
+        taken.reverse()
+    return taken, moved, quota if moved < bytes_max else 0
 
 
-def _page_out_q1(state: VQState, taken: list[Entry]) -> list[Row]:
+def _page_out_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Row], int]:
+    """The front of q1, as rows, and what is left of the quota."""
+    taken, moved, left = _take(state.q1, quota, bytes_max, from_rear=False)
     try:
         rows = page_out(state, taken)
     except BaseException:
         state.q1.extendleft(reversed(taken))
         raise
-    moved = 0
-    for entry in taken:
-        moved += alpha_bytes(entry.message)
     state.alpha_bytes -= moved
     state.q1_bytes -= moved
-    return rows
+    return rows, left
 
 
 def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:

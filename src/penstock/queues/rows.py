@@ -70,6 +70,11 @@ class Row:
         self.time: int = time
 
 
+def seq_of_row(row: Row) -> int:
+    """What rows are sorted by."""
+    return row.seq
+
+
 @mypyc_attr(acyclic=True)
 class Block:
     """Rows lo to hi - 1 of `data` (which may be longer: room at both ends)."""
@@ -80,13 +85,6 @@ class Block:
         self.data: bytearray = data
         self.lo: int = lo
         self.hi: int = hi
-
-
-def _trim(block: Block) -> None:
-    """Give back the room before the first row."""
-    del block.data[: block.lo * ROW_BYTES]
-    block.hi -= block.lo
-    block.lo = 0
 
 
 class Rows:
@@ -171,13 +169,7 @@ class Rows:
 
     def drop_first(self) -> None:
         """Forget the first row. There is one."""
-        block = self._blocks[0]
-        block.lo += 1
-        self.count -= 1
-        if block.lo == block.hi:
-            del self._blocks[0]
-        elif block.lo >= TRIM_ROWS and block.lo > block.hi - block.lo:
-            _trim(block)
+        self._drop_front(0)
 
     def pop_first(self) -> Row:
         """Take the first row out. There is one."""
@@ -208,34 +200,23 @@ class Rows:
     def find(self, seq: int) -> Row | None:
         """The row of this seq."""
         at = self._block_of(seq)
-        if at < 0:
-            return None
-        block = self._blocks[at]
-        i = self._place(block, seq)
-        if i == block.hi or self._seq(block, i) != seq:
-            return None
-        return self._decode(block.data, i)
+        i = self._index_in(at, seq)
+        return None if i < 0 else self._decode(self._blocks[at].data, i)
 
     def remove(self, seq: int) -> Row | None:
         """Take the row of this seq out."""
         at = self._block_of(seq)
-        if at < 0:
+        i = self._index_in(at, seq)
+        if i < 0:
             return None
         block = self._blocks[at]
-        i = self._place(block, seq)
-        if i == block.hi or self._seq(block, i) != seq:
-            return None
         row = self._decode(block.data, i)
         if i == block.lo:
-            block.lo += 1
-            if block.lo >= TRIM_ROWS and block.lo > block.hi - block.lo:
-                _trim(block)
+            self._drop_front(at)
         else:
             del block.data[i * ROW_BYTES : (i + 1) * ROW_BYTES]
             block.hi -= 1
-        if block.lo == block.hi:
-            del self._blocks[at]
-        self.count -= 1
+            self.count -= 1
         return row
 
     def insert(self, row: Row) -> None:
@@ -261,11 +242,20 @@ class Rows:
         block.hi += 1
         self.count += 1
 
-    def rows(self) -> Iterator[Row]:
-        """All of them, ascending; nothing may change meanwhile."""
-        for block in self._blocks:
-            for i in range(block.lo, block.hi):
+    def rows(self, after: int = -1) -> Iterator[Row]:
+        """Those above a seq, ascending; nothing may change meanwhile."""
+        for at in range(max(self._block_of(after + 1), 0), len(self._blocks)):
+            block = self._blocks[at]
+            for i in range(self._place(block, after + 1), block.hi):
                 yield self._decode(block.data, i)
+
+    def count_without(self, flag: int) -> int:
+        """How many rows do not have this flag."""
+        n = 0
+        for block in self._blocks:
+            for at in range(block.lo * ROW_BYTES + 7, block.hi * ROW_BYTES, ROW_BYTES):
+                n += not block.data[at] & flag
+        return n
 
     def seqs(self) -> list[int]:
         """All seqs, ascending."""
@@ -301,6 +291,26 @@ class Rows:
     def _seq(self, block: Block, i: int) -> int:
         seq: int = _seq_from(block.data, i * ROW_BYTES)[0]
         return seq & SEQ_MASK
+
+    def _drop_front(self, at: int) -> None:
+        """Forget the first row of a block; much room before the next is given back."""
+        block = self._blocks[at]
+        block.lo += 1
+        self.count -= 1
+        if block.lo == block.hi:
+            del self._blocks[at]
+        elif block.lo >= TRIM_ROWS and block.lo > block.hi - block.lo:
+            del block.data[: block.lo * ROW_BYTES]
+            block.hi -= block.lo
+            block.lo = 0
+
+    def _index_in(self, at: int, seq: int) -> int:
+        """Where the row of this seq is in block `at`; -1 if it is not there."""
+        if at < 0:
+            return -1
+        block = self._blocks[at]
+        i = self._place(block, seq)
+        return i if i < block.hi and self._seq(block, i) == seq else -1
 
     def _block_of(self, seq: int) -> int:
         """The last block that begins at or before seq; -1 if there is none."""

@@ -92,20 +92,13 @@ class VariableQueue(VqPending):
         """An entry has come to life at the end of the queue."""
         state = self.state
         message = entry.message
-        cost = alpha_bytes(message)
         state.len += 1
         state.bytes += message.size
-        state.alpha_bytes += cost
         state.rates.n_in += 1
         if state.is_lazy:
-            state.alpha_bytes -= cost
             self._arrive_lazy(entry)
             return
-        if state.q3.count or state.delta.count:
-            state.q1.append(entry)
-            state.q1_bytes += cost
-        else:
-            state.q4.append(entry)
+        state.add_alpha(entry)
         if not self._is_batch and (state.is_flowed or state.ram_bytes() > state.target_bytes):
             self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
         if CHECKS.is_on:
@@ -118,13 +111,7 @@ class VariableQueue(VqPending):
             rows = purger.page_out(state, [entry])
         except (OSError, SyncFailedError) as error:
             self._leave_lazy(error)
-            cost = alpha_bytes(entry.message)
-            state.alpha_bytes += cost
-            if state.q3.count or state.delta.count:
-                state.q1.append(entry)
-                state.q1_bytes += cost
-            else:
-                state.q4.append(entry)
+            state.add_alpha(entry)
         else:
             try:
                 purger.roll_rows(state, rows)
@@ -198,13 +185,16 @@ class VariableQueue(VqPending):
         if state.q4:
             entry = state.q4[0]
             return self._waits_for(entry.seq, entry.message.persistent)
+        row = self._first_row()
+        return None if row is None else self._waits_for(row.seq, row.flags & PERSISTENT != 0)
+
+    def _first_row(self) -> Row | None:
+        """The front of q3, which delta refills if it is empty."""
+        state = self.state
         if not state.q3.count:
             inhaler.deltas_to_betas(state, purger.load_rows(state))
             self.paging.tell_set_aside()
-            if not state.q3.count:
-                return None
-        row = state.q3.first()
-        return self._waits_for(row.seq, row.flags & PERSISTENT != 0)
+        return state.q3.first() if state.q3.count else None
 
     def _waits_for(self, seq: int, is_persistent: bool) -> tuple[int, int] | None:
         return self.mark.waits_for(seq, has_mark=is_persistent, out_per_s=self.state.rates.out)
@@ -357,13 +347,8 @@ class VariableQueue(VqPending):
             entry = state.q4[0]
             m = entry.message
             return Head(entry.seq, m.id, m.size, m.expiry_ms)
-        if not state.q3.count:
-            inhaler.deltas_to_betas(state, purger.load_rows(state))
-            self.paging.tell_set_aside()
-            if not state.q3.count:
-                return None
-        row = state.q3.first()
-        return Head(row.seq, row.id, row.size, row.expiry_ms)
+        row = self._first_row()
+        return None if row is None else Head(row.seq, row.id, row.size, row.expiry_ms)
 
     def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
         while True:

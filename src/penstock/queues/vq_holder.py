@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from penstock.message import Entry
 from penstock.queues.vq_pending import VqPending
+from penstock.queues.vq_state import seq_of
 from penstock.storage.holder import Holder
 
 
@@ -32,7 +33,7 @@ class VqHolder(Holder):
         if held is not None:
             return held
         for alphas in (state.q4, state.q1):
-            at = bisect_left(alphas, seq, key=_seq_of)
+            at = bisect_left(alphas, seq, key=seq_of)
             if at < len(alphas) and alphas[at].seq == seq:
                 return alphas[at]
         return None
@@ -46,12 +47,8 @@ class VqHolder(Holder):
                 for entry in alphas
                 if not entry.on_slot and entry.seq < below and entry.message.persistent
             ]
-        found.sort(key=_seq_of)
+        found.sort(key=seq_of)
         return found
 
     def materialised(self, entries: list[Entry]) -> None:
         """Nothing: that they are on their slots makes paging them out free, and no more."""
-
-
-def _seq_of(entry: Entry) -> int:
-    return entry.seq

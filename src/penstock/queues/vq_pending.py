@@ -22,8 +22,8 @@ from penstock.queues import inhaler, purger, vq_requeue, vq_scan
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delivered_mark import DeliveredMark
 from penstock.queues.paging import Paging
-from penstock.queues.rows import AT_ENTRY, ON_SLOT, PERSISTENT, Row
-from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
+from penstock.queues.rows import AT_ENTRY, ON_SLOT, PERSISTENT, Row, seq_of_row
+from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes, seq_of
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
@@ -92,7 +92,7 @@ class VqPending(BackingQueue):
         """Entries die in the log and in the index, if they are persistent."""
         persistent = entries
         if len(entries) > 1:
-            persistent = sorted([e for e in entries if e.message.persistent], key=_seq_of)
+            persistent = sorted([e for e in entries if e.message.persistent], key=seq_of)
         elif not entries[0].message.persistent:
             return
         if persistent:
@@ -143,8 +143,8 @@ class VqPending(BackingQueue):
             row = state.disk_pending.find(tag) if state.disk_pending.count else None
             if row is not None:
                 rows.append(row)
-        alphas.sort(key=_seq_of)
-        rows.sort(key=_seq_of_row)
+        alphas.sort(key=seq_of)
+        rows.sort(key=seq_of_row)
         ids = {entry.seq: entry.message.id for entry in alphas}
         ids.update({row.seq: row.id for row in rows})
         if attempted and ids:  # first what may fail: DiskFullError, and nothing has happened
@@ -223,9 +223,7 @@ class VqPending(BackingQueue):
             if row is None:
                 return None
             if with_body:
-                (entry,) = inhaler.load(state, [row])
-                if row.flags & AT_ENTRY:
-                    state.places.pop(tag, None)
+                (entry,) = inhaler.load(state, [row], stays=False)
             else:
                 entry = inhaler.entry_of(state, row)
             message = entry.message
@@ -269,7 +267,9 @@ class VqPending(BackingQueue):
     def browse(self, after: int | None, n: int) -> list[Delivery]:
         found: list[Delivery] = []
         if n > 0:
-            for seq, message, _ in vq_scan.ready_after(self.state, -1 if after is None else after):
+            for seq, message, _ in vq_scan.ready_after(
+                self.state, -1 if after is None else after, min(n, vq_scan.RUN_ROWS)
+            ):
                 found.append(self._seen(seq, message))
                 if len(found) >= n:
                     break
@@ -292,7 +292,7 @@ class VqPending(BackingQueue):
         kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
         rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
         kept += [inhaler.entry_of(state, row) for row in rows]
-        kept.sort(key=_seq_of)
+        kept.sort(key=seq_of)
         return kept
 
     def purged(self) -> None:
@@ -380,11 +380,3 @@ class VqPending(BackingQueue):
     def _checked(self) -> None:
         if CHECKS.is_on:
             self.state.check()
-
-
-def _seq_of(entry: Entry) -> int:
-    return entry.seq
-
-
-def _seq_of_row(row: Row) -> int:
-    return row.seq

@@ -17,8 +17,8 @@ from heapq import merge
 from penstock.errors import CorruptionError
 from penstock.message import Entry
 from penstock.queues import inhaler, purger
-from penstock.queues.rows import Row
-from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
+from penstock.queues.rows import Row, seq_of_row
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes, seq_of
 
 READ_MESSAGES_MAX = 256  # bodies read back by one requeue: more stay rows
 SEQ_MAX = 1 << 62
@@ -56,7 +56,7 @@ def _put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
         alphas = alphas[len(early) :]
     if alphas:
         try:
-            rows = list(merge(rows, purger.page_out(state, alphas), key=_seq_of_row))
+            rows = list(merge(rows, purger.page_out(state, alphas), key=seq_of_row))
         except OSError:
             _put_rows(state, rows)
             _lift(state, alphas[-1].seq)
@@ -105,7 +105,7 @@ def _merge_into_q4(state: VQState, entries: list[Entry]) -> None:
     elif entries[0].seq > q4[-1].seq:
         q4.extend(entries)
     else:
-        state.q4 = deque(merge(q4, entries, key=_seq_of))
+        state.q4 = deque(merge(q4, entries, key=seq_of))
     state.alpha_bytes += sum(alpha_bytes(entry.message) for entry in entries)
 
 
@@ -138,12 +138,4 @@ def _lift(state: VQState, below: int) -> None:
         if not state.q3.count or state.q3.first_seq() >= below:
             break
         inhaler.betas_to_alphas(state, inhaler.RUN_BYTES_MAX, 1)
-    state.q4 = deque(merge(state.q4, behind, key=_seq_of))
-
-
-def _seq_of(entry: Entry) -> int:
-    return entry.seq
-
-
-def _seq_of_row(row: Row) -> int:
-    return row.seq
+    state.q4 = deque(merge(state.q4, behind, key=seq_of))

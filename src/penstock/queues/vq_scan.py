@@ -5,14 +5,16 @@ paged out stays out.
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
 from penstock.queues import inhaler
 from penstock.queues.rows import IN_STORE, PERSISTENT, Row
-from penstock.queues.vq_state import VQState
+from penstock.queues.vq_state import VQState, seq_of
 from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
 
 RUN_ROWS: Final = 64  # whose bodies are read at once
@@ -35,23 +37,24 @@ def everything(state: VQState) -> Iterator[Found]:
             b = next(pending, None)
 
 
-def ready_after(state: VQState, after: int) -> Iterator[Found]:
-    """Ready messages above a seq, ascending; damaged ones are left out."""
-    yield from _alphas(state, list(state.q4), after)
-    yield from _bodies(state, (row for row in state.q3.rows() if row.seq > after))
+def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
+    """Ready messages above a seq, ascending; damaged ones are left out. run: how many are read from
+    disk at once; whoever wants a few asks for no more."""
+    yield from _alphas(state, state.q4, after)
+    yield from _bodies(state, state.q3.rows(after), run)
     delta = state.delta
     start = max(delta.start, after + 1)
     while delta.count and start < delta.end:
-        stop = min(state.segment_end(start), delta.end)
-        yield from _bodies(state, iter(_rows_of_delta(state, start, stop)))
+        stop = min(state.segment_end(start), delta.end, start + run)
+        yield from _bodies(state, iter(_rows_of_delta(state, start, stop)), run)
         start = stop
-    yield from _bodies(state, (row for row in state.q2.rows() if row.seq > after))
-    yield from _alphas(state, list(state.q1), after)
+    yield from _bodies(state, state.q2.rows(after), run)
+    yield from _alphas(state, state.q1, after)
 
 
-def _alphas(state: VQState, entries: list[Entry], after: int) -> Iterator[Found]:
-    at = bisect_right(entries, after, key=lambda entry: entry.seq)
-    for entry in entries[at:]:
+def _alphas(state: VQState, entries: deque[Entry], after: int) -> Iterator[Found]:
+    at = bisect_right(entries, after, key=seq_of)
+    for entry in islice(entries, at, None):
         message = _whole(state, entry.seq, entry.message)
         if message is not None:
             yield entry.seq, message, False
@@ -60,7 +63,7 @@ def _alphas(state: VQState, entries: list[Entry], after: int) -> Iterator[Found]
 def _pending(state: VQState) -> Iterator[Found]:
     in_ram = sorted(state.ram_pending)
     at = 0
-    for seq, message, _ in _bodies(state, state.disk_pending.rows()):
+    for seq, message, _ in _bodies(state, state.disk_pending.rows(), RUN_ROWS):
         while at < len(in_ram) and in_ram[at] < seq:
             yield from _pending_in_ram(state, in_ram[at])
             at += 1
@@ -93,11 +96,11 @@ def _rows_of_delta(state: VQState, start: int, stop: int) -> list[Row]:
     return inhaler.rows_on_disk(state, seqs, transients)
 
 
-def _bodies(state: VQState, rows: Iterator[Row]) -> Iterator[Found]:
+def _bodies(state: VQState, rows: Iterator[Row], most: int) -> Iterator[Found]:
     """Rows with their bodies, read in runs of one segment."""
     run: list[Row] = []
     for row in rows:
-        if run and (len(run) >= RUN_ROWS or row.seq >= state.segment_end(run[0].seq)):
+        if run and (len(run) >= most or row.seq >= state.segment_end(run[0].seq)):
             yield from _read(state, run)
             run = []
         run.append(row)
@@ -106,17 +109,15 @@ def _bodies(state: VQState, rows: Iterator[Row]) -> Iterator[Found]:
 
 
 def _read(state: VQState, rows: list[Row]) -> Iterator[Found]:
-    known = dict(state.places) if state.places else {}
     try:
-        entries = inhaler.load(state, rows)
+        entries = inhaler.load(state, rows, stays=False)
     except CorruptionError:
         entries = []
         for row in rows:
             try:
-                entries += inhaler.load(state, [row])
+                entries += inhaler.load(state, [row], stays=False)
             except CorruptionError:
                 continue  # whoever fetches it will be told
-    state.places = known
     for entry in entries:
         yield entry.seq, entry.message, False
 

@@ -79,6 +79,11 @@ class Delta:
         self.start = self.end = self.count = 0
 
 
+def seq_of(entry: Entry) -> int:
+    """What entries are sorted by."""
+    return entry.seq
+
+
 def alpha_bytes(message: Message) -> int:
     """What a message in RAM is counted for."""
     body = message.body
@@ -131,6 +136,16 @@ class VQState:
         """Bytes counted in RAM."""
         rows = self.q2.count + self.q3.count + self.disk_pending.count
         return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
+
+    def add_alpha(self, entry: Entry) -> None:
+        """Behind all others: q4 while nothing is out, else q1."""
+        cost = alpha_bytes(entry.message)
+        self.alpha_bytes += cost
+        if self.q3.count or self.delta.count:
+            self.q1.append(entry)
+            self.q1_bytes += cost
+        else:
+            self.q4.append(entry)
 
     def ram_messages(self) -> int:
         """Alphas, the ready ones."""
@@ -233,7 +248,7 @@ class VQState:
 
     def info(self) -> dict[str, int | float | str]:
         """What BackingQueue.info gives."""
-        betas = sum(1 for q in (self.q2, self.q3) for row in q.rows() if not row.flags & ON_SLOT)
+        betas = self.q2.count_without(ON_SLOT) + self.q3.count_without(ON_SLOT)
         rows = self.q2.count + self.q3.count
         rates = self.rates
         return {

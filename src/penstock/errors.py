@@ -7,6 +7,7 @@ what was found, and where. All keep their arguments as attributes.
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
 
 class PenstockError(Exception):
@@ -168,3 +169,51 @@ class ForkedError(PenstockError):
         self.path = path
         self.opened_by = opened_by
         self.used_by = used_by
+
+
+class AMQPError(PenstockError):
+    """An AMQP exception: what is told to the client, with the reply code of the specification.
+
+    code: the reply code, such as 404. text: as it goes onto the wire, "NOT_FOUND - no queue ...":
+    the code's name is put before what is given. class_id, method_id: of the method that failed, 0
+    if it was none.
+    """
+
+    def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        self.code = code
+        self.text = f"{REPLY_NAMES.get(code, code)} - {text}"
+        self.class_id = class_id
+        self.method_id = method_id
+        super().__init__(self.text)
+
+
+class ChannelError(AMQPError):
+    """A soft error: the channel is closed with it, the connection stays."""
+
+
+class AMQPConnectionError(AMQPError):
+    """A hard error: the connection is closed with it."""
+
+
+# Names of the reply codes, AMQP 0-9-1 specification, 1.2 "AMQP-defined constants".
+REPLY_NAMES: Final = {
+    200: "REPLY_SUCCESS",
+    311: "CONTENT_TOO_LARGE",
+    312: "NO_ROUTE",
+    313: "NO_CONSUMERS",
+    320: "CONNECTION_FORCED",
+    402: "INVALID_PATH",
+    403: "ACCESS_REFUSED",
+    404: "NOT_FOUND",
+    405: "RESOURCE_LOCKED",
+    406: "PRECONDITION_FAILED",
+    501: "FRAME_ERROR",
+    502: "SYNTAX_ERROR",
+    503: "COMMAND_INVALID",
+    504: "CHANNEL_ERROR",
+    505: "UNEXPECTED_FRAME",
+    506: "RESOURCE_ERROR",
+    530: "NOT_ALLOWED",
+    540: "NOT_IMPLEMENTED",
+    541: "INTERNAL_ERROR",
+}

@@ -1,0 +1,301 @@
+"""Field tables and values of AMQP 0-9-1: bytes to Python and back.
+
+A table is what clients put into `arguments` and `headers`: names and typed values, nested.
+
+    table   length 4 | entries                entry  name length 1 | name | value
+    array   length 4 | values                 value  letter 1 | data
+
+The letters are those that RabbitMQ and its clients use; where they and the specification disagree
+(its own letters for 16 and 64 bits were never used by anybody) RabbitMQ's errata win:
+
+    t boolean 1        b, B integer 1         s, u integer 2         I, i integer 4
+    l, L integer 8     f float 4              d float 8              D scale 1, integer 4
+    S bytes, length 4  x bytes, length 4      T seconds 8            V nothing
+    A array            F table                (b s I l L are signed, B u i T are not)
+
+Text is UTF-8. A name that is not is kept by surrogate escapes; a long string (S) that is not comes
+as bytes. Python's way back: bool t, int I or else l, float d, str S, bytes x, datetime T, Decimal
+D, list or tuple A, dict F, None V. So what is read and written again has the same value, not
+always the same letter. A time beyond the year 9999 is the number of its seconds, at most 2^63 - 1:
+whatever can be read can be written.
+
+At most NESTING_MAX tables and arrays stand in each other. Bytes that keep none of this are an
+AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written are TypeError or ValueError.
+`check_table` says whether bytes are a table without making one: it is what the hot path uses.
+The strings and numbers of a method are in method.py.
+"""
+
+import struct
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from penstock.errors import AMQPConnectionError
+
+NESTING_MAX: Final = 32
+SHORTSTR_BYTES_MAX: Final = 255
+
+Table = dict[str, object]
+
+_SYNTAX_ERROR: Final = 502
+
+_SHORT = struct.Struct(">h")
+_LONG = struct.Struct(">i")
+_FLOAT = struct.Struct(">f")
+_DOUBLE = struct.Struct(">d")
+_DECIMAL = struct.Struct(">Bi")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS_MAX: Final = 253402300799  # the last second of the year 9999
+
+
+def check_table(data: bytes, at: int, end: int) -> int:
+    """Check that a table with its length begins at `at` and ends before or at `end`.
+
+    Returns where it ends. Nothing is built: it costs no memory, whatever the bytes say.
+    """
+    return _check(data, at, end, 1, True)
+
+
+def decode_table(data: bytes, at: int = 0) -> tuple[Table, int]:
+    """The table, with its length, at `at`; and where it ends. Of equal names the last counts."""
+    end = check_table(data, at, len(data))
+    return _build_table(data, at + 4, end), end
+
+
+def decode_value(data: bytes, at: int = 0) -> tuple[object, int]:
+    """The value, with its letter, at `at`; and where it ends."""
+    end = _check_value(data, at, len(data), 1)
+    return _build_value(data, at, end), end
+
+
+def encode_table(table: Table) -> bytes:
+    """A table as bytes, its length before it. Names are up to 255 bytes."""
+    return _encode_table(table, 1)
+
+
+def encode_value(value: object) -> bytes:
+    """A value as bytes, its letter before it."""
+    return _encode_value(value, 0)
+
+
+def encode_shortstr(text: str) -> bytes:
+    """Text as a short string: its length in one byte, so at most 255 bytes of UTF-8."""
+    data = text.encode("utf-8", "surrogateescape")
+    if len(data) > SHORTSTR_BYTES_MAX:
+        raise ValueError(f"a short string of {len(data)} bytes: at most 255 are allowed: {text!r}")
+    return bytes((len(data),)) + data
+
+
+# ------------------------------------------------------------------------------------- check
+
+
+def _wrong(text: str) -> AMQPConnectionError:
+    return AMQPConnectionError(_SYNTAX_ERROR, text)
+
+
+def _check(data: bytes, at: int, end: int, depth: int, is_table: bool) -> int:
+    """Check a table or an array; returns where it ends. `depth`: how many stand in each other."""
+    if depth > NESTING_MAX:
+        raise _wrong(f"a field table is nested more than {NESTING_MAX} deep")
+    if end - at < 4:
+        raise _wrong("a field table has no length")
+    length = (data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3]
+    at += 4
+    if length > end - at:
+        raise _wrong(f"a field table of {length} bytes, of which {end - at} are there")
+    end = at + length
+    while at < end:
+        if is_table:
+            at += 1 + data[at]
+        at = _check_value(data, at, end, depth)
+    return end
+
+
+def _check_value(data: bytes, at: int, end: int, depth: int) -> int:
+    """Check a value, its letter at `at`; returns where it ends."""
+    if at >= end:
+        raise _wrong("a field table's entry has no value")
+    letter = data[at]
+    at += 1
+    if letter == 0x53 or letter == 0x78:  # S x
+        if end - at < 4:
+            raise _wrong("a long string has no length")
+        size = (data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3]
+        size += 4
+    elif letter == 0x46:  # F
+        return _check(data, at, end, depth + 1, True)
+    elif letter == 0x41:  # A
+        return _check(data, at, end, depth + 1, False)
+    else:
+        size = _size_of(letter)
+    if size > end - at:
+        raise _wrong(f"a field value of {size} bytes, of which {end - at} are there")
+    return at + size
+
+
+def _size_of(letter: int) -> int:
+    """How many bytes follow a letter that always has the same number of them."""
+    if letter == 0x49 or letter == 0x69 or letter == 0x66:  # I i f
+        return 4
+    if letter == 0x74 or letter == 0x62 or letter == 0x42:  # t b B
+        return 1
+    if letter == 0x6C or letter == 0x4C or letter == 0x64 or letter == 0x54:  # l L d T
+        return 8
+    if letter == 0x73 or letter == 0x75:  # s u
+        return 2
+    if letter == 0x56:  # V
+        return 0
+    if letter == 0x44:  # D
+        return 5
+    raise _wrong(f"a field value of the unknown type {chr(letter)!r}")
+
+
+# ------------------------------------------------------------------------------------- build
+#
+# These read what was checked before: no length is wrong, no letter unknown, no nesting too deep.
+
+
+def _build_table(data: bytes, at: int, end: int) -> Table:
+    table: Table = {}
+    while at < end:
+        name_end = at + 1 + data[at]
+        name = data[at + 1 : name_end].decode("utf-8", "surrogateescape")
+        at = _check_value(data, name_end, end, 0)
+        table[name] = _build_value(data, name_end, at)
+    return table
+
+
+def _build_array(data: bytes, at: int, end: int) -> list[object]:
+    values: list[object] = []
+    while at < end:
+        value_at = at
+        at = _check_value(data, at, end, 0)
+        values.append(_build_value(data, value_at, at))
+    return values
+
+
+def _build_value(data: bytes, at: int, end: int) -> object:
+    letter = data[at]
+    at += 1
+    if letter == 0x53:  # S
+        raw = data[at + 4 : end]
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return raw
+    if letter == 0x78:  # x
+        return data[at + 4 : end]
+    if letter == 0x46:  # F
+        return _build_table(data, at + 4, end)
+    if letter == 0x41:  # A
+        return _build_array(data, at + 4, end)
+    if letter == 0x74:  # t
+        return data[at] != 0
+    if letter == 0x56:  # V
+        return None
+    return _build_number(letter, data[at:end])
+
+
+def _build_number(letter: int, raw: bytes) -> object:
+    if letter == 0x64:  # d
+        return _DOUBLE.unpack(raw)[0]
+    if letter == 0x66:  # f
+        return _FLOAT.unpack(raw)[0]
+    if letter == 0x44:  # D
+        scale, digits = _DECIMAL.unpack(raw)
+        return Decimal(digits).scaleb(-scale)
+    if letter == 0x54:  # T
+        seconds = int.from_bytes(raw, "big")
+        if seconds <= _SECONDS_MAX:
+            return _EPOCH + timedelta(seconds=seconds)
+        return min(seconds, (1 << 63) - 1)
+    is_unsigned = letter == 0x42 or letter == 0x75 or letter == 0x69  # B u i
+    return int.from_bytes(raw, "big", signed=not is_unsigned)
+
+
+# ------------------------------------------------------------------------------------ encode
+
+
+def _encode_table(table: Table, depth: int) -> bytes:
+    if depth > NESTING_MAX:
+        raise ValueError(f"a field table is nested more than {NESTING_MAX} deep")
+    parts: list[bytes] = []
+    for name, value in table.items():
+        parts.append(encode_shortstr(name))
+        parts.append(_encode_value(value, depth))
+    body = b"".join(parts)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _encode_array(values: list[object], depth: int) -> bytes:
+    if depth > NESTING_MAX:
+        raise ValueError(f"a field table is nested more than {NESTING_MAX} deep")
+    body = b"".join([_encode_value(value, depth) for value in values])
+    return len(body).to_bytes(4, "big") + body
+
+
+def _encode_value(value: object, depth: int) -> bytes:
+    if isinstance(value, str):
+        text = value.encode("utf-8", "surrogateescape")
+        return b"S" + len(text).to_bytes(4, "big") + text
+    if isinstance(value, bool):
+        return b"t\x01" if value else b"t\x00"
+    if isinstance(value, int):
+        return _encode_int(value)
+    if isinstance(value, bytes):
+        return b"x" + len(value).to_bytes(4, "big") + value
+    if isinstance(value, dict):
+        return b"F" + _encode_table(value, depth + 1)
+    if isinstance(value, list):
+        return b"A" + _encode_array(value, depth + 1)
+    return _encode_rare(value, depth)
+
+
+def _encode_rare(value: object, depth: int) -> bytes:
+    if value is None:
+        return b"V"
+    if isinstance(value, float):
+        return b"d" + _DOUBLE.pack(value)
+    if isinstance(value, datetime):
+        return b"T" + _seconds_of(value).to_bytes(8, "big")
+    if isinstance(value, Decimal):
+        return b"D" + _encode_decimal(value)
+    if isinstance(value, tuple):
+        return b"A" + _encode_array(list(value), depth + 1)
+    if isinstance(value, bytearray | memoryview):
+        return _encode_value(bytes(value), depth)
+    raise TypeError(f"a field table cannot hold {type(value).__name__}: {value!r}")
+
+
+def _encode_int(value: int) -> bytes:
+    if -(1 << 31) <= value < 1 << 31:
+        return b"I" + value.to_bytes(4, "big", signed=True)
+    if -(1 << 63) <= value < 1 << 63:
+        return b"l" + value.to_bytes(8, "big", signed=True)
+    raise ValueError(f"a field table cannot hold an integer of more than 64 bits: {value}")
+
+
+def _seconds_of(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise ValueError(f"a field table's time needs a time zone: {moment!r}")
+    seconds = (moment - _EPOCH) // timedelta(seconds=1)
+    if seconds < 0:
+        raise ValueError(f"a field table cannot hold a time before 1970: {moment!r}")
+    return seconds
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"a field table cannot hold the decimal {value}")
+    if exponent > 9:
+        raise ValueError(f"a field table holds decimals of 32 bits, not {value}")
+    number = int("".join([str(digit) for digit in digits]) or "0")
+    if sign:
+        number = -number
+    if exponent > 0:
+        number *= 10**exponent
+    scale = -exponent if exponent < 0 else 0
+    if scale > 255 or not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(f"a field table holds decimals of 32 bits, not {value}")
+    return _DECIMAL.pack(scale, number)

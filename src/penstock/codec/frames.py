@@ -1,0 +1,91 @@
+"""Frames of AMQP 0-9-1: the envelope of everything on the wire behind the protocol header.
+
+    frame    type 1 | channel 2 | size 4 | payload (size bytes) | end 1 = 0xCE
+    method   payload: class 2 | method 2 | fields                        (spec.py)
+    header   payload: class 2 | weight 2 = 0 | body size 8 | properties  (properties.py)
+    body     payload: a part of the body
+    heartbeat: no payload, on channel 0
+
+A message is a method frame, a header frame and as many body frames as it takes: none if its body
+is empty. No frame is longer than the frame_max that both sides agreed on, all 8 bytes of envelope
+counted. Here frames are written; they are read in one pass by protocol.connection.
+"""
+
+from typing import Final
+
+FRAME_METHOD: Final = 1
+FRAME_HEADER: Final = 2
+FRAME_BODY: Final = 3
+FRAME_HEARTBEAT: Final = 8
+FRAME_END: Final = 0xCE
+
+# What a frame has beside its payload: type, channel, size, end.
+FRAME_OVERHEAD_BYTES: Final = 8
+# Every peer must take frames of this size; none may be asked to agree on less.
+FRAME_MAX_MIN: Final = 4096
+
+BASIC_CLASS_ID: Final = 60
+
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+
+
+def method_frame(channel: int, payload: bytes) -> bytes:
+    """The frame of a method's payload (Method.encode). channel: 0 to 65535."""
+    return b"".join(
+        (
+            b"\x01",
+            channel.to_bytes(2, "big"),
+            len(payload).to_bytes(4, "big"),
+            payload,
+            b"\xce",
+        )
+    )
+
+
+def header_frame(channel: int, properties: bytes, body_bytes: int) -> bytes:
+    """The content header of a body of so many bytes."""
+    return b"".join(
+        (
+            b"\x02",
+            channel.to_bytes(2, "big"),
+            (len(properties) + 12).to_bytes(4, "big"),
+            b"\x00\x3c\x00\x00",
+            body_bytes.to_bytes(8, "big"),
+            properties,
+            b"\xce",
+        )
+    )
+
+
+def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
+    """A body, or a part of one, in as many frames as it takes: none if it is empty.
+
+    frame_max: bytes of the longest frame, 0 if there is no limit.
+    """
+    if not body:
+        return b""
+    prefix = b"\x03" + channel.to_bytes(2, "big")
+    size = len(body)
+    part_bytes = frame_max - FRAME_OVERHEAD_BYTES if frame_max else size
+    if size <= part_bytes:
+        return b"".join((prefix, size.to_bytes(4, "big"), body, b"\xce"))
+    parts: list[bytes] = []
+    at = 0
+    while at < size:
+        part = body[at : at + part_bytes]
+        parts.append(prefix)
+        parts.append(len(part).to_bytes(4, "big"))
+        parts.append(part)
+        parts.append(b"\xce")
+        at += part_bytes
+    return b"".join(parts)
+
+
+def content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
+    """The content header and the body frames of a message; its method frame goes before them.
+
+    properties: flags and list, as BasicProperties.encode gives them. frame_max: as above.
+    """
+    header = header_frame(channel, properties, len(body))
+    return header + body_frames(channel, body, frame_max)

@@ -1,0 +1,42 @@
+"""SASL responses: who claims to be who."""
+
+import pytest
+
+from penstock.codec.fields import encode_table
+from penstock.errors import AMQPConnectionError
+from penstock.protocol.sasl import amqplain, external, plain, plain_response
+
+
+def test_plain() -> None:
+    assert plain(b"\0guest\0s3cret") == ("guest", "s3cret")
+    assert plain(b"ignored\0guest\0") == ("guest", "")
+    assert plain(plain_response("ü", "p w")) == ("ü", "p w")
+    with pytest.raises(ValueError, match="NUL"):
+        plain_response("a\0b", "")
+
+
+@pytest.mark.parametrize("response", [b"", b"guest", b"guest\0guest", b"\0a\0b\0c"])
+def test_plain_of_another_form_is_refused(response: bytes) -> None:
+    with pytest.raises(AMQPConnectionError) as caught:
+        plain(response)
+    assert (caught.value.code, caught.value.class_id, caught.value.method_id) == (403, 10, 11)
+
+
+def test_amqplain() -> None:
+    assert amqplain(encode_table({"LOGIN": "u", "PASSWORD": b"p"})[4:]) == ("u", "p")
+    for response in (
+        b"",
+        encode_table({"LOGIN": "u"})[4:],
+        encode_table({"LOGIN": 1})[4:],
+        b"\x05",
+    ):
+        with pytest.raises(AMQPConnectionError) as caught:
+            amqplain(response)
+        assert caught.value.code == 502
+
+
+def test_external() -> None:
+    assert external(b"", "CN=app") == external(b"CN=app", "CN=app") == "CN=app"
+    for response, user in ((b"", None), (b"root", "CN=app")):
+        with pytest.raises(AMQPConnectionError, match="ACCESS_REFUSED"):
+            external(response, user)

@@ -1,0 +1,253 @@
+"""Exchange types: of the bindings of one exchange, which a message's keys and headers select.
+
+A destination is a target: "q" or "e" and the name, so that a queue and an exchange of one name are
+two. Each type keeps its bindings in the shape in which it can find them:
+
+    direct              key -> targets, one look-up
+    fanout              targets; the key means nothing
+    topic               a TopicTrie
+    headers             the bindings' arguments, compared one by one
+    x-delayed-message   whatever x-delayed-type names; that messages wait first is not seen here
+
+A message may bring several keys (its own, and those of its CC and BCC headers); a target is
+selected if any of them does. The contract of every type: what `select` finds is exactly what the
+bindings that were bound and not unbound say, however often and in whatever order they came.
+
+Headers are compared as RabbitMQ does it: values of different kinds are never equal (1 is not true,
+1 is not 1.0), integers of all widths are one kind, and an argument without a value asks only that
+the header be there. Arguments that begin with "x-" are no conditions, save with all-with-x and
+any-with-x, where only x-match itself is none. With no conditions `all` selects every message and
+`any` none. x-consistent-hash and the exchanges that belong to streams are not here.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final
+
+from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.native import mypyc_attr
+from penstock.routing.topic_trie import TopicTrie
+
+DIRECT: Final = "direct"
+FANOUT: Final = "fanout"
+TOPIC: Final = "topic"
+HEADERS: Final = "headers"
+DELAYED: Final = "x-delayed-message"
+TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
+
+MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
+
+
+class Binding:
+    """From an exchange to a destination, for a key. Two of equal `identity` are one.
+
+    kind: "q" a queue, "e" an exchange. arguments: an AMQP table, decoded; never changed after.
+    """
+
+    __slots__ = ("arguments", "destination", "identity", "key", "kind", "source", "target")
+
+    def __init__(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> None:
+        assert kind in ("q", "e"), kind
+        self.source: str = source
+        self.kind: str = kind
+        self.destination: str = destination
+        self.key: str = key
+        self.arguments: dict[str, object] = arguments
+        self.target: str = kind + destination
+        self.identity: object = (source, self.target, key, comparable(arguments))
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ExchangeType(ABC):
+    """The bindings of one exchange. reads_headers: `select` looks at them."""
+
+    reads_headers: bool = False
+
+    @abstractmethod
+    def bind(self, binding: Binding) -> None:
+        """A binding that is not bound yet. ChannelError 406: its arguments make no sense here."""
+
+    @abstractmethod
+    def unbind(self, binding: Binding) -> None:
+        """One that is bound."""
+
+    @abstractmethod
+    def select(
+        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
+    ) -> None:
+        """Add the selected targets to `found`, in whose order they are; its values mean nothing."""
+
+
+class DirectExchange(ExchangeType):
+    """A binding selects the messages of its very key."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, dict[str, int]] = {}
+
+    def bind(self, binding: Binding) -> None:
+        _count_up(self._targets.setdefault(binding.key, {}), binding.target)
+
+    def unbind(self, binding: Binding) -> None:
+        targets = self._targets[binding.key]
+        _count_down(targets, binding.target)
+        if not targets:
+            del self._targets[binding.key]
+
+    def select(
+        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
+    ) -> None:
+        for key in keys:
+            targets = self._targets.get(key)
+            if targets is not None:
+                found.update(targets)
+
+
+class FanoutExchange(ExchangeType):
+    """Every binding selects every message."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, int] = {}
+
+    def bind(self, binding: Binding) -> None:
+        _count_up(self._targets, binding.target)
+
+    def unbind(self, binding: Binding) -> None:
+        _count_down(self._targets, binding.target)
+
+    def select(
+        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
+    ) -> None:
+        found.update(self._targets)
+
+
+class TopicExchange(ExchangeType):
+    """A binding's key is a pattern of words."""
+
+    def __init__(self) -> None:
+        self._trie = TopicTrie()
+
+    def bind(self, binding: Binding) -> None:
+        self._trie.add(binding.key, binding.target)
+
+    def unbind(self, binding: Binding) -> None:
+        was_there = self._trie.remove(binding.key, binding.target)
+        assert was_there
+
+    def select(
+        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
+    ) -> None:
+        for key in keys:
+            self._trie.match_into(key, found)
+
+
+class HeadersCondition:
+    """What a binding's arguments ask of a message's headers."""
+
+    __slots__ = ("is_any", "target", "wanted")
+
+    def __init__(self, binding: Binding) -> None:
+        match = match_of(binding.arguments)
+        has_x = match.endswith("-with-x")
+        self.target: str = binding.target
+        self.is_any: bool = match.startswith("any")
+        # name -> the value in its comparable form, None if the header need only be there
+        self.wanted: dict[str, object] = {
+            name: None if value is None else comparable(value)
+            for name, value in binding.arguments.items()
+            if name != "x-match" and (has_x or not name.startswith("x-"))
+        }
+
+    def holds(self, given: dict[str, object]) -> bool:
+        """given: the message's headers, values in comparable form."""
+        for name, value in self.wanted.items():
+            is_equal = name in given and (value is None or given[name] == value)
+            if is_equal == self.is_any:
+                return self.is_any
+        return not self.is_any
+
+
+class HeadersExchange(ExchangeType):
+    """Bindings are conditions on headers; the key means nothing."""
+
+    reads_headers = True
+
+    def __init__(self) -> None:
+        self._conditions: dict[object, HeadersCondition] = {}
+
+    def bind(self, binding: Binding) -> None:
+        self._conditions[binding.identity] = HeadersCondition(binding)
+
+    def unbind(self, binding: Binding) -> None:
+        del self._conditions[binding.identity]
+
+    def select(
+        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
+    ) -> None:
+        given = {name: comparable(value) for name, value in (headers or {}).items()}
+        for condition in self._conditions.values():
+            if condition.target not in found and condition.holds(given):
+                found[condition.target] = 1
+
+
+def make_exchange_type(name: str, arguments: dict[str, object]) -> ExchangeType:
+    """The type of that name, with no bindings.
+
+    AMQPConnectionError 503: there is no such type. ChannelError 406: x-delayed-type is wrong."""
+    if name == DELAYED:
+        inner = arguments.get("x-delayed-type")
+        if not isinstance(inner, str) or inner == DELAYED or inner not in TYPES:
+            raise ChannelError(
+                406, "Invalid argument, 'x-delayed-type' must be an existing exchange type"
+            )
+        name = inner
+    if name == DIRECT:
+        return DirectExchange()
+    if name == FANOUT:
+        return FanoutExchange()
+    if name == TOPIC:
+        return TopicExchange()
+    if name == HEADERS:
+        return HeadersExchange()
+    raise AMQPConnectionError(503, f"unknown exchange type '{name}'")
+
+
+def match_of(arguments: dict[str, object]) -> str:
+    """The x-match of a binding; "all" if it has none. ChannelError 406 if it is none of MATCHES."""
+    match = arguments.get("x-match", "all")
+    if not isinstance(match, str):
+        raise ChannelError(
+            406, f"Invalid x-match field type {type(match).__name__}; expected longstr"
+        )
+    if match not in MATCHES:
+        raise ChannelError(
+            406,
+            f"Invalid x-match field value {match}; expected all, any, all-with-x, or any-with-x",
+        )
+    return match
+
+
+def comparable(value: object) -> object:
+    """A hashable form of an AMQP value, equal for equal values of one kind and for no others."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, dict):
+        return ("table", frozenset((name, comparable(inner)) for name, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return ("array", tuple(comparable(inner) for inner in value))
+    if isinstance(value, bytearray):
+        value = bytes(value)
+    return (type(value).__name__, value)
+
+
+def _count_up(counts: dict[str, int], target: str) -> None:
+    counts[target] = counts.get(target, 0) + 1
+
+
+def _count_down(counts: dict[str, int], target: str) -> None:
+    if counts[target] == 1:
+        del counts[target]
+    else:
+        counts[target] -= 1

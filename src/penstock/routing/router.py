@@ -1,0 +1,229 @@
+"""Router: from an exchange, a key and headers to the names of queues, each once.
+
+A message passes through exchanges as RabbitMQ lets it: an exchange's type selects destinations
+among its bindings; a queue is noted, an exchange (exchange-to-exchange bindings) is passed through
+in its turn, each at most once per message, so cycles end. An exchange that selects nothing at all
+hands the message to its alternate exchange, if it has one that exists. The default exchange ""
+has no bindings: it selects the queues that bear the keys' names.
+
+Everything is in memory. What of it is durable, who may change it, auto-delete, internal exchanges
+and the texts of refusals are the vhost's, which calls `declare`, `bind` and the rest in the order
+in which they are to be seen. It has checked that sources and destinations exist.
+
+`version` grows with every change after which `route` may answer otherwise: whoever keeps answers
+throws them away when it moves. Since the default exchange depends on which queues there are, a
+vhost that makes a queue calls `queue_added`, and `remove_queue` when one goes.
+
+Invariants: a binding stands in three places, its exchange's type, `_by_source` and `_by_target`, or
+in none; no binding's source is unknown; no binding leads from or to "".
+"""
+
+from collections.abc import Callable, Iterator
+
+from penstock.routing.exchange_types import DELAYED, Binding, ExchangeType, make_exchange_type
+
+
+class RoutedExchange:
+    """An exchange as the router sees it. alternate: its alternate exchange, "" if none.
+
+    has_alternate: said apart, for the default exchange may be one.
+    """
+
+    __slots__ = ("alternate", "has_alternate", "is_delayed", "name", "type")
+
+    def __init__(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
+        alternate = arguments.get("alternate-exchange")
+        self.name: str = name
+        self.type: ExchangeType = make_exchange_type(type_name, arguments)
+        self.is_delayed: bool = type_name == DELAYED
+        self.has_alternate: bool = isinstance(alternate, str)
+        self.alternate: str = alternate if isinstance(alternate, str) else ""
+
+
+class Router:
+    """The exchanges and bindings of a vhost. has_queue: is there a queue of that name?"""
+
+    def __init__(self, has_queue: Callable[[str], bool]) -> None:
+        self.version: int = 0
+        self._has_queue = has_queue
+        self._exchanges: dict[str, RoutedExchange] = {}
+        self._by_source: dict[str, dict[object, Binding]] = {}
+        self._by_target: dict[str, dict[object, Binding]] = {}
+        self._on_headers: dict[str, bool] = {}
+
+    # --- exchanges ---
+
+    def has(self, name: str) -> bool:
+        """Is there such an exchange? The default one always is."""
+        return name == "" or name in self._exchanges
+
+    def declare(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
+        """A new exchange. As `make_exchange_type`: ChannelError, AMQPConnectionError."""
+        assert not self.has(name), name
+        self._exchanges[name] = RoutedExchange(name, type_name, arguments)
+        self._by_source[name] = {}
+        self._changed()
+
+    def delete(self, name: str) -> list[str]:
+        """An exchange goes, with its bindings and those to it. What `remove_queue` returns."""
+        for binding in list(self._by_source.pop(name).values()):
+            self._forget_target(binding)
+        del self._exchanges[name]
+        emptied = self._remove_target("e" + name)
+        self._changed()
+        return emptied
+
+    def delayed(self, exchange: str) -> bool:
+        """Do messages wait in this exchange before they are routed (x-delayed-message)?"""
+        found = self._exchanges.get(exchange)
+        return found is not None and found.is_delayed
+
+    def depends_on_headers(self, exchange: str) -> bool:
+        """May a message's headers matter to where it goes from this exchange?"""
+        known = self._on_headers.get(exchange)
+        if known is None:
+            known = self._find_headers(exchange)
+            self._on_headers[exchange] = known
+        return known
+
+    # --- bindings ---
+
+    def bind(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> bool:
+        """False if there is such a binding already. ChannelError 406: arguments make no sense."""
+        binding = Binding(source, kind, destination, key, arguments)
+        if binding.identity in self._by_source[source]:
+            return False
+        self._exchanges[source].type.bind(binding)
+        self._by_source[source][binding.identity] = binding
+        self._by_target.setdefault(binding.target, {})[binding.identity] = binding
+        self._changed()
+        return True
+
+    def unbind(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> bool:
+        """False if there is no such binding. `has_bindings` says if it was the source's last."""
+        identity = Binding(source, kind, destination, key, arguments).identity
+        binding = self._by_source.get(source, {}).pop(identity, None)
+        if binding is None:
+            return False
+        self._exchanges[source].type.unbind(binding)
+        self._forget_target(binding)
+        self._changed()
+        return True
+
+    def queue_added(self) -> None:
+        """There is a queue that was not there: the default exchange may answer otherwise."""
+        self._changed()
+
+    def remove_queue(self, name: str) -> list[str]:
+        """A queue goes, with its bindings. The exchanges that lost their last binding by it."""
+        emptied = self._remove_target("q" + name)
+        self._changed()
+        return emptied
+
+    def has_bindings(self, exchange: str) -> bool:
+        """Does anything leave from this exchange?"""
+        return bool(self._by_source.get(exchange))
+
+    def bindings_of(self, exchange: str) -> list[Binding]:
+        """The bindings that leave from an exchange, the oldest first."""
+        return list(self._by_source.get(exchange, {}).values())
+
+    def bindings_to(self, kind: str, destination: str) -> list[Binding]:
+        """The bindings that lead to a queue ("q") or an exchange ("e"), the oldest first."""
+        return list(self._by_target.get(kind + destination, {}).values())
+
+    def bindings(self) -> Iterator[Binding]:
+        """All bindings, exchange by exchange. Nothing may change meanwhile."""
+        for one in self._by_source.values():
+            yield from one.values()
+
+    # --- routing ---
+
+    def route(
+        self,
+        exchange: str,
+        key: str,
+        headers: dict[str, object] | None = None,
+        cc: list[str] | None = None,
+    ) -> list[str]:
+        """The queues that a message goes to. cc: more keys. KeyError: no such exchange.
+
+        headers: None if it has none, or if `depends_on_headers` says that they do not matter."""
+        keys = [key] if not cc else [key, *cc]
+        if exchange == "":
+            return self._queues_named(keys)
+        queues: dict[str, int] = {}
+        seen: dict[str, int] = {exchange: 1}
+        waiting: list[RoutedExchange] = [self._exchanges[exchange]]
+        while waiting:
+            passed = waiting.pop()
+            found: dict[str, int] = {}
+            passed.type.select(keys, headers, found)
+            if not found and passed.has_alternate:
+                found["e" + passed.alternate] = 1
+            for target in found:
+                name = target[1:]
+                if target[0] == "q":
+                    queues[name] = 1
+                elif name not in seen:
+                    seen[name] = 1
+                    following = self._exchanges.get(name)
+                    if following is not None:
+                        waiting.append(following)
+                    elif name == "":
+                        for queue in self._queues_named(keys):
+                            queues[queue] = 1
+        return list(queues)
+
+    # --- inside ---
+
+    def _queues_named(self, keys: list[str]) -> list[str]:
+        if len(keys) == 1:
+            return keys if self._has_queue(keys[0]) else []
+        return list(dict.fromkeys(key for key in keys if self._has_queue(key)))
+
+    def _changed(self) -> None:
+        self.version += 1
+        if self._on_headers:
+            self._on_headers = {}
+
+    def _forget_target(self, binding: Binding) -> None:
+        there = self._by_target[binding.target]
+        del there[binding.identity]
+        if not there:
+            del self._by_target[binding.target]
+
+    def _remove_target(self, target: str) -> list[str]:
+        """Take out all bindings to a target; the exchanges that have none left."""
+        emptied: list[str] = []
+        for identity, binding in self._by_target.pop(target, {}).items():
+            self._exchanges[binding.source].type.unbind(binding)
+            left = self._by_source[binding.source]
+            del left[identity]
+            if not left:
+                emptied.append(binding.source)
+        return emptied
+
+    def _find_headers(self, exchange: str) -> bool:
+        """Walk over bindings and alternates to the first type that reads headers."""
+        seen: set[str] = {exchange}
+        waiting: list[str] = [exchange]
+        while waiting:
+            name = waiting.pop()
+            passed = self._exchanges.get(name)
+            if passed is None:
+                continue
+            if passed.type.reads_headers:
+                return True
+            below = [b.destination for b in self._by_source[name].values() if b.kind == "e"]
+            if passed.has_alternate:
+                below.append(passed.alternate)
+            for one in below:
+                if one not in seen:
+                    seen.add(one)
+                    waiting.append(one)
+        return False

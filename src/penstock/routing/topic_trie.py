@@ -1,0 +1,149 @@
+"""TopicTrie: which patterns of a topic exchange match a routing key.
+
+A key is words between dots; so is a pattern, in which `*` stands for exactly one word and `#` for
+any number of them, none included. The empty key has no word at all, as in RabbitMQ; "a." has two,
+the second one empty. Patterns are kept as a tree of words:
+
+    quick.orange.rabbit -> A        root -- quick -- orange -- rabbit  {A}
+    quick.#             -> B               \\      \\ #  {B}
+    *.orange.*          -> C               \\ * -- orange -- *  {C}
+
+A key is matched by walking all ways at once, word by word: the nodes that are alive after a word
+are the children of that word and of `*`, and every `#` that was alive stays so. A `#` matches no
+word too, so it is alive as soon as its parent is. Each node is alive at most once per word, so
+"#.#.#.#" costs a few nodes and not a power of the key's length, and a thousand patterns of which
+few share words with the key cost nothing.
+
+Invariants: a node without targets and without children is not in the tree. A target that was added
+n times for a pattern is there until it was removed n times (bindings that differ in arguments).
+"""
+
+from typing import Final
+
+STAR: Final = "*"
+HASH: Final = "#"
+
+
+class TopicNode:
+    """One word of some patterns. targets: what ends here, and how often it was added."""
+
+    __slots__ = ("children", "hash", "is_hash", "star", "targets")
+
+    def __init__(self, is_hash: bool) -> None:
+        self.children: dict[str, TopicNode] = {}
+        self.star: TopicNode | None = None
+        self.hash: TopicNode | None = None
+        self.targets: dict[str, int] = {}
+        self.is_hash: bool = is_hash
+
+    def child(self, word: str) -> "TopicNode | None":
+        """The node below for a word of a pattern."""
+        if word == STAR:
+            return self.star
+        if word == HASH:
+            return self.hash
+        return self.children.get(word)
+
+    def is_empty(self) -> bool:
+        """True if nothing ends here or below."""
+        return not self.targets and not self.children and self.star is None and self.hash is None
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a key or a pattern; the empty one has none."""
+    return text.split(".") if text else []
+
+
+class TopicTrie:
+    """Patterns and their targets, which are any strings."""
+
+    def __init__(self) -> None:
+        self._root: TopicNode = TopicNode(False)
+
+    def add(self, pattern: str, target: str) -> None:
+        """`target` is to be found for keys that `pattern` matches."""
+        node = self._root
+        for word in words_of(pattern):
+            below = node.child(word)
+            if below is None:
+                below = TopicNode(word == HASH)
+                if word == STAR:
+                    node.star = below
+                elif word == HASH:
+                    node.hash = below
+                else:
+                    node.children[word] = below
+            node = below
+        node.targets[target] = node.targets.get(target, 0) + 1
+
+    def remove(self, pattern: str, target: str) -> bool:
+        """Take back one `add`. False if there was none."""
+        words = words_of(pattern)
+        path: list[TopicNode] = [self._root]
+        for word in words:
+            below = path[-1].child(word)
+            if below is None:
+                return False
+            path.append(below)
+        count = path[-1].targets.get(target, 0)
+        if count == 0:
+            return False
+        if count > 1:
+            path[-1].targets[target] = count - 1
+            return True
+        del path[-1].targets[target]
+        for depth in range(len(words), 0, -1):
+            if not path[depth].is_empty():
+                break
+            parent = path[depth - 1]
+            word = words[depth - 1]
+            if word == STAR:
+                parent.star = None
+            elif word == HASH:
+                parent.hash = None
+            else:
+                del parent.children[word]
+        return True
+
+    def match(self, key: str) -> list[str]:
+        """The targets of all patterns that match, each once."""
+        found: dict[str, int] = {}
+        self.match_into(key, found)
+        return list(found)
+
+    def match_into(self, key: str, found: dict[str, int]) -> None:
+        """As `match`, into a dict that may hold targets already; its values mean nothing."""
+        alive: list[TopicNode] = []
+        _enter(self._root, alive)
+        for word in words_of(key):
+            following: list[TopicNode] = []
+            for node in alive:
+                below = node.children.get(word)
+                if below is not None:
+                    _enter(below, following)
+                if node.star is not None:
+                    _enter(node.star, following)
+                if node.is_hash:
+                    _enter(node, following)
+            alive = following
+            if not alive:
+                return
+        for node in alive:
+            found.update(node.targets)
+
+    def is_empty(self) -> bool:
+        """True if there is no pattern."""
+        return self._root.is_empty()
+
+
+def _enter(node: TopicNode | None, alive: list[TopicNode]) -> None:
+    """Make a node alive, and the `#` below it, which also matches no word.
+
+    Only a `#` can be reached in two ways at once, from its parent and from itself: any other node
+    has one parent and is a child of one word. Few are alive, so a look through the list is cheap.
+    """
+    while node is not None:
+        if node.is_hash and node in alive:
+            return
+        alive.append(node)
+        node = node.hash

@@ -1,0 +1,308 @@
+"""Users: passwords, what is remembered of them, permissions, vhosts, and that it is all on disk."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.access import users as module
+from penstock.access.users import Users, hash_password, verify
+from penstock.clock import ManualClock
+from penstock.errors import AMQPError, OptionError
+from penstock.storage.user_store import UserStore
+
+
+class World:
+    """A clock, and Users over one file, opened as often as wanted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "node.db")
+        self.clock = ManualClock()
+        self.store: UserStore | None = None
+        self.open()
+
+    def open(self) -> Users:
+        if self.store is not None:
+            self.store.close()
+        self.store = UserStore(self.path)
+        rng = random.Random(1)
+        self.users = Users(self.store, clock=self.clock, rng=rng, log2_n=1)
+        return self.users
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# --- the first start ---
+
+
+def test_the_first_start_makes_guest_and_a_vhost(world: World) -> None:
+    for users in (world.users, world.open()):
+        assert users.list_users() == [{"user": "guest", "tags": ["administrator"]}]
+        assert users.vhosts() == {"/": "creating"}
+        assert users.authenticate("guest", b"guest")
+        who = users.identity("guest", "/")
+        assert who is not None
+        assert who.is_administrator
+        assert who.may_configure("x")
+        assert who.may_write("")
+        assert who.may_read("x")
+
+
+def test_guest_does_not_come_back_once_it_was_deleted(world: World) -> None:
+    world.users.delete_user("guest")
+    world.users.delete_vhost("/")
+    world.users.vhost_gone("/")
+    assert world.open().list_users() == []
+    assert world.users.vhosts() == {}
+
+
+def test_a_first_start_cut_short_is_still_the_first(tmp_path: Path) -> None:
+    UserStore(str(tmp_path / "node.db")).close()  # the tables are there, nobody is in
+    assert World(tmp_path).users.authenticate("guest", b"guest")
+
+
+# --- passwords ---
+
+
+def test_a_password_is_right_or_wrong(world: World) -> None:
+    world.users.add_user("u", b"secret", ["monitoring"])
+    for users in (world.users, world.open()):
+        assert users.authenticate("u", b"secret")
+        assert not users.authenticate("u", b"Secret")
+        assert not users.authenticate("u", b"")
+        assert not users.authenticate("nobody", b"secret")
+        assert users.tags("u") == {"monitoring"}
+
+
+def test_any_bytes_may_be_a_password(world: World) -> None:
+    world.users.add_user("u", b"\x00\xff$")
+    assert world.users.authenticate("u", b"\x00\xff$")
+    assert not world.users.authenticate("u", b"\x00\xff")
+    world.users.add_user("empty", b"")
+    assert world.users.authenticate("empty", b"")
+
+
+def test_nothing_that_a_file_may_hold_for_a_hash_lets_anyone_in() -> None:
+    good = hash_password(b"p", salt=b"s" * 16, log2_n=1)
+    assert verify(b"p", good)
+    kind, n, r, p, salt, hashed = good.split("$")
+    for bad in (
+        "", "plain$p", good + "$", good[:-4], f"{kind}${n}${r}${p}${salt}$",
+        f"{kind}$40${r}${p}${salt}${hashed}", f"{kind}$x${r}${p}${salt}${hashed}",
+        f"{kind}${n}$0${p}${salt}${hashed}", f"{kind}${n}${r}${p}$?${hashed}",
+        f"pbkdf2${n}${r}${p}${salt}${hashed}", f"{kind}$0${r}${p}${salt}${hashed}",
+    ):  # fmt: skip
+        assert not verify(b"p", bad), bad
+
+
+def test_the_default_cost_works_and_salts_differ() -> None:
+    first, second = (hash_password(b"p", salt=salt) for salt in (b"1" * 16, b"2" * 16))
+    assert first.startswith("scrypt$14$8$1$")
+    assert first.split("$")[-1] != second.split("$")[-1]
+    assert verify(b"p", first)
+    assert not verify(b"q", first)
+
+
+# --- what is remembered ---
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The passwords that were really hashed."""
+    asked: list[bytes] = []
+
+    def counting(password: bytes, hashed: str) -> bool:
+        asked.append(password)
+        return verify(password, hashed)
+
+    monkeypatch.setattr(module, "verify", counting)
+    return asked
+
+
+def test_a_success_is_remembered_for_a_minute(world: World, verified: list[bytes]) -> None:
+    users = world.users
+    assert users.authenticate("guest", b"guest")
+    world.clock.advance(59.9)
+    assert users.authenticate("guest", b"guest")
+    assert len(verified) == 1
+    world.clock.advance(0.1)
+    assert not users.remembers("guest", b"guest")
+    assert users.authenticate("guest", b"guest")
+    assert len(verified) == 2
+
+
+def test_a_failure_is_not_remembered_and_costs_as_much_for_nobody(
+    world: World, verified: list[bytes]
+) -> None:
+    for name in ("guest", "nobody", "guest", "nobody"):
+        assert not world.users.authenticate(name, b"wrong")
+    assert len(verified) == 4
+
+
+def test_nothing_is_remembered_across_a_change(world: World) -> None:
+    users = world.users
+    users.add_user("u", b"old")
+    assert users.authenticate("u", b"old")
+    users.change_password("u", b"new")
+    assert not users.authenticate("u", b"old")
+    assert users.authenticate("u", b"new")
+    users.delete_user("u")
+    assert not users.remembers("u", b"new")
+    assert not users.authenticate("u", b"new")
+    users.add_user("u", b"new")
+    assert not users.remembers("u", b"new")
+
+
+def test_a_success_for_a_hash_that_changed_meanwhile_counts_for_nothing(world: World) -> None:
+    claim = world.users.claim("guest")
+    assert verify(b"guest", claim)
+    world.users.change_password("guest", b"other")
+    world.users.remember("guest", b"guest", claim)
+    assert not world.users.remembers("guest", b"guest")
+
+
+def test_name_and_password_are_not_run_together(world: World) -> None:
+    world.users.remember("ab", b"c", world.users.claim("ab"))
+    assert world.users.remembers("ab", b"c")
+    assert not world.users.remembers("a", b"bc")
+
+
+def test_only_so_many_are_remembered(world: World) -> None:
+    claim = world.users.claim("nobody")
+    for number in range(module.REMEMBERED_MAX + 10):
+        world.users.remember(f"n{number}", b"p", claim)
+    assert len(world.users._remembered) <= module.REMEMBERED_MAX
+
+
+# --- permissions ---
+
+
+def test_permissions_are_per_vhost_and_replaced_whole(world: World) -> None:
+    users = world.users
+    users.add_user("u", b"p")
+    users.add_vhost("v")
+    assert users.identity("u", "v") is None
+    assert users.identity("u", "no such") is None
+    assert users.identity("nobody", "/") is None
+    users.set_permissions("u", "v", "^c", "^w", "")
+    users.set_permissions("u", "v", "^c", "^x", "")
+    for now in (users, world.open()):
+        assert now.identity("u", "/") is None
+        who = now.identity("u", "v")
+        assert who is not None
+        assert (who.configure, who.write, who.read) == ("^c", "^x", "")
+        assert now.list_permissions(user="u") == now.list_permissions(vhost="v")
+        assert [(p["user"], p["vhost"]) for p in now.list_permissions()] == [
+            ("guest", "/"), ("u", "v"),
+        ]  # fmt: skip
+    world.users.clear_permissions("u", "v")
+    assert world.users.identity("u", "v") is None
+    assert world.open().identity("u", "v") is None
+
+
+def test_tags_are_in_the_identity(world: World) -> None:
+    world.users.set_user_tags("guest", ["management", "monitoring"])
+    who = world.open().identity("guest", "/")
+    assert who is not None
+    assert who.tags == {"management", "monitoring"}
+
+
+def test_permissions_go_with_their_user_and_their_vhost(world: World) -> None:
+    users = world.users
+    users.add_vhost("v")
+    for name in ("u", "w"):
+        users.add_user(name, b"p")
+        users.set_permissions(name, "v", "", "", "")
+    users.delete_user("u")
+    assert [p["user"] for p in users.list_permissions(vhost="v")] == ["w"]
+    users.delete_vhost("v")
+    users.vhost_gone("v")
+    users.add_user("u", b"p")
+    users.add_vhost("v")
+    for now in (users, world.open()):
+        assert now.list_permissions(vhost="v") == []
+
+
+# --- vhosts ---
+
+
+def test_a_vhost_is_created_and_deleted_in_steps_that_a_crash_cannot_lose(world: World) -> None:
+    world.users.add_vhost("v")
+    assert world.open().vhosts()["v"] == "creating"
+    world.users.vhost_made("v")
+    assert world.open().vhosts()["v"] == "ready"
+    world.users.delete_vhost("v")
+    assert world.open().vhosts()["v"] == "deleting"
+    world.users.vhost_made("v")  # late news of its making does not bring it back
+    assert world.users.vhosts()["v"] == "deleting"
+    world.users.vhost_gone("v")
+    assert world.open().vhosts() == {"/": "creating"}
+
+
+def test_a_vhost_that_is_ready_is_not_forgotten(world: World) -> None:
+    world.users.vhost_made("/")
+    with pytest.raises(AssertionError):
+        world.users.vhost_gone("/")
+    assert world.open().vhosts() == {"/": "ready"}
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "call"),
+    [
+        (404, "no user 'n'", lambda u: u.change_password("n", b"")),
+        (404, "no user 'n'", lambda u: u.set_user_tags("n", [])),
+        (404, "no user 'n'", lambda u: u.delete_user("n")),
+        (404, "no user 'n'", lambda u: u.tags("n")),
+        (404, "no user 'n'", lambda u: u.set_permissions("n", "/", "", "", "")),
+        (404, "no user 'n'", lambda u: u.clear_permissions("n", "/")),
+        (404, "no user 'n'", lambda u: u.list_permissions(user="n")),
+        (404, "no vhost 'n'", lambda u: u.set_permissions("guest", "n", "", "", "")),
+        (404, "no vhost 'n'", lambda u: u.clear_permissions("guest", "n")),
+        (404, "no vhost 'n'", lambda u: u.list_permissions(vhost="n")),
+        (404, "no vhost 'n'", lambda u: u.delete_vhost("n")),
+        (404, "no vhost 'n'", lambda u: u.vhost_made("n")),
+        (406, "user 'guest' already exists", lambda u: u.add_user("guest", b"")),
+        (406, "vhost '/' already exists", lambda u: u.add_vhost("/")),
+    ],
+)
+def test_refusals_say_why(
+    world: World, code: int, text: str, call: Callable[[Users], object]
+) -> None:
+    with pytest.raises(AMQPError, match=text) as caught:
+        call(world.users)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda u: u.add_user("", b""),
+        lambda u: u.add_user("x" * 256, b""),
+        lambda u: u.add_user("\udc80", b""),
+        lambda u: u.add_user("a\nb", b""),
+        lambda u: u.add_vhost(""),
+        lambda u: u.add_vhost("v\x00"),
+        lambda u: u.add_user("u", b"", ["two words"]),
+        lambda u: u.set_user_tags("guest", [""]),
+        lambda u: u.set_user_tags("guest", ["a\udc80"]),
+        lambda u: u.set_permissions("guest", "/", "(", "", ""),
+        lambda u: u.set_permissions("guest", "/", "", "*", ""),
+        lambda u: u.set_permissions("guest", "/", "", "", "\udc80"),
+    ],
+)
+def test_values_that_make_no_sense_change_nothing(
+    world: World, call: Callable[[Users], object]
+) -> None:
+    with pytest.raises(OptionError):
+        call(world.users)
+    for users in (world.users, world.open()):
+        assert users.list_users() == [{"user": "guest", "tags": ["administrator"]}]
+        assert users.vhosts() == {"/": "creating"}
+        assert [p["configure"] for p in users.list_permissions()] == [".*"]

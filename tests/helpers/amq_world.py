@@ -8,16 +8,17 @@ queue and every part: the sum that no crash may change.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import QueueFullError
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import BackingQueue, Delivery
-from penstock.queues.dead_letter import Taker
+from penstock.queues.dead_letter import DeadLetterRoute, Taker
 from penstock.queues.delays import MARK
 from penstock.queues.factory import open_backing
-from penstock.queues.headers import PlainHeaders
+from penstock.queues.headers import HeaderCodec, PlainHeaders
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, OS
 from tests.helpers.engine_rig import EngineRig
@@ -31,9 +32,13 @@ HEADERS: Final = PlainHeaders()
 
 class AmqWorld:
     """An engine, and AMQQueues by name; `q` is the one named "q", if there is one. mode: of the
-    queues and of what is put."""
+    queues and of what is put; headers: their codec."""
 
-    def __init__(self, kind: str = VARIABLE, *, mode: int = DISK, rig: EngineRig | None = None):
+    def __init__(
+        self, kind: str = VARIABLE, *, mode: int = DISK, rig: EngineRig | None = None,
+        headers: HeaderCodec = HEADERS,
+    ) -> None:  # fmt: skip
+        self.headers = headers
         self.rig = EngineRig() if rig is None else rig
         self.kind = kind
         self.mode = mode
@@ -44,6 +49,8 @@ class AmqWorld:
         self.woken: list[bytes] = []
         self.closed: list[BackingQueue] = []
         self.instead: dict[bytes, Taker] = {}  # found instead of the queues of these names
+        # Where dead letters of the queues of these names go, instead of to one queue.
+        self.routes: dict[str, Callable[[QueueOptions], DeadLetterRoute | None]] = {}
 
     @property
     def q(self) -> AMQQueue:
@@ -67,9 +74,10 @@ class AmqWorld:
         at = name.encode()
         self.queues[name] = AMQQueue(
             self.rig.engine, at, options,
-            self._backing(at, is_durable, priorities=options.priorities), headers=HEADERS,
-            open_part=self._backing, find=self._find, mode=self.mode,
-            is_durable=is_durable, close_part=self.closed.append,
+            self._backing(at, is_durable, priorities=options.priorities),
+            headers=self.headers, open_part=self._backing, find=self._find,
+            route_of=self.routes.get(name), mode=self.mode, is_durable=is_durable,
+            close_part=self.closed.append,
             on_event=lambda kind, text: self.events.append((kind, text)),
             on_alert=self.alerts.append, on_ready=self.woken.append,
         )  # fmt: skip

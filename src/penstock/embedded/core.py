@@ -21,6 +21,7 @@ from typing import Final
 
 from penstock.clock import Clock, SystemClock
 from penstock.embedded import spellings
+from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.queue_state import QueueState
 from penstock.errors import OptionError, StoppedError, UnknownQueueError
 from penstock.queues import factory
@@ -28,7 +29,6 @@ from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.delays import find_parts
-from penstock.queues.headers import PlainHeaders
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.checkpointer import IDLE, SLICES
@@ -48,7 +48,7 @@ SLICE: Final = 1000  # queues that one tick looks at
 MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
 CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
 
-HEADERS: Final = PlainHeaders()
+HEADERS: Final = BoxHeaders()
 
 
 class BoxFileSystem(OsFileSystem):

@@ -10,14 +10,15 @@ nothing.
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.spellings import time_ms
 from penstock.errors import OptionError
-from penstock.queues.headers import HeaderError, HeaderValue, PlainHeaders
+from penstock.queues.headers import HeaderError, HeaderValue
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
-HEADERS = PlainHeaders()
+HEADERS = BoxHeaders()
 _OPTIONS = ("priority", "ttl", "delay", "headers")
 
 

@@ -1,7 +1,7 @@
 """Settings of a box from what a caller of `open` gave: checked, and in the core's own terms.
 
-A path is a directory. The URL of a broker is not one, and a mistake that deserves its own words: a
-box on a broker would need a client, which this build does not have.
+A path is a directory. The URL of a broker is not one, and a mistake that deserves its own words:
+`penstock.open` knows what to do with it, this module does not.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def settings_of(
     """The directory and the settings. OptionError names the option; TypeError: no path."""
     if isinstance(path, str) and path.startswith(URLS):
         raise OptionError(
-            "path", path, "a directory: this build has no client for a broker, only boxes on disk"
+            "path", path, "a directory: what opens the box of a broker is penstock.open"
         )
     # Absolute, for the program may change its directory. TypeError for what is no path.
     directory = str(Path(path).absolute())  # type: ignore[arg-type]

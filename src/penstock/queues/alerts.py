@@ -32,6 +32,7 @@ from typing import Final
 
 from penstock.errors import OptionError
 from penstock.queues.budget import format_bytes
+from penstock.queues.queue_options import QueueOptions
 from penstock.queues.rates import INFINITY
 
 KINDS: Final = ("count", "size", "depth", "age")
@@ -175,3 +176,18 @@ def _shown(kind: str, value: int) -> str:
     if kind == "count":
         return str(value)
     return f"{value / 1000:.1f} s" if kind == "age" else format_bytes(value)
+
+
+def thresholds_of(options: QueueOptions) -> Thresholds:
+    """Those that a queue's options ask for."""
+    return Thresholds(
+        count_up=options.alert_count_up or 0, count_down=_down(options.alert_count_down),
+        size_up=options.alert_size_up or 0, size_down=_down(options.alert_size_down),
+        depth_up=options.alert_depth_up or 0, depth_down=_down(options.alert_depth_down),
+        age_up=options.alert_age_up or 0, age_down=_down(options.alert_age_down),
+        repeat_gap_s=options.alert_repeat_gap_s,
+    )  # fmt: skip
+
+
+def _down(value: int | None) -> int:
+    return -1 if value is None else value

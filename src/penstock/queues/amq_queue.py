@@ -32,7 +32,7 @@ Not here: threads and waiting, consumers and prefetch, transactions (their owner
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, SettledError
 from penstock.queues.arrivals import Arrivals
 from penstock.queues.back_off import retry_delay_ms
 from penstock.queues.backing_queue import Delivery
@@ -147,6 +147,52 @@ class AMQQueue(Arrivals):
     def reject(self, tag: int, mode: int = OS) -> int:
         """The message is not wanted back: it is dead-lettered, or dropped. As nack."""
         return self.nack(tag, requeue=False, mode=mode)
+
+    def requeue(self, tags: list[int], mode: int = OS) -> int:
+        """Deliveries failed and come back at once, to their old places, whatever the options say of
+        retries: AMQP's requeue. Each counts as an attempt, and after `max_attempts` it is buried.
+        How many were pending."""
+        n = 0
+        most = self.options.max_attempts
+        if most is not None:
+            tags, over = self._split_over(tags, most)
+            for delivery in over:
+                self._bury(delivery, DELIVERY_LIMIT, delivery.attempts + 1, mode)
+                n += 1
+        n += len(self.backing.requeue(tags, mode, attempted=True))
+        self._trim_if_set()
+        return n
+
+    def _split_over(self, tags: list[int], most: int) -> tuple[list[int], list[Delivery]]:
+        """Those that may come back once more, and those that may not."""
+        back: list[int] = []
+        over: list[Delivery] = []
+        for tag in tags:
+            try:
+                delivery = self._pending(tag)
+            except SettledError:
+                continue
+            if delivery.attempts + 1 >= most:
+                over.append(delivery)
+            else:
+                back.append(tag)
+        return back, over
+
+    def discard(self, tags: list[int], mode: int = OS) -> int:
+        """None of these is wanted back: they are dead-lettered, or dropped. As `reject`, of many;
+        those that are not pending are passed over. How many were pending."""
+        n = 0
+        if self.dead_letters.route is None:
+            n = len(self.backing.ack(tags, mode))
+            self.dead_letters.count(REJECTED, n)
+            return n
+        for tag in tags:
+            try:
+                self.reject(tag, mode)
+            except SettledError:
+                continue
+            n += 1
+        return n
 
     def release(self, tags: list[int], mode: int = OS) -> int:
         """Messages that were fetched and not tried come back, to their old places; no attempt is

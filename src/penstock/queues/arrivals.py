@@ -25,9 +25,16 @@ from penstock.errors import (
     QueueFullError,
     SettledError,
 )
-from penstock.queues.alerts import Alert, Alerts, Thresholds
+from penstock.queues.alerts import Alert, Alerts, thresholds_of
 from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, BackingQueue, Delivery, NewMessage
-from penstock.queues.dead_letter import DeadLetters, Taker, move_to
+from penstock.queues.dead_letter import (
+    DeadLetterRoute,
+    DeadLetters,
+    Landing,
+    QueueRoute,
+    Taker,
+    move_to,
+)
 from penstock.queues.delays import Bucket, Delays, find_parts
 from penstock.queues.expiry import SLICE, expire, expiry_at, sooner
 from penstock.queues.headers import EXPIRED, MAXLEN, HeaderCodec
@@ -61,7 +68,8 @@ class Arrivals(Taker):
     backing: holds its messages (factory.open_backing); options.priorities is its highest part.
     open_part(name, is_durable): a BackingQueue for a part of delayed messages, declared or
     recovered; close_part(part): it is about to be deleted or terminated.
-    find(name): the queue of that name, for dead letters, or None.
+    find(name): the queue of that name, for dead letters, or None. route_of(options): where dead
+    letters go instead, for owners with more than queues; None: nowhere.
     mode: of what moves by itself; is_durable: False for a queue that is gone after a restart.
     on_event(kind, text): dead_letter_missing, dead_letter_cycle, corruption, warning.
     on_alert: an alert fired. on_ready(name): messages became ready by something else than the
@@ -80,7 +88,8 @@ class Arrivals(Taker):
         *,
         headers: HeaderCodec,
         open_part: Callable[[bytes, bool], BackingQueue],
-        find: Callable[[bytes], Taker | None],
+        find: Callable[[bytes], Taker | None] | None = None,
+        route_of: Callable[[QueueOptions], DeadLetterRoute | None] | None = None,
         mode: int = DISK,
         is_durable: bool = True,
         close_part: Callable[[BackingQueue], None] | None = None,
@@ -106,9 +115,9 @@ class Arrivals(Taker):
         self._must_trim: bool = False
         self._is_trimming: bool = False
         self._known_thresholds: tuple[list[int], list[int], float] | None = None
-        self.dead_letters: DeadLetters = DeadLetters(
-            self.text_name, headers, self._clock, find, self._event
-        )
+        self._find: Callable[[bytes], Taker | None] = find or _find_none
+        self._route_of: Callable[[QueueOptions], DeadLetterRoute | None] = route_of or self._route
+        self.dead_letters: DeadLetters = DeadLetters(self.text_name, headers, engine, self._event)
         self.delays: Delays = Delays(
             name, headers, is_durable=is_durable, open_part=open_part, close_part=close_part,
             arrive=self._arrive, on_event=self._event,
@@ -140,8 +149,8 @@ class Arrivals(Taker):
         self.options: QueueOptions = options
         self._max_length: MaxLength = MaxLength(self.text_name, options)
         self._must_trim = self._max_length.is_set and self._max_length.drops_head
-        self.dead_letters.target = options.dead_letter_to
-        thresholds = _thresholds(options)
+        self.dead_letters.route = self._route_of(options)
+        thresholds = thresholds_of(options)
         known = (thresholds.ups, thresholds.downs, thresholds.repeat_gap_s)
         if known != self._known_thresholds:  # else those that have fired stay so
             self._known_thresholds = known
@@ -161,6 +170,10 @@ class Arrivals(Taker):
         self.backing.set_queue_mode("lazy" if options.lazy else "default")
         if options.max_attempts is not None:
             self.backing.count_crashes()
+
+    def _route(self, options: QueueOptions) -> DeadLetterRoute | None:
+        target = options.dead_letter_to
+        return None if target is None else QueueRoute(target, self.headers, self._find)
 
     # ---- publish -------------------------------------------------------------------------------
 
@@ -250,7 +263,7 @@ class Arrivals(Taker):
 
     def _publish_dead(self, header: bytes, body: bytes, mode: int, priority: int) -> int:
         """A message of ttl 0 for which nobody is waiting never touches the queue."""
-        if self.dead_letters.target is None:
+        if self.dead_letters.route is None:
             self.dead_letters.count(EXPIRED, 1)
             return 0
         return self.dead_letters.bury_new(header, body, priority, EXPIRED, mode)
@@ -284,20 +297,22 @@ class Arrivals(Taker):
         delay_ms: int | None = None,
     ) -> Plan:  # fmt: skip
         """Where a message is to be published (Plan.index), with which header and expiry. Each plan
-        is ended by `planned` or `unplan`: until then its delay part stays. For a ttl of 0 see
-        `publish`; here it counts as one of 1 s."""
-        now_ms = self._clock.wall_ms()
+        is ended by `planned` or `unplan`: until then its delay part stays. With a ttl of 0 it is
+        for whoever is waiting now, as in `publish`; else it is the first to expire."""
+        due_ms = self._clock.wall_ms()
         delay = self.options.delay_ms if delay_ms is None else delay_ms
-        if ttl_ms == 0:
-            ttl_ms = GRACE_MS
-        expiry_ms = expiry_at(now_ms + max(delay, 0), ttl_ms, self.options.ttl_ms)
+        if delay > 0:
+            due_ms += delay
+        expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
+        if expiry_ms == due_ms and (delay > 0 or self.takers > self.backing.len()):
+            expiry_ms += GRACE_MS
         if expiry_ms:
             self._may_expire = True
         if delay > 0:
-            bucket = self.delays.bucket(now_ms + delay, now_ms)
+            bucket = self.delays.bucket(due_ms, due_ms - delay)
             bucket.pins += 1
             header = self.delays.header(self._with_priority(header, priority), expiry_ms)
-            return Plan(bucket.part.index(), header, now_ms + delay, 0, bucket)
+            return Plan(bucket.part.index(), header, due_ms, 0, bucket)
         if priority > self._priorities:
             header = self._with_priority(header, priority)
         part = min(priority, self._priorities)
@@ -332,17 +347,13 @@ class Arrivals(Taker):
 
     # ---- arriving by itself ----------------------------------------------------------------------
 
-    def take(
-        self, source: BackingQueue, delivery: Delivery, header: bytes, priority: int, mode: int,
-        expiry_ms: int,
-    ) -> int:  # fmt: skip
+    def landing(self, header: bytes, priority: int) -> Landing:
         if priority > self._priorities:
             header = self._with_priority(header, priority)
-        expiry_ms = sooner(expiry_ms, self._own_expiry())
+        expiry_ms = self._own_expiry()
         if expiry_ms:
             self._may_expire = True
-        part = min(priority, self._priorities)
-        return move_to(self.backing, part, source, delivery, header, max(mode, OS), expiry_ms)
+        return Landing(self.backing, min(priority, self._priorities), header, expiry_ms)
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         if priority > self._priorities:
@@ -377,7 +388,8 @@ class Arrivals(Taker):
         part = min(priority, self._priorities)
         if expiry_ms:
             self._may_expire = True
-        move_to(self.backing, part, source, delivery, header, self._mode, expiry_ms)
+        landing = Landing(self.backing, part, header, expiry_ms)
+        move_to([landing], source, delivery, self._mode, self._engine)
         self.after_publish(delivery.message.size)
         self._ready()
 
@@ -394,7 +406,7 @@ class Arrivals(Taker):
         is published."""
         if self._is_trimming:
             return False
-        bury = None if self.dead_letters.target is None else self._bury_overlong
+        bury = None if self.dead_letters.route is None else self._bury_overlong
         self._is_trimming = True
         self._must_trim = True
         try:
@@ -410,7 +422,7 @@ class Arrivals(Taker):
 
     def expire(self) -> bool:
         """A slice of the expired heads dies; True if the head is still an expired one."""
-        bury = None if self.dead_letters.target is None else self._bury_expired
+        bury = None if self.dead_letters.route is None else self._bury_expired
         n, has_more = expire(self.backing, self._clock.wall_ms(), SLICE, bury, self._mode)
         if n and bury is None:
             self.dead_letters.count(EXPIRED, n)
@@ -418,7 +430,7 @@ class Arrivals(Taker):
 
     def _bury(self, delivery: Delivery, reason: str, attempts: int, mode: int) -> int:
         """A pending message dies: it moves to the dead-letter queue, or is dropped. The LSN."""
-        if self.dead_letters.target is None:
+        if self.dead_letters.route is None:
             self.backing.ack([delivery.tag], mode)
             self.dead_letters.count(reason, 1)
             return self._engine.last_lsn if delivery.message.persistent else 0
@@ -482,15 +494,6 @@ class Arrivals(Taker):
             self._on_ready(self.name)
 
 
-def _thresholds(options: QueueOptions) -> Thresholds:
-    return Thresholds(
-        count_up=options.alert_count_up or 0, count_down=_down(options.alert_count_down),
-        size_up=options.alert_size_up or 0, size_down=_down(options.alert_size_down),
-        depth_up=options.alert_depth_up or 0, depth_down=_down(options.alert_depth_down),
-        age_up=options.alert_age_up or 0, age_down=_down(options.alert_age_down),
-        repeat_gap_s=options.alert_repeat_gap_s,
-    )  # fmt: skip
-
-
-def _down(value: int | None) -> int:
-    return -1 if value is None else value
+def _find_none(name: bytes) -> Taker | None:
+    """For owners that know no other queues."""
+    return None

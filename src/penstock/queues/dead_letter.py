@@ -1,9 +1,13 @@
 """Dead letters: where a message goes that expired, was rejected, did not fit, or failed too often.
 
 It moves: one record takes it out of its queue and appends it to the target, so no crash loses or
-doubles it. (RabbitMQ publishes first and acknowledges then, and promises neither.) Its header is
-told where, why and when it died, and forgets what belonged to the life before: attempts and expiry.
-RabbitMQ removes the expiry for the same reason: it would expire again at once.
+doubles it. (RabbitMQ publishes first and acknowledges then, and promises neither.) Several targets
+are one record as well. Its header is told where, why and when it died, and forgets what belonged to
+the life before: attempts and expiry. RabbitMQ removes the expiry for the same reason: it would
+expire again at once.
+
+Where to is asked of a `DeadLetterRoute` at the moment of death. The embedded library has one queue
+by name (`QueueRoute`); the broker asks its exchanges.
 
 A message may come back to a queue that it died in, if somebody rejected it on the way: a decision
 was made each time. A cycle of nothing but automatic deaths would turn for ever, so it ends where
@@ -12,6 +16,10 @@ RabbitMQ ends it: the message is dropped. `is_cycle` is its rule.
 Without a target, or when the target does not exist, the message is dropped too. What is dropped is
 counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle.
 
+What is not durable gets its copy in RAM. If some targets are durable and others not, the durable
+ones share the record, and the others get theirs then: a crash in between takes nothing from them
+that it would have left.
+
 Not here: the target's limits (it keeps them itself, and never refuses a dead letter), exchanges.
 """
 
@@ -19,13 +27,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.clock import Clock
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
-from penstock.storage.durability import DISK
+from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
+MISSING: Final = "dead_letter_missing"
+CYCLE: Final = "dead_letter_cycle"
+
+
+class Landing:
+    """Where a message that moves comes to lie: in a part of a queue, with this header; expiry_ms:
+    since 1970, 0 for never."""
+
+    __slots__ = ("backing", "expiry_ms", "header", "part")
+
+    def __init__(self, backing: BackingQueue, part: int, header: bytes, expiry_ms: int) -> None:
+        self.backing: BackingQueue = backing
+        self.part: int = part
+        self.header: bytes = header
+        self.expiry_ms: int = expiry_ms
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -33,13 +57,9 @@ class Taker(ABC):
     """A queue that messages of other queues may move to."""
 
     @abstractmethod
-    def take(
-        self, source: BackingQueue, delivery: Delivery, header: bytes, priority: int, mode: int,
-        expiry_ms: int,
-    ) -> int:  # fmt: skip
-        """Move a pending message of `source` here, with a new header. expiry_ms: its own, 0 for
-        never; this queue's time to live is added to that. It is delivered once its record is
-        settled. Returns the LSN of the record (0: transient)."""
+    def landing(self, header: bytes, priority: int) -> Landing:
+        """Where a message of this header and priority would come to lie, now. It is delivered once
+        the record of its move is settled."""
 
     @abstractmethod
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
@@ -48,6 +68,29 @@ class Taker(ABC):
     @abstractmethod
     def after_dead_letters(self) -> None:
         """Dead letters have come: keep the limits, wake who waits."""
+
+
+class Routed:
+    """Where a dead message goes, and with which header. kind, text: of an event to tell, if it goes
+    to fewer queues than somebody may think; "" for none."""
+
+    __slots__ = ("header", "kind", "takers", "text")
+
+    def __init__(self, header: bytes, takers: list[Taker], kind: str = "", text: str = "") -> None:
+        self.header: bytes = header
+        self.takers: list[Taker] = takers
+        self.kind: str = kind
+        self.text: str = text
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class DeadLetterRoute(ABC):
+    """Where the dead letters of one queue go."""
+
+    @abstractmethod
+    def route(self, header: bytes, reason: str) -> Routed:
+        """For a message that has just died; the header says so already. Each taker is there once.
+        Never raises for what the message says."""
 
 
 def is_cycle(target: str, deaths: list[Death]) -> bool:
@@ -61,21 +104,40 @@ def is_cycle(target: str, deaths: list[Death]) -> bool:
     return False
 
 
-class DeadLetters:
-    """The dead letters of one queue. `target`: name of the queue that gets them, or None. `counts`:
-    how many died for each reason; `dropped`: how many of them nobody got."""
+class QueueRoute(DeadLetterRoute):
+    """To the queue named `target`, which `find` finds if it exists."""
 
     def __init__(
-        self, queue: str, headers: HeaderCodec, clock: Clock,
-        find: Callable[[bytes], Taker | None], on_event: Callable[[str, str], None],
+        self, target: str, headers: HeaderCodec, find: Callable[[bytes], Taker | None]
+    ) -> None:
+        self._target = target
+        self._headers = headers
+        self._find = find
+
+    def route(self, header: bytes, reason: str) -> Routed:
+        target = self._target
+        if reason != REJECTED and is_cycle(target, self._headers.deaths(header)):
+            return Routed(header, [], CYCLE, f"its dead letters come back from {target!r}: dropped")
+        taker = self._find(target.encode("utf-8", "surrogateescape"))
+        if taker is None:
+            return Routed(header, [], MISSING, f"no queue {target!r} for dead letters: dropped")
+        return Routed(header, [taker])
+
+
+class DeadLetters:
+    """The dead letters of one queue. `route`: where they go, or None. `counts`: how many died for
+    each reason; `dropped`: how many of them nobody got."""
+
+    def __init__(
+        self, queue: str, headers: HeaderCodec, engine: StorageEngine,
+        on_event: Callable[[str, str], None],
     ) -> None:  # fmt: skip
-        self.target: str | None = None
+        self.route: DeadLetterRoute | None = None
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
         self._queue = queue
         self._headers = headers
-        self._clock = clock
-        self._find = find
+        self._engine = engine
         self._on_event = on_event
         self._last_event: str = ""
 
@@ -84,28 +146,27 @@ class DeadLetters:
         mode: int,
     ) -> int:  # fmt: skip
         """A pending message of `source`, with its header, dies for this reason after so many
-        deliveries: it moves to the target, or is dropped. Returns the LSN of its record."""
-        header = self._header(delivery.message.header, reason, attempts)
-        taker = self._taker(header, reason)
-        if taker is None:
+        deliveries: it moves to its targets, or is dropped. Returns the LSN of its record."""
+        routed = self._routed(delivery.message.header, reason, attempts)
+        if not routed.takers:
             source.ack([delivery.tag], mode)
             self._count_dropped(reason)
             return 0
-        lsn = taker.take(source, delivery, header, priority, mode, 0)
-        self._count_taken(reason)
-        taker.after_dead_letters()
+        landings = [taker.landing(routed.header, priority) for taker in routed.takers]
+        lsn = move_to(landings, source, delivery, max(mode, OS), self._engine)
+        self._count_taken(reason, routed)
         return lsn
 
     def bury_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
-        """A message that did not get into the queue goes to the target, or nowhere. Its LSN."""
-        header = self._header(header, reason, 0)
-        taker = self._taker(header, reason)
-        if taker is None:
+        """A message that did not get into the queue goes to its targets, or nowhere. Its LSN."""
+        routed = self._routed(header, reason, 0)
+        if not routed.takers:
             self._count_dropped(reason)
             return 0
-        lsn = taker.accept(header, body, priority, mode)
-        self._count_taken(reason)
-        taker.after_dead_letters()
+        lsn = 0
+        for taker in routed.takers:
+            lsn = max(lsn, taker.accept(routed.header, body, priority, mode))
+        self._count_taken(reason, routed)
         return lsn
 
     def count(self, reason: str, n: int) -> None:
@@ -116,50 +177,113 @@ class DeadLetters:
         self.counts[reason] += 1
         self.dropped += 1
 
-    def _count_taken(self, reason: str) -> None:
+    def _count_taken(self, reason: str, routed: Routed) -> None:
         self.counts[reason] += 1
-        self._last_event = ""
+        if not routed.kind:
+            self._last_event = ""
+        for taker in routed.takers:
+            taker.after_dead_letters()
 
-    def _header(self, header: bytes, reason: str, attempts: int) -> bytes:
-        death = Death(self._queue, reason, self._clock.wall_ms(), attempts)
-        return self._headers.with_death(self._headers.with_(header, attempts=0, expiry_ms=0), death)
+    def _routed(self, header: bytes, reason: str, attempts: int) -> Routed:
+        if self.route is None:
+            return Routed(header, [])
+        death = Death(self._queue, reason, self._engine.clock.wall_ms(), attempts)
+        header = self._headers.with_death(
+            self._headers.with_(header, attempts=0, expiry_ms=0), death
+        )
+        routed = self.route.route(header, reason)
+        if routed.kind and self._last_event != routed.kind:
+            self._last_event = routed.kind
+            self._on_event(routed.kind, f"queue {self._queue!r}: {routed.text}")
+        return routed
 
-    def _taker(self, header: bytes, reason: str) -> Taker | None:
-        target = self.target
-        if target is None:
-            return None
-        if reason != REJECTED and is_cycle(target, self._headers.deaths(header)):
-            self._event("dead_letter_cycle", f"its dead letters come back from {target!r}: dropped")
-            return None
-        taker = self._find(target.encode("utf-8", "surrogateescape"))
-        if taker is None:
-            self._event("dead_letter_missing", f"no queue {target!r} for dead letters: dropped")
-        return taker
 
-    def _event(self, kind: str, text: str) -> None:
-        if self._last_event != kind:
-            self._last_event = kind
-            self._on_event(kind, f"queue {self._queue!r}: {text}")
+# ---- moving --------------------------------------------------------------------------------------
 
 
 def move_to(
-    target: BackingQueue, part: int, source: BackingQueue, delivery: Delivery, header: bytes,
-    mode: int, expiry_ms: int,
+    landings: list[Landing], source: BackingQueue, delivery: Delivery, mode: int,
+    engine: StorageEngine,
 ) -> int:  # fmt: skip
-    """Move a pending message of `source` to the end of a part of `target`, and hold it there until
-    its record is settled. A persistent message for a queue that is not durable is published there
-    and then acknowledged: a crash may leave it in the source, never in neither. The LSN, or 0."""
-    index = target.index(part)
+    """Move a pending message of `source` to where it lands, at the end of each, and hold it there
+    until its record is settled. A persistent message for queues that are not durable is published
+    there and then acknowledged: a crash may leave it in the source, never in neither. The LSN, or
+    0."""
     message = delivery.message
-    if not index.is_durable and message.persistent:
-        if message.body is None:
-            loaded = source.pending(delivery.tag, with_body=True)
-            assert loaded is not None
-            message = loaded.message
-        target.publish(header, message.body or b"", DISK, expiry_ms=expiry_ms, priority=part)
+    durable = [each for each in landings if _index(each).is_durable]
+    lsn = 0
+    if message.persistent and not durable:
+        _publish_copies(landings, source, delivery)
         source.ack([delivery.tag], mode)
-        return 0
-    lsn = source.move(delivery.tag, [index], header, mode, expiry_ms)
+    elif _is_even(landings):
+        targets = [_index(each) for each in landings]
+        lsn = source.move(delivery.tag, targets, landings[0].header, mode, landings[0].expiry_ms)
+    elif message.persistent:
+        others = [each for each in landings if not _index(each).is_durable]
+        body = _body(source, delivery)
+        lsn = _move_apart(durable, source, delivery, body, mode, engine)
+        _publish_copies(others, source, delivery, body)
+    else:
+        _publish_copies(landings, source, delivery)
+        source.ack([delivery.tag], mode)
     if message.persistent:
-        target.hold(part << PART_SHIFT | (index.next_seq - 1), lsn, mode)
+        for each in durable:
+            tag = each.part << PART_SHIFT | (_index(each).next_seq - 1)
+            each.backing.hold(tag, lsn, mode)
+    return lsn
+
+
+def _is_even(landings: list[Landing]) -> bool:
+    """Whether one header and one expiry are for all."""
+    first = landings[0]
+    for each in landings:
+        if each.header != first.header or each.expiry_ms != first.expiry_ms:
+            return False
+    return True
+
+
+def _index(landing: Landing) -> QueueIndex:
+    return landing.backing.index(landing.part)
+
+
+def _body(source: BackingQueue, delivery: Delivery) -> bytes:
+    body = delivery.message.body
+    if body is None:
+        loaded = source.pending(delivery.tag, with_body=True)
+        assert loaded is not None
+        body = loaded.message.body
+    return body or b""
+
+
+def _publish_copies(
+    landings: list[Landing], source: BackingQueue, delivery: Delivery, body: bytes | None = None
+) -> None:
+    """What lands in RAM."""
+    if body is None:
+        body = _body(source, delivery)
+    mode = DISK if delivery.message.persistent else NONE
+    for each in landings:
+        each.backing.publish(each.header, body, mode, expiry_ms=each.expiry_ms, priority=each.part)
+
+
+def _move_apart(
+    landings: list[Landing], source: BackingQueue, delivery: Delivery, body: bytes, mode: int,
+    engine: StorageEngine,
+) -> int:  # fmt: skip
+    """Move to queues that give the message different headers or expiries, in one record. Those that
+    agree share a message."""
+    groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
+    for each in landings:
+        groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
+    transaction = engine.begin()
+    try:
+        for (header, expiry_ms), targets in groups.items():
+            transaction.publish(targets, header, body, expiry_ms)
+        for index, entries in source.entries([delivery.tag]):
+            transaction.dequeue(index, entries)
+        lsn = transaction.commit(mode)
+    finally:
+        if transaction.is_open:
+            transaction.rollback()
+    source.forget([delivery.tag])
     return lsn

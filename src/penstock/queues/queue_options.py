@@ -143,6 +143,18 @@ class QueueOptions:
         """The delay of the first retry and the longest one."""
         return self.retry_delay_ms_min, self.retry_delay_ms_max
 
+    @property
+    def dead_letter_exchange(self) -> tuple[str, str | None] | None:
+        """(exchange, routing key) for dead letters, as a broker sees it; key None: each message's
+        own. None: they go nowhere."""
+        if self.dead_letter_to is not None:
+            return "", self.dead_letter_to
+        extra = dict(self.extra)
+        exchange, key = extra.get(_EXCHANGE), extra.get(_ROUTING_KEY)
+        if not isinstance(exchange, str):
+            return None
+        return exchange, key if isinstance(key, str) else None
+
     # ---- written down --------------------------------------------------------------------------
 
     @classmethod

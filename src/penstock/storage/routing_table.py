@@ -107,6 +107,9 @@ class RoutingTable:
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, DurableQueue] = {}
         self.bindings: dict[Binding, None] = {}
+        # So that deleting one thing does not look at all: names by number, bindings by both ends.
+        self._names: dict[int, bytes] = {}
+        self._ends: dict[tuple[bytes, bytes], dict[Binding, None]] = {}  # (kind, name) of an end
         self.parameters: dict[tuple[bytes, bytes], bytes] = {}
         self._ticks = ticks
         self._epoch = ticks.epoch
@@ -131,13 +134,14 @@ class RoutingTable:
             queue = DurableQueue(r.short(), r.u32(), r.byte(), r.long())
             r.end()
             self.queues[queue.name] = queue
+            self._names[queue.number] = queue.name
         elif op in (BIND, UNBIND):
             binding = Binding(r.short(), r.take(1), r.short(), r.short(), r.long())
             r.end()
             if op == BIND:
-                self.bindings[binding] = None
+                self._bind(binding)
             else:
-                self.bindings.pop(binding, None)
+                self._unbind(binding)
         elif op in (SET_PARAMETER, CLEAR_PARAMETER):
             key = (r.short(), r.short())
             value = r.long() if op == SET_PARAMETER else b""
@@ -152,16 +156,29 @@ class RoutingTable:
     def delete_queue(self, number: int) -> None:
         """A DELETE_QUEUE record: the queue of this number and its bindings go."""
         self.capture()
-        for name in [q.name for q in self.queues.values() if q.number == number]:
+        name = self._names.pop(number, None)
+        if name is not None:
             del self.queues[name]
             self._unbind_all(name, b"q")
 
+    def _bind(self, binding: Binding) -> None:
+        self.bindings[binding] = None
+        for end in ((b"e", binding.source), (binding.kind, binding.destination)):
+            self._ends.setdefault(end, {})[binding] = None
+
+    def _unbind(self, binding: Binding) -> None:
+        if binding not in self.bindings:
+            return
+        del self.bindings[binding]
+        for end in {(b"e", binding.source), (binding.kind, binding.destination)}:
+            of_end = self._ends[end]
+            del of_end[binding]
+            if not of_end:
+                del self._ends[end]
+
     def _unbind_all(self, name: bytes, kind: bytes) -> None:
-        for binding in [
-            b for b in self.bindings
-            if (b.kind == kind and b.destination == name) or (kind == b"e" and b.source == name)
-        ]:  # fmt: skip
-            del self.bindings[binding]
+        for binding in list(self._ends.get((kind, name), ())):
+            self._unbind(binding)
 
     def snapshot(self) -> list[bytes]:
         """The records that rebuild the present table."""

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import DiskFullError, OptionError, QueueFullError
-from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage
-from penstock.queues.dead_letter import Taker
+from penstock.queues.backing_queue import Delivery, NewMessage
+from penstock.queues.dead_letter import Landing, Taker
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
@@ -18,10 +18,7 @@ def world(request: pytest.FixtureRequest) -> AmqWorld:
 class FullTaker(Taker):
     """Has no room for dead letters, because the disk is full."""
 
-    def take(
-        self, source: BackingQueue, delivery: Delivery, header: bytes, priority: int, mode: int,
-        expiry_ms: int,
-    ) -> int:  # fmt: skip
+    def landing(self, header: bytes, priority: int) -> Landing:
         raise DiskFullError("/vhost", 0, 1)
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:

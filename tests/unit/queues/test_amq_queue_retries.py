@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.errors import SettledError
+from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import NONE
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
 
@@ -186,3 +187,72 @@ def test_after_an_orderly_stop_nothing_is_counted() -> None:
         assert world.take().attempts == 0
         world.restart()
     assert world.q.len() == 1
+
+
+# ---- many at once ------------------------------------------------------------------------------
+
+
+def test_requeue_brings_all_back_at_once_to_their_places(world: AmqWorld) -> None:
+    q = world.open(retry_delay_ms_min=5000)
+    world.put("a", "b", "c", "d")
+    tags = [world.take().tag for _ in range(3)]
+    before = world.rig.engine.last_lsn
+    assert q.requeue([tags[2], tags[0], 12345]) == 2
+    assert world.rig.engine.last_lsn == before + 1
+    assert world.ready() == ["a", "c", "d"]
+    taken = [world.take() for _ in range(3)]
+    assert [(d.attempts, d.is_redelivered) for d in taken] == [(1, True), (1, True), (0, False)]
+
+
+def test_requeue_keeps_the_delivery_limit(world: AmqWorld) -> None:
+    q = world.open(max_attempts=2, dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", "b")
+    for _ in range(2):
+        tags = [world.take().tag, world.take().tag]
+        assert q.requeue([*tags, 12345]) == 2
+    assert (q.depth(), q.info()["delivery_limit"]) == (0, 2)
+    for _ in range(2):
+        (death,) = HEADERS.deaths(world.take("dead").message.header)
+        assert (death.reason, death.attempts) == ("delivery_limit", 2)
+
+
+def test_requeue_without_a_dead_letter_queue_drops_at_the_limit(world: AmqWorld) -> None:
+    q = world.open(max_attempts=1)
+    world.put("a")
+    assert q.requeue([world.take().tag]) == 1
+    assert (q.depth(), q.info()["delivery_limit"]) == (0, 1)
+
+
+def test_requeue_may_exceed_a_limit_but_drop_head_keeps_it(world: AmqWorld) -> None:
+    q = world.open(max_length=2)
+    world.put("a", "b")
+    tags = [world.take().tag, world.take().tag]
+    world.put("c", "d")
+    q.requeue(tags)
+    assert world.ready() == ["c", "d"]
+    q.set_options(QueueOptions(max_length=2, overflow="reject-publish"))
+    tags = [world.take().tag, world.take().tag]
+    world.put("e", "f")
+    q.requeue(tags)
+    assert world.ready() == ["c", "d", "e", "f"]
+
+
+def test_discard_is_one_record_without_a_dead_letter_queue(world: AmqWorld) -> None:
+    q = world.open()
+    world.put("a", "b", "c")
+    tags = [world.take().tag, world.take().tag]
+    before = world.rig.engine.last_lsn
+    assert q.discard([*tags, 12345]) == 2
+    assert world.rig.engine.last_lsn == before + 1
+    assert (world.ready(), q.info()["rejected"]) == (["c"], 2)
+
+
+def test_discard_dead_letters_each(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", "b", "c")
+    tags = [world.take().tag, world.take().tag]
+    assert q.discard([tags[1], 12345, tags[0]]) == 2
+    assert world.drain("dead") == ["b", "a"]
+    assert world.ready() == ["c"]

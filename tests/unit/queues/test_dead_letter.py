@@ -160,6 +160,26 @@ def test_ttl_zero_dies_if_whoever_waited_does_not_come(world: AmqWorld) -> None:
     assert q.info()["expired"] == 2
 
 
+@pytest.mark.parametrize("own_ms", [None, 0])
+def test_ttl_zero_of_a_message_for_several_queues(world: AmqWorld, own_ms: int | None) -> None:
+    """Its owner publishes it: it is for whoever waits, in each queue, else it dies in the queue."""
+    world.open(dead_letter_to="dead", ttl_ms=None if own_ms == 0 else 0)
+    world.open("other", ttl_ms=None if own_ms == 0 else 0)
+    world.open("dead")
+    world.q.takers = 1
+    for queue, name in ((world.q, b"a"), (world.queues["other"], b"b"), (world.q, b"c")):
+        plan = queue.plan(b"", ttl_ms=own_ms)
+        engine = world.rig.engine
+        message = engine.publish([plan.index], plan.header, name, DISK, plan.expiry_ms)
+        queue.planned(plan, plan.index.next_seq - 1, message.size)
+    world.settle()
+    assert world.drain("other") == []
+    assert name_of(world.take()) == "a"
+    world.tick()
+    assert world.drain("dead") == ["c"]
+    assert world.q.info()["expired"] == 1
+
+
 def test_ttl_zero_in_a_batch_and_for_dead_letters(world: AmqWorld) -> None:
     q = world.open(dead_letter_to="dead")
     dead = world.open("dead", ttl_ms=0)

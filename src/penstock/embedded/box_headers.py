@@ -1,0 +1,81 @@
+"""BoxHeaders: headers of messages in a box, its own and those that a broker left there.
+
+A vhost's directory, or its backup, may be opened as a box: the engine and the queues are the same,
+and only the header of a message says who published it. What a broker stored keeps its form here,
+through retries, delays and deaths, so that a broker may take over again; what a box puts is
+PlainHeaders, as ever.
+
+Shown as attached values are the headers of the broker's message but for those that brokers write
+themselves. What has no type of ours (a list, a date) is shown as text.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.codec.properties import BasicProperties
+from penstock.errors import AMQPError
+from penstock.queues.amqp_headers import FORMAT, FORMAT_MASK, AmqpHeaders
+from penstock.queues.headers import Death, HeaderCodec, HeaderValue, PlainHeaders
+
+OWN: Final = ("x-death", "x-delay", "x-delivery-count")
+OWN_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+_AMQP: Final = AmqpHeaders()
+_PLAIN: Final = PlainHeaders()
+
+
+def is_amqp(header: bytes) -> bool:
+    """Whether a broker wrote this header."""
+    return bool(header) and header[0] & FORMAT_MASK == FORMAT
+
+
+class BoxHeaders(HeaderCodec):
+    """See the head of this module."""
+
+    def attempts(self, header: bytes) -> int:
+        return _AMQP.attempts(header) if is_amqp(header) else _PLAIN.attempts(header)
+
+    def priority(self, header: bytes) -> int:
+        return _AMQP.priority(header) if is_amqp(header) else _PLAIN.priority(header)
+
+    def expiry_ms(self, header: bytes) -> int:
+        return _AMQP.expiry_ms(header) if is_amqp(header) else _PLAIN.expiry_ms(header)
+
+    def with_(
+        self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
+        expiry_ms: int | None = None,
+    ) -> bytes:  # fmt: skip
+        if is_amqp(header):
+            return _AMQP.with_(header, attempts=attempts, priority=priority, expiry_ms=expiry_ms)
+        return _PLAIN.with_(header, attempts=attempts, priority=priority, expiry_ms=expiry_ms)
+
+    def with_death(self, header: bytes, death: Death) -> bytes:
+        if is_amqp(header):
+            return _AMQP.with_death(header, death)
+        return _PLAIN.with_death(header, death)
+
+    def deaths(self, header: bytes) -> list[Death]:
+        return _AMQP.deaths(header) if is_amqp(header) else _PLAIN.deaths(header)
+
+    def first_death(self, header: bytes) -> tuple[str, str] | None:
+        return _AMQP.first_death(header) if is_amqp(header) else _PLAIN.first_death(header)
+
+    def values(self, header: bytes) -> dict[str, HeaderValue]:
+        """What was attached to the message by whoever put it."""
+        return _values(header) if is_amqp(header) else _PLAIN.values(header)
+
+    def with_values(self, header: bytes, values: Mapping[str, HeaderValue]) -> bytes:
+        """The header of a box with these in place of those; see PlainHeaders."""
+        return _PLAIN.with_values(header, values)
+
+
+def _values(header: bytes) -> dict[str, HeaderValue]:
+    try:
+        table = BasicProperties.decode(_AMQP.parts(header)[1]).headers or {}
+    except AMQPError:
+        return {}
+    found: dict[str, HeaderValue] = {}
+    for name, value in table.items():
+        if name in OWN or name.startswith(OWN_PREFIXES):
+            continue
+        found[name] = value if isinstance(value, (str, bytes, int, float)) else str(value)
+    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import aio
+from penstock.client.remote_aio import RemoteAioJob, RemoteAioQueue
 
 
 class Tasks:
@@ -90,9 +91,10 @@ class Adapter:
         """What is of the loop is wrapped too."""
         if isinstance(value, list):
             return [self.wrap(one) for one in value]
-        for kind, adapter in ((aio.Job, JobAdapter), (aio.Queue, QueueAdapter)):
-            if isinstance(value, kind):
-                return adapter(self.tasks, value)
+        if isinstance(value, (aio.Job, RemoteAioJob)):
+            return JobAdapter(self.tasks, value)
+        if isinstance(value, (aio.Queue, RemoteAioQueue)):
+            return QueueAdapter(self.tasks, value)
         return value
 
 

@@ -19,6 +19,7 @@ from pamqp import base, body, commands, frame, header, heartbeat
 from tests.helpers.live_broker import Broker
 
 SILENCE_S = 30.0
+BODY_BYTES = 131_072 - 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 CAPABILITIES = {
     "authentication_failure_close": True,
@@ -94,12 +95,13 @@ class Wire:
         self, channel: int, routing_key: str, data: bytes = b"x", *, exchange: str = "",
         mandatory: bool = False, immediate: bool = False, properties: bytes = b"\0\0",
     ) -> None:  # fmt: skip
-        """basic.publish with header and one body frame."""
+        """basic.publish with header and body, in frames of the usual size."""
         method = commands.Basic.Publish(
             exchange=exchange, routing_key=routing_key, mandatory=mandatory, immediate=immediate
         )
         content = content_header(channel, len(data), properties)
-        content += raw_frame(3, channel, data) if data else b""
+        for at in range(0, len(data), BODY_BYTES):
+            content += raw_frame(3, channel, data[at : at + BODY_BYTES])
         self.send_raw(frame.marshal(method, channel) + content)
 
     # --- hearing ---
@@ -141,6 +143,17 @@ class Wire:
     def ask(self, method: base.Frame, answer: type[F], channel: int = 1) -> F:
         self.send(method, channel)
         return self.expect(answer, channel)
+
+    def content(self, channel: int = 1) -> tuple[header.ContentHeader, bytes]:
+        """The header and the whole body that must come now."""
+        head = self.expect(header.ContentHeader, channel)
+        pieces: list[bytes] = []
+        left = head.body_size
+        while left:
+            piece = self.expect(body.ContentBody, channel).value
+            pieces.append(piece)
+            left -= len(piece)
+        return head, b"".join(pieces)
 
     def closed(self) -> tuple[int, str]:
         """Code and text of the connection.close that must come now, then the end of it."""

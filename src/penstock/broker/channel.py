@@ -1,0 +1,410 @@
+"""Channel: what one AMQP channel has going: publishes, consumers, unacked deliveries, its tx.
+
+A channel is the unit of order: its methods are handled one after the other. One that must wait for
+the disk (a durable declare, tx.commit, a basic.get whose message is held) makes the channel wait:
+what comes after it is kept (`backlog`) until it is answered; other channels go on. Confirms and
+deliveries are not answers and go on, too.
+
+**Prefetch.** basic.qos with global=false is the limit of each consumer that comes after it, with
+global=true one limit for all consumers of the channel, as in RabbitMQ 3.x. `can_deliver` says at
+any time whether another message may be given to it; whatever changes that calls `update`.
+
+**Settling.** Acks of one queue that come in a row are one record. What is unacked when the channel
+ends goes back to its queues at once, to its old places, redelivered.
+
+Not here: the methods (channel_basic.py, channel_topology.py), frames and errors
+(connection_handler.py), delivery tags (unacked.py).
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from librt.strings import write_i16_be, write_i32_be, write_i64_be
+
+from penstock.access.permissions import Identity
+from penstock.broker.confirms import Confirms
+from penstock.broker.consumers import Consumer, ConsumerChannel
+from penstock.broker.deliver import END, signed16, write_delivery
+from penstock.broker.output import Output
+from penstock.broker.publish import Publisher
+from penstock.broker.roles import Peer
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.spooled import SpooledPublish
+from penstock.broker.transactions import ChannelTransaction
+from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
+from penstock.broker.vhost import VHost
+from penstock.codec.method import Method
+from penstock.codec.spec import PRECONDITION_FAILED, BasicCancel
+from penstock.errors import ChannelError, DiskFullError
+from penstock.native import mypyc_attr
+from penstock.queues.backing_queue import Delivery
+from penstock.storage.durability import OS
+
+ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
+NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ChannelOwner(Peer):
+    """A connection, as its channels see it."""
+
+    channels: dict[int, "Channel"]
+    identity: Identity
+    name: str
+    is_open_to_output: bool  # the client takes what is sent
+
+    @abstractmethod
+    def went_full(self) -> None:
+        """The output is full: nothing more is to be delivered in this turn."""
+
+    @abstractmethod
+    def go_on(self, channel: "Channel") -> None:
+        """The channel waits no more: handle its backlog."""
+
+    @abstractmethod
+    def has_capability(self, name: str) -> bool:
+        """Whether the client said that it can do this."""
+
+
+class Channel(ConsumerChannel):
+    """See the head of this module."""
+
+    def __init__(self, handler: ChannelOwner, vhost: VHost, number: int, output: Output) -> None:
+        self.handler: ChannelOwner = handler
+        self.vhost: VHost = vhost
+        self.number: int = number
+        self.output: Output = output
+        self.publisher: Publisher = Publisher(vhost, handler.identity, number, output)
+        self.confirms: Confirms | None = None
+        self.transaction: ChannelTransaction | None = None
+        self.spooled: SpooledPublish | None = None
+        self.unacked: Unacked = Unacked()
+        self.consumers: dict[str, Consumer] = {}
+        self.prefetch: int = 0  # for all consumers together, 0: no limit
+        self.consumer_prefetch: int = 0  # of each consumer to come
+        self.consumer_unacked: int = 0
+        self.is_closed: bool = False
+        self.is_waiting: bool = False
+        self.backlog: deque[object] = deque()
+        self.queue_name: str = ""  # declared last: what an empty name means
+        self.can_deliver: bool = handler.is_open_to_output
+        self._owes: bool = False
+        self._counted_bytes: int = 0  # of unacked deliveries, as the vhost counts them
+
+    @property
+    def identity(self) -> Identity:
+        """Who is at the other end."""
+        return self.handler.identity
+
+    def send(self, method: Method) -> None:
+        """A method without content, for the client."""
+        self.output.send(self.number, method)
+
+    # ---- publishing ----------------------------------------------------------------------------
+
+    def select_confirms(self) -> None:
+        """From now on publishes are confirmed."""
+        if self.transaction is not None:
+            raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", 85, 10)
+        if self.confirms is None:
+            self.confirms = self.publisher.confirms = Confirms()
+
+    def note_publishes(self) -> None:
+        """Publishes were handled: answers may be owed."""
+        if self.confirms is not None and self.confirms.is_owing:
+            if self._owes:
+                self.vhost.dispatch.owes_more()
+            else:
+                self._owes = True
+                self.vhost.dispatch.owes(self)
+
+    def settle(self, settled: int) -> bool:
+        confirms = self.confirms
+        if confirms is None or self.is_closed:
+            self._owes = False
+            return False
+        for run in confirms.settle(settled):
+            out = self.output.writer()
+            out.append(1)
+            write_i16_be(out, signed16(self.number))
+            write_i32_be(out, 13)
+            out.write(ACK if run.is_ack else NACK)
+            write_i64_be(out, run.last_tag)
+            out.append(1 if run.is_multiple else 0)
+            out.append(END)
+        self._owes = confirms.is_owing
+        return self._owes
+
+    # ---- delivering ----------------------------------------------------------------------------
+
+    def deliver(self, consumer: Consumer, delivery: Delivery) -> None:
+        unacked = self.unacked
+        output = self.output
+        if consumer.no_ack:
+            tag = unacked.skip()
+        else:
+            tag = unacked.add(consumer.queue, delivery.tag, consumer)
+            consumer.unacked += 1
+            self.consumer_unacked += 1
+            if self.prefetch and self.consumer_unacked >= self.prefetch:
+                self.can_deliver = False
+        consumer.delivered += 1
+        write_delivery(output.writer(), self.number, consumer, tag, delivery, output.frame_max)
+        if output.is_full():
+            self.handler.went_full()
+
+    def update(self) -> None:
+        """Something changed that decides whether more may be delivered."""
+        can = (
+            self.handler.is_open_to_output
+            and not self.is_closed
+            and (not self.prefetch or self.consumer_unacked < self.prefetch)
+        )
+        if can and not self.can_deliver:
+            self.can_deliver = True
+            self.mark_queues()
+        self.can_deliver = can
+
+    def mark_queues(self) -> None:
+        """Its consumers may be given more."""
+        for consumer in self.consumers.values():
+            self.vhost.dispatch.mark(consumer.queue)
+
+    def cancelled(self, consumer: Consumer) -> None:
+        if self.consumers.pop(consumer.tag, None) is None or self.is_closed:
+            return
+        if self.handler.has_capability("consumer_cancel_notify"):
+            self.send(BasicCancel(consumer_tag=consumer.tag, nowait=True))
+
+    def add_pending(self, queue: ServedQueue, delivery: Delivery) -> int:
+        """A message that was fetched for the client otherwise than by a consumer; its tag."""
+        return self.unacked.add(queue, delivery.tag, None)
+
+    def adopt(self, delivered: Delivered) -> int:
+        """An unacked delivery of a sibling channel is this one's now; its new delivery tag."""
+        return self.unacked.add(delivered.queue, delivered.tag, None)
+
+    def forget(self, delivery_tag: int) -> Delivered | None:
+        """An unacked delivery is somebody else's now; None if there is none of that tag."""
+        delivered = self.unacked.take(delivery_tag)
+        if delivered is not None:
+            self._returned(delivered)
+        return delivered
+
+    def pending(self, delivery_tag: int) -> Delivered | None:
+        """An unacked delivery, which stays that."""
+        return self.unacked.get(delivery_tag)
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack_run(self, tags: list[int], multiples: list[bool]) -> None:
+        """Acknowledgements, in order. ChannelError 406: an unknown delivery tag."""
+        if self.transaction is not None:
+            self._ack_later(tags, multiples)
+            return
+        unacked = self.unacked
+        queue: ServedQueue | None = None
+        settled: list[int] = []
+        try:
+            for i in range(len(tags)):
+                if multiples[i]:
+                    self._check_tag(tags[i], 80)
+                    for delivered in unacked.take_up_to(tags[i]):
+                        if delivered.queue is not queue:
+                            self._ack(queue, settled)
+                            queue, settled = delivered.queue, []
+                        settled.append(delivered.tag)
+                        self._returned(delivered)
+                    continue
+                one = unacked.take(tags[i])
+                if one is None:
+                    raise unknown_tag(tags[i], 80)
+                if one.queue is not queue:
+                    self._ack(queue, settled)
+                    queue, settled = one.queue, []
+                settled.append(one.tag)
+                self._returned(one)
+        finally:
+            self._ack(queue, settled)
+            if not self.can_deliver:
+                self.update()
+
+    def _check_tag(self, tag: int, method_id: int) -> None:
+        """With `multiple` a tag must be an open one; 0 is all there are."""
+        if tag and self.unacked.get(tag) is None:
+            raise unknown_tag(tag, method_id)
+
+    def _ack(self, queue: ServedQueue | None, tags: list[int]) -> None:
+        if queue is None or not tags or queue.is_deleted:
+            return
+        queue.amq.ack(tags, OS)
+        queue.acked += len(tags)
+        self.vhost.dispatch.mark(queue)
+
+    def _returned(self, delivered: Delivered) -> None:
+        """A delivery is settled: there is room for another one."""
+        consumer = delivered.consumer
+        if consumer is not None:
+            consumer.unacked -= 1
+            self.consumer_unacked -= 1
+
+    def _ack_later(self, tags: list[int], multiples: list[bool]) -> None:
+        transaction = self.transaction
+        assert transaction is not None, "it is in one"
+        for tag, is_multiple in zip(tags, multiples, strict=True):
+            for one, delivered in self.take(tag, is_multiple=is_multiple, method_id=80):
+                transaction.ack(one, delivered)
+        self.update()
+
+    def take(self, tag: int, *, is_multiple: bool, method_id: int) -> list[tuple[int, Delivered]]:
+        """(tag, delivery) of what a method settles; they are not unacked any more. ChannelError 406
+        for an unknown tag."""
+        if is_multiple:
+            self._check_tag(tag, method_id)
+            taken = self.unacked.open_up_to(tag)
+        else:
+            one = self.unacked.get(tag)
+            if one is None:
+                raise unknown_tag(tag, method_id)
+            taken = [(tag, one)]
+        for open_tag, delivered in taken:
+            self.unacked.take(open_tag)
+            self._returned(delivered)
+        return taken
+
+    def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
+        """Deliveries that failed: back to their places, or dead-lettered."""
+        by_queue: dict[ServedQueue, list[int]] = {}
+        for one in delivered:
+            by_queue.setdefault(one.queue, []).append(one.tag)
+        for queue, tags in by_queue.items():
+            if queue.is_deleted:
+                continue
+            if requeue:
+                queue.amq.requeue(tags, OS)
+            else:
+                for tag in tags:
+                    self._bury(queue, tag)
+            self.vhost.dispatch.mark(queue)
+
+    def _bury(self, queue: ServedQueue, tag: int) -> None:
+        """Dead-letter it, or drop it. Without room to move it, it goes back to its place."""
+        try:
+            queue.amq.reject(tag, OS)
+        except DiskFullError:
+            queue.amq.release([tag], OS)
+
+    def release_all(self) -> None:
+        """All that is unacked goes back to its queues; no attempt is counted."""
+        by_queue: dict[ServedQueue, list[int]] = {}
+        for delivered in self.unacked.take_up_to(0):
+            self._returned(delivered)
+            by_queue.setdefault(delivered.queue, []).append(delivered.tag)
+        for queue, tags in by_queue.items():
+            if not queue.is_deleted:
+                queue.amq.release(tags, OS)
+                self.vhost.dispatch.mark(queue)
+
+    def count_bytes(self) -> int:
+        """By how much what unacked deliveries take in RAM has changed since the last call."""
+        now = 0 if self.is_closed else self.unacked.count * UNACKED_BYTES
+        change = now - self._counted_bytes
+        self._counted_bytes = now
+        return change
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    def wait_for(self, lsn: int, mode: int, then: Callable[[], None]) -> None:
+        """Go on with `then`, and the backlog behind it, once the LSN is settled; 0: at once."""
+        if not lsn:
+            then()
+            return
+        self.is_waiting = True
+
+        def settled() -> None:
+            if not self.is_closed:
+                self.is_waiting = False
+                then()
+                self.handler.go_on(self)
+
+        self.vhost.dispatch.when_settled(lsn, mode, settled)
+
+    def answer(self, lsn: int, method: Method | None) -> None:
+        """Answer once the LSN is settled in the vhost's mode. None: none is wanted (nowait),
+        and nothing is waited for."""
+        if method is None:
+            return
+        if not lsn:
+            self.send(method)
+            return
+        answer = method
+
+        def then() -> None:
+            self.send(answer)
+
+        self.wait_for(lsn, self.vhost.mode, then)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The channel ends, by whoever's wish: consumers go, what is unacked goes back."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.can_deliver = False
+        self.backlog.clear()
+        if self.spooled is not None:
+            self.spooled.abort()
+            self.spooled = None
+        transaction = self.transaction
+        if transaction is not None:
+            transaction.rollback()
+            self.undo(transaction)
+            self.transaction = self.publisher.transaction = None
+        consumers = list(self.consumers.values())
+        self.consumers = {}
+        for consumer in consumers:
+            consumer.is_cancelled = True
+            consumer.queue.consumers.remove(consumer)
+        self.release_all()
+        for consumer in consumers:
+            self.vhost.dispatch.mark(consumer.queue)
+            self.vhost.consumer_gone(consumer.queue)
+        if self.publisher.reply_queue:
+            queue = self.vhost.served(self.publisher.reply_queue)
+            if queue is not None:
+                self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
+
+    def undo(self, transaction: ChannelTransaction) -> None:
+        """What the transaction had acknowledged is unacked again."""
+        back = [*transaction.taken, *[(tag, one) for tag, one, _ in transaction.rejected]]
+        self.unacked.put_back(back)
+        for _, delivered in back:
+            if delivered.consumer is not None:
+                delivered.consumer.unacked += 1
+                self.consumer_unacked += 1
+
+    def info(self) -> dict[str, object]:
+        """What people see of it."""
+        confirms = self.confirms
+        return {
+            "connection": self.handler.name,
+            "number": self.number,
+            "consumer_count": len(self.consumers),
+            "messages_unacknowledged": self.unacked.count,
+            "messages_unconfirmed": (
+                0 if confirms is None else confirms.last_tag - confirms.answered
+            ),
+            "prefetch_count": self.consumer_prefetch,
+            "global_prefetch_count": self.prefetch,
+            "confirm": confirms is not None,
+            "transactional": self.transaction is not None,
+            "state": "waiting" if self.is_waiting else "running",
+        }
+
+
+def unknown_tag(tag: int, method_id: int) -> ChannelError:
+    """406 for a delivery tag that is not open."""
+    return ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}", 60, method_id)

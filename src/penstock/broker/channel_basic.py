@@ -1,0 +1,340 @@
+"""The methods of the classes basic, confirm, tx and channel: one function each, in a table.
+
+Each takes the channel and the method, and answers. Errors are raised: ChannelError and
+AMQPConnectionError, with RabbitMQ's texts; who called adds the method's ids. basic.publish and
+basic.ack are not here: they come in runs (publish.py, Channel.ack_run).
+
+Where RabbitMQ differs from the specification, so does this: basic.qos with a prefetch size and
+basic.recover without requeue are not implemented (540), nor is channel.flow off; an unknown
+delivery tag is 406, and a consumer tag used twice 530.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.channel import Channel, unknown_tag
+from penstock.broker.channel_access import check_read
+from penstock.broker.consumers import Consumer
+from penstock.broker.deliver import write_get_ok
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.transactions import ChannelTransaction
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetEmpty,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+    ChannelFlow,
+    ChannelFlowOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    TxCommit,
+    TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
+)
+from penstock.errors import (
+    AMQPConnectionError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+    TransactionTooLargeError,
+)
+from penstock.queues.backing_queue import Delivery
+from penstock.storage.durability import OS
+
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
+
+
+# ---- consuming -----------------------------------------------------------------------------------
+
+
+def on_qos(channel: Channel, method: Method) -> None:
+    """basic.qos: a limit for consumers to come, or one for the whole channel."""
+    assert isinstance(method, BasicQos)
+    if method.prefetch_size:
+        text = f"prefetch_size!=0 ({method.prefetch_size})"
+        raise AMQPConnectionError(NOT_IMPLEMENTED, text)
+    if method.global_:
+        channel.prefetch = method.prefetch_count
+        channel.update()
+    else:
+        channel.consumer_prefetch = method.prefetch_count
+    channel.send(BasicQosOk())
+
+
+def queue_named(channel: Channel, name: str) -> str:
+    """The name meant by this one: "" is the queue that was declared last."""
+    if name:
+        return name
+    if not channel.queue_name:
+        raise ChannelError(404, f"no previously declared queue in vhost '{channel.vhost.name}'")
+    return channel.queue_name
+
+
+def on_consume(channel: Channel, method: Method) -> None:
+    """basic.consume."""
+    assert isinstance(method, BasicConsume)
+    vhost = channel.vhost
+    tag = method.consumer_tag or f"amq.ctag-{vhost.token(TAG_BYTES)}"
+    if tag in channel.consumers:
+        raise AMQPConnectionError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+    if method.queue == REPLY_TO:
+        queue = _reply_queue(channel, method)
+    else:
+        name = queue_named(channel, method.queue)
+        check_read(channel, "queue", name)
+        queue = vhost.find_queue(name, channel.handler)
+    consumers = queue.consumers
+    if consumers.has_exclusive() or (method.exclusive and consumers.count):
+        text = f"queue '{queue.name}' in vhost '{vhost.name}' in exclusive use"
+        raise ChannelError(ACCESS_REFUSED, text)
+    priority = method.arguments.get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        text = (
+            f"invalid arg 'x-priority' of consumer '{tag}': expected an integer, not {priority!r}"
+        )
+        raise ChannelError(PRECONDITION_FAILED, text)
+    consumer = Consumer(
+        tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
+        priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
+        arguments=method.arguments,
+    )  # fmt: skip
+    channel.consumers[tag] = consumer
+    consumers.add(consumer)
+    queue.had_consumer = True
+    queue.used_at_ms = vhost.clock.wall_ms()
+    if not method.nowait:
+        channel.send(BasicConsumeOk(consumer_tag=tag))
+    vhost.dispatch.mark(queue)
+
+
+def _reply_queue(channel: Channel, method: BasicConsume) -> ServedQueue:
+    """Direct reply-to: a queue of this channel's own, which its messages name as reply-to."""
+    if not method.no_ack:
+        text = f"reply consumer cannot acknowledge: '{REPLY_TO}' needs no_ack"
+        raise ChannelError(PRECONDITION_FAILED, text)
+    if channel.publisher.reply_queue:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
+    name = f"{REPLY_TO}.{channel.vhost.token(TAG_BYTES)}"
+    queue, _ = channel.vhost.declare_queue(
+        name, durable=False, exclusive=True, auto_delete=True, arguments={},
+        owner=channel.handler, is_reserved_allowed=True,
+    )  # fmt: skip
+    channel.publisher.reply_queue = name
+    return queue
+
+
+def on_cancel(channel: Channel, method: Method) -> None:
+    """basic.cancel: an unknown tag is no error. What it has unacked stays unacked."""
+    assert isinstance(method, BasicCancel)
+    consumer = channel.consumers.pop(method.consumer_tag, None)
+    if consumer is not None:
+        consumer.is_cancelled = True
+        queue = consumer.queue
+        queue.consumers.remove(consumer)
+        queue.used_at_ms = channel.vhost.clock.wall_ms()
+        channel.vhost.dispatch.mark(queue)
+        if queue.name == channel.publisher.reply_queue:
+            channel.publisher.reply_queue = ""
+    if not method.nowait:
+        channel.send(BasicCancelOk(consumer_tag=method.consumer_tag))
+    if consumer is not None:
+        channel.vhost.consumer_gone(consumer.queue)
+
+
+def on_get(channel: Channel, method: Method) -> None:
+    """basic.get: one message, or none. One that is held is waited for."""
+    assert isinstance(method, BasicGet)
+    name = queue_named(channel, method.queue)
+    check_read(channel, "queue", name)
+    queue = channel.vhost.find_queue(name, channel.handler)
+    queue.used_at_ms = channel.vhost.clock.wall_ms()
+    _get(channel, queue, no_ack=method.no_ack)
+
+
+def _get(channel: Channel, queue: ServedQueue, *, no_ack: bool) -> None:
+    amq = queue.amq
+    delivery = None if queue.is_deleted else amq.fetch()
+    while delivery is None and amq.has_more_expired and not queue.is_deleted:
+        delivery = amq.fetch()
+    if delivery is not None:
+        _send_get_ok(channel, queue, delivery, no_ack=no_ack)
+        return
+    held = None if queue.is_deleted else amq.held()
+    if held is None:
+        channel.send(BasicGetEmpty())
+        return
+
+    def again() -> None:
+        _get(channel, queue, no_ack=no_ack)
+
+    lsn, mode = held
+    channel.wait_for(lsn, mode, again)
+
+
+def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no_ack: bool) -> None:
+    if no_ack:
+        tag = channel.unacked.skip()
+        queue.amq.ack([delivery.tag], OS)
+        queue.acked += 1
+    else:
+        tag = channel.add_pending(queue, delivery)
+    queue.got += 1
+    output = channel.output
+    write_get_ok(
+        output.writer(), channel.number, queue.name, tag, delivery, queue.amq.len(),
+        output.frame_max,
+    )  # fmt: skip
+    channel.vhost.dispatch.mark(queue)
+
+
+# ---- settling ------------------------------------------------------------------------------------
+
+
+def on_reject(channel: Channel, method: Method) -> None:
+    """basic.reject."""
+    assert isinstance(method, BasicReject)
+    _reject(channel, method.delivery_tag, is_multiple=False, requeue=method.requeue, method_id=90)
+
+
+def on_nack(channel: Channel, method: Method) -> None:
+    """basic.nack."""
+    assert isinstance(method, BasicNack)
+    _reject(
+        channel, method.delivery_tag, is_multiple=method.multiple, requeue=method.requeue,
+        method_id=120,
+    )  # fmt: skip
+
+
+def _reject(
+    channel: Channel, tag: int, *, is_multiple: bool, requeue: bool, method_id: int
+) -> None:
+    if not tag and not is_multiple:
+        raise unknown_tag(tag, method_id)
+    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id)
+    transaction = channel.transaction
+    if transaction is not None:
+        for one, delivered in taken:
+            transaction.reject(one, delivered, requeue=requeue)
+    else:
+        channel.reject([delivered for _, delivered in taken], requeue=requeue)
+    channel.update()
+
+
+def on_recover(channel: Channel, method: Method) -> None:
+    """basic.recover: everything unacked goes back, and comes again, redelivered."""
+    assert isinstance(method, BasicRecover | BasicRecoverAsync)
+    if not method.requeue:
+        raise AMQPConnectionError(NOT_IMPLEMENTED, "requeue=false")
+    channel.release_all()
+    channel.update()
+    if isinstance(method, BasicRecover):
+        channel.send(BasicRecoverOk())
+
+
+def on_flow(channel: Channel, method: Method) -> None:
+    """channel.flow: RabbitMQ knows no other flow than on; prefetch is for what off was."""
+    assert isinstance(method, ChannelFlow)
+    if not method.active:
+        raise AMQPConnectionError(NOT_IMPLEMENTED, "active=false")
+    channel.send(ChannelFlowOk(active=True))
+
+
+# ---- confirms and transactions -------------------------------------------------------------------
+
+
+def on_confirm_select(channel: Channel, method: Method) -> None:
+    """confirm.select."""
+    assert isinstance(method, ConfirmSelect)
+    channel.select_confirms()
+    if not method.nowait:
+        channel.send(ConfirmSelectOk())
+
+
+def on_tx_select(channel: Channel, method: Method) -> None:
+    """tx.select: a transaction is open from now on, always."""
+    assert isinstance(method, TxSelect)
+    if channel.confirms is not None:
+        raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        _begin(channel)
+    channel.send(TxSelectOk())
+
+
+def _begin(channel: Channel) -> None:
+    channel.transaction = channel.publisher.transaction = ChannelTransaction(channel.vhost)
+
+
+def _open(channel: Channel) -> ChannelTransaction:
+    if channel.transaction is None:
+        raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
+    return channel.transaction
+
+
+def on_tx_commit(channel: Channel, method: Method) -> None:
+    """tx.commit: answered once it is as safe as the vhost's mode says."""
+    assert isinstance(method, TxCommit)
+    transaction = _open(channel)
+    try:
+        lsn = transaction.commit()
+    except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
+        transaction.rollback()
+        channel.undo(transaction)
+        _begin(channel)
+        is_full = isinstance(error, QueueFullError)
+        raise ChannelError(PRECONDITION_FAILED if is_full else RESOURCE_ERROR, str(error)) from None
+    _begin(channel)
+    for route, props, body in transaction.returned:
+        channel.publisher.give_back(route, props, body)
+    for requeue in (True, False):
+        rejected = [one for _, one, is_requeue in transaction.rejected if is_requeue is requeue]
+        channel.reject(rejected, requeue=requeue)
+    channel.update()
+    channel.answer(lsn, TxCommitOk())
+
+
+def on_tx_rollback(channel: Channel, method: Method) -> None:
+    """tx.rollback: publishes are forgotten, what was acknowledged is unacked again."""
+    assert isinstance(method, TxRollback)
+    transaction = _open(channel)
+    transaction.rollback()
+    channel.undo(transaction)
+    _begin(channel)
+    channel.send(TxRollbackOk())
+
+
+Handler = Callable[[Channel, Method], None]
+
+BASIC_METHODS: Final[dict[int, Handler]] = {
+    BasicQos.INDEX: on_qos,
+    BasicConsume.INDEX: on_consume,
+    BasicCancel.INDEX: on_cancel,
+    BasicGet.INDEX: on_get,
+    BasicReject.INDEX: on_reject,
+    BasicNack.INDEX: on_nack,
+    BasicRecover.INDEX: on_recover,
+    BasicRecoverAsync.INDEX: on_recover,
+    ChannelFlow.INDEX: on_flow,
+    ConfirmSelect.INDEX: on_confirm_select,
+    TxSelect.INDEX: on_tx_select,
+    TxCommit.INDEX: on_tx_commit,
+    TxRollback.INDEX: on_tx_rollback,
+}

@@ -1,0 +1,182 @@
+"""The methods of the classes exchange and queue: one function each, in a table.
+
+Each checks what the user may do, has the vhost do it, and answers: at once, or, for what is
+durable, when it is as safe as the vhost's mode says (`Channel.answer`). Errors and their texts are
+the vhost's (topology.py).
+
+Permissions are RabbitMQ's: a queue that dead-letters needs read access to itself and write access
+to the exchange it names, an exchange with an alternate the same; binding needs write access to what
+is bound and read access to the source.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.channel import Channel
+from penstock.broker.channel_access import check_configure, check_read, check_write
+from penstock.broker.channel_basic import queue_named
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
+)
+
+# ---- exchanges -----------------------------------------------------------------------------------
+
+
+def on_exchange_declare(channel: Channel, method: Method) -> None:
+    """exchange.declare."""
+    assert isinstance(method, ExchangeDeclare)
+    vhost = channel.vhost
+    lsn = 0
+    if method.passive:
+        vhost.check_exchange(method.exchange)
+    else:
+        check_configure(channel, "exchange", method.exchange)
+        alternate = method.arguments.get("alternate-exchange")
+        if isinstance(alternate, str):
+            check_read(channel, "exchange", method.exchange)
+            check_write(channel, "exchange", alternate)
+        lsn = vhost.declare_exchange(
+            method.exchange, method.type, durable=method.durable, auto_delete=method.auto_delete,
+            internal=method.internal, arguments=method.arguments,
+        )  # fmt: skip
+    channel.answer(lsn, None if method.nowait else ExchangeDeclareOk())
+
+
+def on_exchange_delete(channel: Channel, method: Method) -> None:
+    """exchange.delete: one that is not there is deleted already."""
+    assert isinstance(method, ExchangeDelete)
+    check_configure(channel, "exchange", method.exchange)
+    lsn = channel.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
+    channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
+
+
+def on_exchange_bind(channel: Channel, method: Method) -> None:
+    """exchange.bind."""
+    assert isinstance(method, ExchangeBind)
+    check_write(channel, "exchange", method.destination)
+    check_read(channel, "exchange", method.source)
+    lsn = channel.vhost.bind_exchange(
+        method.destination, method.source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeBindOk())
+
+
+def on_exchange_unbind(channel: Channel, method: Method) -> None:
+    """exchange.unbind."""
+    assert isinstance(method, ExchangeUnbind)
+    check_write(channel, "exchange", method.destination)
+    check_read(channel, "exchange", method.source)
+    lsn = channel.vhost.unbind_exchange(
+        method.destination, method.source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeUnbindOk())
+
+
+# ---- queues --------------------------------------------------------------------------------------
+
+
+def on_queue_declare(channel: Channel, method: Method) -> None:
+    """queue.declare; the answer has the queue's counts."""
+    assert isinstance(method, QueueDeclare)
+    vhost = channel.vhost
+    lsn = 0
+    if method.passive:
+        queue = vhost.find_queue(queue_named(channel, method.queue), channel.handler)
+    else:
+        # The name of the server's choice is nobody's yet, and everybody may configure it.
+        if method.queue:
+            check_configure(channel, "queue", method.queue)
+        exchange = method.arguments.get("x-dead-letter-exchange")
+        if isinstance(exchange, str) and method.queue:
+            check_read(channel, "queue", method.queue)
+            check_write(channel, "exchange", exchange)
+        queue, lsn = vhost.declare_queue(
+            method.queue, durable=method.durable, exclusive=method.exclusive,
+            auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
+        )  # fmt: skip
+    channel.queue_name = queue.name
+    queue.used_at_ms = vhost.clock.wall_ms()
+    answer = QueueDeclareOk(
+        queue=queue.name,
+        message_count=min(queue.amq.len(), 0xFFFFFFFF),
+        consumer_count=queue.consumers.count,
+    )
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def on_queue_bind(channel: Channel, method: Method) -> None:
+    """queue.bind: without queue and key both are those of the queue declared last."""
+    assert isinstance(method, QueueBind)
+    name = queue_named(channel, method.queue)
+    key = method.routing_key if method.queue or method.routing_key else name
+    check_write(channel, "queue", name)
+    check_read(channel, "exchange", method.exchange)
+    lsn = channel.vhost.bind_queue(name, method.exchange, key, method.arguments, channel.handler)
+    channel.answer(lsn, None if method.nowait else QueueBindOk())
+
+
+def on_queue_unbind(channel: Channel, method: Method) -> None:
+    """queue.unbind."""
+    assert isinstance(method, QueueUnbind)
+    name = queue_named(channel, method.queue)
+    key = method.routing_key if method.queue or method.routing_key else name
+    check_write(channel, "queue", name)
+    check_read(channel, "exchange", method.exchange)
+    lsn = channel.vhost.unbind_queue(name, method.exchange, key, method.arguments, channel.handler)
+    channel.answer(lsn, QueueUnbindOk())
+
+
+def on_queue_purge(channel: Channel, method: Method) -> None:
+    """queue.purge: what is ready goes."""
+    assert isinstance(method, QueuePurge)
+    name = queue_named(channel, method.queue)
+    check_read(channel, "queue", name)
+    queue = channel.vhost.find_queue(name, channel.handler)
+    count, lsn = channel.vhost.purge_queue(queue)
+    answer = QueuePurgeOk(message_count=min(count, 0xFFFFFFFF))
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def on_queue_delete(channel: Channel, method: Method) -> None:
+    """queue.delete: one that is not there is deleted already."""
+    assert isinstance(method, QueueDelete)
+    vhost = channel.vhost
+    name = queue_named(channel, method.queue)
+    check_configure(channel, "queue", name)
+    count = lsn = 0
+    if vhost.has_queue(name):
+        queue = vhost.find_queue(name, channel.handler, is_crashed_allowed=True)
+        count, lsn = vhost.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    answer = QueueDeleteOk(message_count=min(count, 0xFFFFFFFF))
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+TOPOLOGY_METHODS: Final[dict[int, Callable[[Channel, Method], None]]] = {
+    ExchangeDeclare.INDEX: on_exchange_declare,
+    ExchangeDelete.INDEX: on_exchange_delete,
+    ExchangeBind.INDEX: on_exchange_bind,
+    ExchangeUnbind.INDEX: on_exchange_unbind,
+    QueueDeclare.INDEX: on_queue_declare,
+    QueueBind.INDEX: on_queue_bind,
+    QueueUnbind.INDEX: on_queue_unbind,
+    QueuePurge.INDEX: on_queue_purge,
+    QueueDelete.INDEX: on_queue_delete,
+}

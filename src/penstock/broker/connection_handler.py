@@ -1,0 +1,483 @@
+"""ConnectionHandler: one client's connection: bytes in, what they ask for done, bytes out.
+
+    receive(bytes)   protocol.Connection parses; runs of publishes and acks and single methods go to
+                     their channel; what it sends gathers in the Output
+    flush()          the end of the turn: all of it goes to the Outlet
+    writable(bool)   the transport took it, or is full: channels may deliver, or not
+    blocked(reason)  memory or disk are short: a connection that publishes is read no more
+    lost()           the transport is gone: channels end, exclusive queues are deleted
+
+It is made when the supervisor has handed over the socket: connection.open was read, and the first
+thing that is sent is connection.open-ok.
+
+**Errors.** A ChannelError closes its channel, an AMQPConnectionError the connection; both with the
+ids of the method that was being handled. What came before a mistake in the same bytes is handled
+first. A full disk in a method that needs it is 506 on the channel. Errors of the engine go up: the
+vhost's process ends and is started again. Anything else is a mistake of ours: it is told as an
+event, with 541 to the client, and the others go on.
+
+**Blocked.** Publishes that come while the vhost is short of memory or disk are kept, with all that
+comes behind them on this connection, and the client is not read until it is over; it is told with
+connection.blocked if it understands that. A client that only consumes notices nothing.
+
+**Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them the client
+is not read. Unfinished bodies and unacked deliveries are counted for the vhost (`account`).
+"""
+
+from collections import deque
+from typing import Any, Final
+
+from penstock.access.permissions import Identity
+from penstock.broker import operations
+from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.channel_basic import BASIC_METHODS
+from penstock.broker.channel_topology import TOPOLOGY_METHODS
+from penstock.broker.connection_facts import ConnectionFacts
+from penstock.broker.outlet import Outlet
+from penstock.broker.output import Output
+from penstock.broker.penstock_calls import on_penstock_call
+from penstock.broker.spooled import SpooledPublish
+from penstock.broker.vhost import VHost
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    NOT_IMPLEMENTED,
+    RESOURCE_ERROR,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConnectionBlocked,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpenOk,
+    ConnectionUnblocked,
+    ConnectionUpdateSecret,
+    ConnectionUpdateSecretOk,
+    PenstockCall,
+)
+from penstock.errors import (
+    AMQPConnectionError,
+    AMQPError,
+    ChannelError,
+    DiskFullError,
+)
+from penstock.protocol.connection import Connection
+from penstock.protocol.events import (
+    AckRun,
+    ChannelFault,
+    Event,
+    MethodReceived,
+    PublishBegan,
+    PublishEnded,
+    PublishPart,
+    PublishRun,
+)
+
+BACKLOG_MAX: Final = 1000  # events of waiting channels, beyond which the client is not read
+TEXT_BYTES_MAX: Final = 255
+
+
+class ConnectionHandler(ChannelOwner):
+    """See the head of this module. is_closing: connection.close was sent, and is not answered yet.
+    is_closed: nothing more will be said; the transport goes when what was sent is out."""
+
+    def __init__(
+        self, vhost: VHost, connection: Connection, outlet: Outlet, facts: ConnectionFacts,
+        identity: Identity,
+    ) -> None:  # fmt: skip
+        self.vhost: VHost = vhost
+        self.connection: Connection = connection
+        self.outlet: Outlet = outlet
+        self.facts: ConnectionFacts = facts
+        self.identity: Identity = identity
+        self.name: str = facts.name
+        self.channels: dict[int, Channel] = {}
+        self.is_open_to_output: bool = outlet.is_writable
+        self.is_closing: bool = False
+        self.is_closed: bool = False
+        self.has_published: bool = False
+        self.received_bytes: int = 0
+        self.sent_bytes: int = 0
+        self.output: Output = Output(vhost.dispatch, facts.frame_max)
+        self.output.sender = self
+        self._held: deque[Event] = deque()  # kept while the vhost is short of something
+        self._backlog: int = 0
+        self._is_paused: bool = False
+        self._is_lost: bool = False
+        self._told_blocked: bool = False
+        self._counted_bytes: int = 0
+        given = facts.client_properties.get("capabilities")
+        self._capabilities: dict[str, Any] = given if isinstance(given, dict) else {}
+        vhost.handlers.add(self)
+        self._say(0, ConnectionOpenOk())
+
+    @property
+    def heartbeat_s(self) -> int:
+        """Seconds between two heartbeats, as it was tuned; 0 for none."""
+        return self.facts.heartbeat_s
+
+    # ---- what the transport does ---------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Bytes from the client. Errors of the engine go up."""
+        if self.is_closed:
+            return
+        self.received_bytes += len(data)
+        try:
+            events = self.connection.receive(data)
+        except AMQPConnectionError as error:
+            self._handle_all(self.connection.events_before_error)
+            self.fail(error)
+        else:
+            self._handle_all(events)
+        self.account()
+
+    def writable(self, is_writable: bool) -> None:
+        """The transport takes more, or does not."""
+        if is_writable != self.is_open_to_output and not self.is_closed:
+            self.is_open_to_output = is_writable
+            for channel in self.channels.values():
+                channel.update()
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        if self._is_lost:
+            return
+        self._is_lost = self.is_closed = True
+        self._held.clear()
+        self._end_channels()
+        self.vhost.handlers.discard(self)
+        self.account()
+
+    def flush(self) -> None:
+        data = self.output.take()
+        if self._is_lost or not data:
+            return
+        self.sent_bytes += len(data)
+        self.outlet.send(data)
+        if self.is_closed and not self.is_closing:
+            self.outlet.close()
+        else:
+            self.writable(self.outlet.is_writable)
+
+    def went_full(self) -> None:
+        self.writable(False)
+
+    def set_identity(self, identity: Identity) -> None:
+        """What the user may do has changed."""
+        self.identity = identity
+        for channel in self.channels.values():
+            channel.publisher.identity = identity
+            channel.publisher.forget_routes()
+
+    def has_capability(self, name: str) -> bool:
+        return self._capabilities.get(name) is True
+
+    # ---- what the vhost does -------------------------------------------------------------------
+
+    def blocked(self, reason: str) -> None:
+        """The vhost is short of `reason` ("memory", "disk" ...), or, "", no longer."""
+        if reason:
+            if self.has_published:
+                self._tell_blocked()
+            return
+        if self._told_blocked:
+            self._told_blocked = False
+            self._say(0, ConnectionUnblocked())
+        held, self._held = self._held, deque()
+        self._handle_all(list(held))
+
+    def _tell_blocked(self) -> None:
+        if not self._told_blocked and self.has_capability("connection.blocked"):
+            self._told_blocked = True
+            self._say(0, ConnectionBlocked(reason=f"low on {self.vhost.blocked_reason}"))
+
+    def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
+        """The server ends the connection; the client is told why."""
+        self.fail(AMQPConnectionError(code, text))
+
+    def account(self) -> None:
+        """Tell the vhost how much RAM the connection takes beyond its queues."""
+        now = 0
+        if not self._is_lost:
+            now = self.connection.unfinished_bytes
+            for event in self._held:
+                if isinstance(event, PublishRun):
+                    now += sum([len(body) for body in event.bodies])
+        change = now - self._counted_bytes
+        self._counted_bytes = now
+        for channel in self.channels.values():
+            change += channel.count_bytes()
+        if change:
+            self.vhost.add_other(change)
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def _handle_all(self, events: list[Event]) -> None:
+        for event in events:
+            if self.is_closed:
+                break
+            if self._held:
+                self._held.append(event)
+            elif self.is_closing:
+                self._handle_closing(event)
+            else:
+                self._guarded(event)
+        self._look_at_reading()
+
+    def _guarded(self, event: Event) -> None:
+        """Handle an event; what goes wrong ends its channel or the connection."""
+        number: int = getattr(event, "channel", 0)
+        try:
+            self._handle(event)
+        except ChannelError as error:
+            self.close_channel(number, with_ids(error, event))
+        except AMQPConnectionError as error:
+            self.fail(with_ids(error, event))
+        except DiskFullError as error:
+            text = f"the disk is full: {error}"
+            self.close_channel(number, with_ids(ChannelError(RESOURCE_ERROR, text), event))
+        except Exception as error:
+            if self.vhost.engine.failed is not None:
+                raise
+            self.vhost.mistake(f"connection {self.name}", error)
+            text = f"{type(error).__name__}: {error}"
+            self.fail(with_ids(AMQPConnectionError(INTERNAL_ERROR, text), event))
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, PublishRun):
+            channel = self._ready(event.channel, event)
+            if channel is not None:
+                self._publish(channel, event)
+        elif isinstance(event, AckRun):
+            channel = self._ready(event.channel, event)
+            if channel is not None:
+                channel.ack_run(event.tags, event.multiples)
+        elif isinstance(event, MethodReceived):
+            if event.channel:
+                self._on_channel_method(event)
+            else:
+                self._on_connection_method(event.method)
+        elif isinstance(event, PublishBegan | PublishPart | PublishEnded):
+            channel = self._ready(event.channel, event)
+            if channel is not None:
+                self._on_spooled(channel, event)
+        elif isinstance(event, ChannelFault) and event.channel in self.channels:
+            raise event.error
+
+    def _ready(self, number: int, event: Event) -> Channel | None:
+        """The channel that is to handle the event now. None: it waits, and the event is kept; or it
+        was closed, with an error, by what came before in the same bytes."""
+        channel = self.channels.get(number)
+        if channel is not None and channel.is_waiting:
+            self._keep(channel, event)
+            return None
+        return channel
+
+    def _publish(self, channel: Channel, event: PublishRun) -> None:
+        self.has_published = True
+        if self.vhost.blocked_reason:
+            self._hold(event)
+            return
+        try:
+            n = channel.publisher.run(event.routes, event.headers, event.bodies)
+        finally:
+            channel.note_publishes()
+        if n < len(event.routes):
+            self._hold(
+                PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
+            )
+
+    def _hold(self, event: Event) -> None:
+        """Keep it until there is room again."""
+        self._held.append(event)
+        self._tell_blocked()
+        self.vhost.look_at_alarms()
+
+    def _on_spooled(self, channel: Channel, event: Event) -> None:
+        """A large body arrives. It begins only when there is room; later it goes on."""
+        if isinstance(event, PublishBegan):
+            self.has_published = True
+            if self.vhost.blocked_reason:
+                self._hold(event)
+                return
+            channel.spooled = SpooledPublish(channel.publisher, event.route, event.header)
+            return
+        spooled = channel.spooled
+        assert spooled is not None, "its beginning came before"
+        if isinstance(event, PublishPart):
+            spooled.write(event.data)
+            return
+        channel.spooled = None
+        try:
+            spooled.finish()
+        finally:
+            channel.note_publishes()
+
+    def _on_channel_method(self, event: MethodReceived) -> None:
+        number, method = event.channel, event.method
+        if isinstance(method, ChannelOpen):
+            self.channels[number] = Channel(self, self.vhost, number, self.output)
+            self._say(number, ChannelOpenOk())
+            return
+        if isinstance(method, ChannelCloseOk):
+            return
+        channel = self.channels.get(number)
+        if channel is None:
+            return
+        if isinstance(method, ChannelClose):
+            self._drop_channel(number)
+            self._say(number, ChannelCloseOk())
+        elif channel.is_waiting:
+            self._keep(channel, event)
+        elif isinstance(method, PenstockCall):
+            on_penstock_call(channel, method, operations.call)
+        else:
+            handler = BASIC_METHODS.get(method.INDEX) or TOPOLOGY_METHODS.get(method.INDEX)
+            if handler is None:
+                raise AMQPConnectionError(NOT_IMPLEMENTED, f"{method.NAME} is not for servers")
+            handler(channel, method)
+
+    def _on_connection_method(self, method: Method) -> None:
+        if isinstance(method, ConnectionClose):
+            self._end_channels()
+            self._say(0, ConnectionCloseOk())
+            self.is_closed = True
+        elif isinstance(method, ConnectionUpdateSecret):
+            self._say(0, ConnectionUpdateSecretOk())
+        else:
+            raise AMQPConnectionError(COMMAND_INVALID, f"unexpected {method.NAME}")
+
+    def _handle_closing(self, event: Event) -> None:
+        """After connection.close was sent nothing matters but its answer."""
+        if isinstance(event, MethodReceived):
+            if isinstance(event.method, ConnectionClose):
+                self._say(0, ConnectionCloseOk())
+            if isinstance(event.method, ConnectionClose | ConnectionCloseOk):
+                self.is_closing = False
+                self.is_closed = True
+                self.outlet.close()
+
+    # ---- waiting channels, and reading ---------------------------------------------------------
+
+    def _keep(self, channel: Channel, event: Event) -> None:
+        channel.backlog.append(event)
+        self._backlog += 1
+
+    def go_on(self, channel: Channel) -> None:
+        backlog = channel.backlog
+        while backlog and not channel.is_waiting and not channel.is_closed:
+            event = backlog.popleft()
+            assert isinstance(event, Event), "nothing else is kept"
+            self._backlog -= 1
+            if self._held:
+                self._held.append(event)
+            else:
+                self._guarded(event)
+        self._look_at_reading()
+
+    def _look_at_reading(self) -> None:
+        pause = bool(self._held) or self._backlog > BACKLOG_MAX
+        if pause != self._is_paused:
+            self._is_paused = pause
+            if pause:
+                self.outlet.pause()
+            elif not self.is_closed:
+                self.outlet.resume()
+
+    # ---- ends ----------------------------------------------------------------------------------
+
+    def close_channel(self, number: int, error: AMQPError) -> None:
+        """End a channel with an error."""
+        self._drop_channel(number)
+        self._say(
+            number,
+            ChannelClose(
+                reply_code=error.code, reply_text=short(error.text), class_id=error.class_id,
+                method_id=error.method_id,
+            ),
+        )  # fmt: skip
+
+    def fail(self, error: AMQPError) -> None:
+        """End the connection with an error."""
+        if self.is_closing or self.is_closed:
+            return
+        self._end_channels()
+        self._held.clear()
+        self._say(
+            0,
+            ConnectionClose(
+                reply_code=error.code, reply_text=short(error.text), class_id=error.class_id,
+                method_id=error.method_id,
+            ),
+        )  # fmt: skip
+        self.is_closing = True
+        self._look_at_reading()
+
+    def _drop_channel(self, number: int) -> None:
+        channel = self.channels.pop(number, None)
+        if channel is not None:
+            self._backlog -= len(channel.backlog)
+            channel.close()
+            change = channel.count_bytes()
+            if change:
+                self.vhost.add_other(change)
+
+    def _end_channels(self) -> None:
+        for number in list(self.channels):
+            self._drop_channel(number)
+        self.vhost.owner_gone(self)
+
+    def _say(self, number: int, method: Method) -> None:
+        """A method that the protocol's states must know of."""
+        self.output.writer().write(self.connection.send(number, method))
+
+    def info(self) -> dict[str, Any]:
+        """What people see of it."""
+        facts = self.facts
+        state = "running"
+        if self._told_blocked or self._held:
+            state = "blocked"
+        elif not self.is_open_to_output:
+            state = "flow"
+        return {
+            "name": facts.name,
+            "user": facts.user,
+            "vhost": facts.vhost,
+            "peer_host": facts.peer_host,
+            "peer_port": facts.peer_port,
+            "host": facts.host,
+            "port": facts.port,
+            "channels": len(self.channels),
+            "state": "closing" if self.is_closing else state,
+            "frame_max": facts.frame_max,
+            "channel_max": facts.channel_max,
+            "timeout": facts.heartbeat_s,
+            "connected_at": facts.connected_at_ms,
+            "recv_oct": self.received_bytes,
+            "send_oct": self.sent_bytes,
+            "client_properties": facts.client_properties,
+        }
+
+
+def with_ids(error: AMQPError, event: Event) -> AMQPError:
+    """The error, with the ids of the method that was handled if it has none."""
+    if not error.class_id:
+        if isinstance(event, MethodReceived):
+            error.class_id, error.method_id = event.method.CLASS_ID, event.method.METHOD_ID
+        elif isinstance(event, AckRun):
+            error.class_id, error.method_id = 60, 80
+        elif not isinstance(event, ChannelFault):
+            error.class_id, error.method_id = 60, 40
+    return error
+
+
+def short(text: str) -> str:
+    """The text cut to what a short string holds."""
+    data = text.encode("utf-8", "surrogateescape")
+    if len(data) <= TEXT_BYTES_MAX:
+        return text
+    return data[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."

@@ -1,0 +1,134 @@
+"""Dead letters on a broker: from a queue's dead letter exchange to the queues that get them.
+
+A queue names an exchange and perhaps a routing key; without one a message keeps its own, those in
+CC, and those that were in BCC, and with one it loses them. The router is asked at the moment of
+death, with the headers as they are then, so bindings and exchanges may change at any time: the
+exchange need not exist when the queue is declared, and a message that dies while it does not is
+dropped, which is an event. Alternate exchanges count. What no queue is bound for is dropped without
+a word, as a publish would be.
+
+A queue in which the message died already does not get it again, unless somebody rejected it on the
+way (`is_cycle`); the others do. RabbitMQ 3 has the same rules.
+
+To its new queues the message is one of that exchange and key: so it is delivered, and so the next
+death tells it.
+
+A dead letter exchange of type x-delayed-message routes at once: what a message was delayed for is
+behind it.
+
+Not here: the move itself (penstock.queues.dead_letter), x-death (x_death.py), permissions, which
+RabbitMQ asks when the queue is declared.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.codec.properties import BasicProperties
+from penstock.errors import AMQPError
+from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.dead_letter import (
+    CYCLE,
+    MISSING,
+    DeadLetterRoute,
+    Routed,
+    Taker,
+    is_cycle,
+)
+from penstock.queues.headers import REJECTED
+from penstock.queues.queue_options import QueueOptions
+from penstock.routing.router import Router
+
+SHORT_STRING_BYTES_MAX: Final = 255
+
+
+class DeadLetterRoutes:
+    """Makes the routes of one vhost's queues. taker(name): the queue of that name, opened if it was
+    not; None: there is none that can take anything."""
+
+    def __init__(
+        self, router: Router, headers: AmqpHeaders, taker: Callable[[str], Taker | None]
+    ) -> None:
+        self._router = router
+        self._headers = headers
+        self._taker = taker
+
+    def of(self, queue: bytes) -> Callable[[QueueOptions], DeadLetterRoute | None]:
+        """For the queue of this name: its route by its options, as AMQQueue asks for it; None if
+        they name no exchange."""
+
+        def route_of(options: QueueOptions) -> DeadLetterRoute | None:
+            return self._route(queue.decode("utf-8", "surrogateescape"), options)
+
+        return route_of
+
+    def _route(self, queue: str, options: QueueOptions) -> DeadLetterRoute | None:
+        target = options.dead_letter_exchange
+        if target is None:
+            return None
+        exchange, key = target
+        return ExchangeRoute(queue, exchange, key, self._router, self._headers, self._taker)
+
+
+class ExchangeRoute(DeadLetterRoute):
+    """From `queue` to an exchange, with this routing key, or (None) with each message's own."""
+
+    def __init__(
+        self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
+        taker: Callable[[str], Taker | None],
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._exchange = exchange
+        self._key = key
+        self._raw_exchange: bytes = _raw(exchange)
+        self._raw_key: bytes | None = None if key is None else _raw(key)
+        self._router = router
+        self._headers = headers
+        self._taker = taker
+
+    def route(self, header: bytes, reason: str) -> Routed:
+        exchange = self._exchange
+        router = self._router
+        if not router.has(exchange):
+            text = f"no exchange {exchange!r} for dead letters: dropped"
+            return Routed(header, [], MISSING, text)
+        codec = self._headers
+        header = codec.amqp(header, self._queue)
+        header = codec.readdressed(header, self._raw_exchange, self._raw_key)
+        key = self._key
+        if key is None:
+            keys = [found.decode("utf-8", "surrogateescape") for found in codec.keys(header)]
+        else:
+            keys = [key]
+        table = self._table(header) if router.depends_on_headers(exchange) else None
+        names = router.route(exchange, keys[0], table, keys[1:])
+        cycling = [] if reason == REJECTED else self._cycling(names, header)
+        takers: list[Taker] = []
+        for name in names:
+            taker = None if name in cycling else self._taker(name)
+            if taker is not None:
+                takers.append(taker)
+        if not cycling:
+            return Routed(header, takers)
+        there = ", ".join(repr(name) for name in cycling)
+        return Routed(header, takers, CYCLE, f"its dead letters come back from {there}: dropped")
+
+    def _cycling(self, names: list[str], header: bytes) -> list[str]:
+        """Those of the queues that it would come back to by itself."""
+        props = self._headers.parts(header)[1]
+        # Their names would stand there: nearly always that is all there is to look at.
+        if not [name for name in names if _raw(name) in props]:
+            return []
+        deaths = self._headers.deaths(header)
+        return [name for name in names if is_cycle(name, deaths)]
+
+    def _table(self, header: bytes) -> dict[str, object] | None:
+        """The headers as the router wants them; None if there are none, or they are damaged."""
+        try:
+            return BasicProperties.decode(self._headers.parts(header)[1]).headers
+        except AMQPError:
+            return None
+
+
+def _raw(name: str) -> bytes:
+    """As a short string has it; a longer one names nothing that exists."""
+    return name.encode("utf-8", "surrogateescape")[:SHORT_STRING_BYTES_MAX]

@@ -1,0 +1,154 @@
+"""Deliver: a message as frames on the wire, written from bytes that are kept as they came.
+
+A stored header holds exchange, routing key and properties as the publisher sent them
+(amqp_headers.py). A delivery therefore decodes nothing: three slices and the body, with lengths in
+between.
+
+    method   1 | channel 2 | length 4 | 60 2 | 60 2 | consumer tag 1+n | delivery tag 8
+             | redelivered 1 | exchange 1+n | routing key 1+n | CE
+    header   2 | channel 2 | length 4 | 60 2 | 0 2 | body size 8 | property flags and list | CE
+    body     3 | channel 2 | length 4 | bytes | CE               none if empty, several if large
+
+What stands in front of and behind the delivery tag is kept with the consumer, for the last address:
+messages of one queue mostly have the same.
+
+Hot: `write_delivery` runs once per message delivered.
+
+Not here: which message, and to whom (dispatch.py).
+"""
+
+from typing import Final
+
+from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
+
+from penstock.broker.consumers import Consumer
+from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
+from penstock.queues.backing_queue import Delivery
+
+END: Final = 0xCE
+DELIVER: Final = b"\x00\x3c\x00\x3c"  # class 60, method 60
+GET_OK: Final = b"\x00\x3c\x00\x47"  # 60, 71
+RETURN: Final = b"\x00\x3c\x00\x32"  # 60, 50
+CONTENT: Final = b"\x00\x3c\x00\x00"  # class 60, weight 0
+METHOD_FIXED_BYTES: Final = 4 + 8 + 1  # class and method, delivery tag, redelivered
+HEADER_FIXED_BYTES: Final = 4 + 8
+FRAME_EXTRA_BYTES: Final = 8  # type, channel, length, end
+
+HEADERS: Final = AmqpHeaders()
+
+
+def address_of(header: bytes, queue: str) -> tuple[bytes, bytes]:
+    """(exchange and routing key as two short strings, properties) of a stored header. queue: where
+    it is, for a message that the embedded library put there."""
+    return HEADERS.parts(header, queue)
+
+
+def write_delivery(
+    out: BytesWriter, channel: int, consumer: Consumer, delivery_tag: int, delivery: Delivery,
+    frame_max: int,
+) -> None:  # fmt: skip
+    """A basic.deliver with its content."""
+    message = delivery.message
+    header = message.header
+    if delivery.attempts or not header or header[0] != FORMAT:
+        address, props = address_of(header, consumer.queue.name)
+        if delivery.attempts:
+            props = HEADERS.delivered_props(props, delivery.attempts)
+    else:
+        at = 2 + header[1]
+        at += 1 + header[at]
+        address = header[1:at]
+        props = header[at:]
+    if address != consumer.address or not consumer.front:
+        _set_address(consumer, channel, address)
+    out.write(consumer.front)
+    write_i64_be(out, delivery_tag)
+    out.write(consumer.redelivered if delivery.is_redelivered else consumer.fresh)
+    body = message.body
+    assert body is not None, "a message is fetched with its body"
+    write_content(out, channel, props, body, frame_max)
+
+
+def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
+    tag = consumer.tag.encode("utf-8", "surrogateescape")
+    size = METHOD_FIXED_BYTES + 1 + len(tag) + len(address)
+    consumer.address = address
+    consumer.front = b"\x01%b%b%b%c%b" % (
+        channel.to_bytes(2, "big"), size.to_bytes(4, "big"), DELIVER, len(tag), tag
+    )  # fmt: skip
+    consumer.fresh = b"\x00%b\xce" % address
+    consumer.redelivered = b"\x01%b\xce" % address
+
+
+def write_content(
+    out: BytesWriter, channel: int, props: bytes, body: bytes, frame_max: int
+) -> None:
+    """Content header and body frames."""
+    size = len(body)
+    out.append(2)
+    write_i16_be(out, signed16(channel))
+    write_i32_be(out, HEADER_FIXED_BYTES + len(props))
+    out.write(CONTENT)
+    write_i64_be(out, size)
+    out.write(props)
+    out.append(END)
+    if 0 < size <= frame_max - FRAME_EXTRA_BYTES:
+        out.append(3)
+        write_i16_be(out, signed16(channel))
+        write_i32_be(out, size)
+        out.write(body)
+        out.append(END)
+    elif size:
+        piece_bytes = frame_max - FRAME_EXTRA_BYTES
+        for start in range(0, size, piece_bytes):
+            piece = body[start : start + piece_bytes]
+            out.append(3)
+            write_i16_be(out, signed16(channel))
+            write_i32_be(out, len(piece))
+            out.write(piece)
+            out.append(END)
+
+
+def signed16(number: int) -> int:
+    """The signed number of 16 bits that has the same bits."""
+    return number if number < 0x8000 else number - 0x10000
+
+
+def write_get_ok(
+    out: BytesWriter, channel: int, queue: str, delivery_tag: int, delivery: Delivery,
+    ready: int, frame_max: int,
+) -> None:  # fmt: skip
+    """A basic.get-ok with its content. ready: how many messages are left."""
+    message = delivery.message
+    address, props = address_of(message.header, queue)
+    if delivery.attempts:
+        props = HEADERS.delivered_props(props, delivery.attempts)
+    out.append(1)
+    write_i16_be(out, signed16(channel))
+    write_i32_be(out, METHOD_FIXED_BYTES + len(address) + 4)
+    out.write(GET_OK)
+    write_i64_be(out, delivery_tag)
+    out.append(1 if delivery.is_redelivered else 0)
+    out.write(address)
+    out.write(min(ready, 0xFFFFFFFF).to_bytes(4, "big"))
+    out.append(END)
+    assert message.body is not None, "a message is fetched with its body"
+    write_content(out, channel, props, message.body, frame_max)
+
+
+def write_return(
+    out: BytesWriter, channel: int, code: int, text: str, address: bytes, props: bytes,
+    body: bytes, frame_max: int,
+) -> None:  # fmt: skip
+    """A basic.return with its content: a mandatory message that no queue got."""
+    reply = text.encode("utf-8", "surrogateescape")
+    out.append(1)
+    write_i16_be(out, signed16(channel))
+    write_i32_be(out, 4 + 2 + 1 + len(reply) + len(address))
+    out.write(RETURN)
+    write_i16_be(out, code)
+    out.append(len(reply))
+    out.write(reply)
+    out.write(address)
+    out.append(END)
+    write_content(out, channel, props, body, frame_max)

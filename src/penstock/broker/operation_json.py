@@ -1,0 +1,61 @@
+"""Operation JSON: arguments and results of operations as they travel by penstock.call.
+
+JSON has no bytes: they stand as {"b64": "..."}, anywhere. Times are ISO 8601 in UTC, decimals text,
+and what AMQP knows besides is told as text too; nobody reads those back. A text that is no Unicode
+(a name of a queue may be any bytes) has its bad bytes replaced.
+
+Not here: the lines of the control socket (penstock.server), what is called (operations.py).
+"""
+
+import base64
+import json
+from datetime import datetime
+
+from penstock.codec.spec import SYNTAX_ERROR
+from penstock.errors import ChannelError
+
+
+def dumps(result: object) -> bytes:
+    """A result, compact, as UTF-8."""
+    return json.dumps(to_json(result), separators=(",", ":")).encode()
+
+
+def loads(data: bytes) -> dict[str, object]:
+    """Arguments; b"" for none. ChannelError 502 for what is no JSON object."""
+    if not data:
+        return {}
+    try:
+        found = from_json(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(SYNTAX_ERROR, f"arguments of an operation: {error}") from error
+    if not isinstance(found, dict):
+        raise ChannelError(SYNTAX_ERROR, "arguments of an operation: expected a JSON object")
+    return found
+
+
+def to_json(value: object) -> object:
+    """The value as JSON can say it."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"b64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, dict):
+        return {str(key): to_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(inner) for inner in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)
+
+
+def from_json(value: object) -> object:
+    """The same back, as far as it can be. ValueError: what stands for bytes is no base64."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get("b64"), str):
+            return base64.b64decode(value["b64"], validate=True)
+        return {key: from_json(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [from_json(inner) for inner in value]
+    return value

@@ -1,0 +1,34 @@
+"""penstock.call: what AMQP has no word for, asked over an AMQP channel.
+
+A method of Penstock's own (class 9000) with the name of an operation and its arguments as JSON; the
+answer is JSON, too, or a code and a text. It is how the remote box looks at queues, and goes
+wherever the connection goes. The user's permissions are checked by the operations themselves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.broker.channel import Channel
+from penstock.broker.operation_json import dumps, loads
+from penstock.broker.vhost import VHost
+from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
+from penstock.errors import AMQPError
+
+Call = Callable[[VHost, Channel | None, str, dict[str, Any], Callable[[object], None]], None]
+
+
+def on_penstock_call(channel: Channel, method: PenstockCall, call: Call) -> None:
+    """Have an operation done; it answers now or later."""
+
+    def reply(result: object) -> None:
+        if channel.is_closed:
+            return
+        if isinstance(result, AMQPError):
+            channel.send(PenstockCallError(code=result.code, text=result.text.encode()))
+        else:
+            channel.send(PenstockCallOk(result=dumps(result)))
+
+    try:
+        call(channel.vhost, channel, method.op, loads(method.arguments), reply)
+    except AMQPError as error:
+        reply(error)

@@ -1,0 +1,372 @@
+"""QueueTable: the queues of a vhost: declared, found, deleted, with all that goes along.
+
+A durable queue of the directory is opened when it is first named or routed to, so ten thousand of
+them start in a moment; `stored` has the names of those that nobody has opened yet. A queue that is
+not durable, or exclusive, is known here alone: an exclusive one is deleted with the connection that
+declared it, so nothing of it needs to be on disk, whatever it was declared as.
+
+    flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
+    start), bit 1 auto-delete
+
+Deleting a queue takes its bindings along, and auto-delete exchanges that this leaves without any:
+one record of the log for all of it. Its consumers are cancelled, whoever waits is woken.
+
+Declaring returns the LSN to wait for before it is answered, 0 for nothing.
+
+Not here: exchanges and bindings (topology.py), x-arguments (arguments.py), time (queue_clock.py),
+permissions and the names of queues that a client leaves out (the channel's).
+"""
+
+import base64
+import random
+from typing import Final
+
+from penstock.broker import refusals
+from penstock.broker.arguments import (
+    check_arguments,
+    check_equivalent,
+    check_type,
+    encode_arguments,
+)
+from penstock.broker.queue_opening import QueueOpener
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.topology import Topology
+from penstock.clock import Clock
+from penstock.errors import DiskFullError, OptionError
+from penstock.queues import factory
+from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.delays import MARK
+from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.queue_options import QueueOptions
+from penstock.storage.durability import DISK
+from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
+
+EXCLUSIVE_FLAG: Final = 1
+AUTO_DELETE_FLAG: Final = 2
+NAME_BYTES_MAX: Final = 255
+GENERATED: Final = "amq.gen-"
+
+
+class QueueTable:
+    """Of one vhost. served: the open queues by name; stored: the names of the others.
+
+    is_strict: queues' own memory limits beyond the budget are refused. on_warning(text)."""
+
+    def __init__(
+        self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
+        monitor: MemoryMonitor, *, clock: Clock, rng: random.Random, is_strict: bool,
+    ) -> None:  # fmt: skip
+        self.served: dict[str, ServedQueue] = {}
+        self.stored: dict[str, None] = {}
+        self.start_ms: int = clock.wall_ms()
+        self.declared: int = 0  # how many were declared, deleted ones too
+        self._engine = engine
+        self._vhost = vhost
+        self._topology = topology
+        self._opener = opener
+        self._monitor = monitor
+        self._clock = clock
+        self._rng = rng
+        self._is_strict = is_strict
+        self._owned: dict[object, list[ServedQueue]] = {}
+        for name in engine.state.routing.queues:
+            self.stored[text_of(name.partition(factory.SEPARATOR)[0])] = None
+
+    # ---- finding -------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether there is a queue of this name."""
+        return name in self.served or name in self.stored
+
+    def names(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return sorted((*self.served, *self.stored))
+
+    def find(self, name: str) -> ServedQueue | None:
+        """The queue of this name, opened if need be; None if there is none."""
+        found = self.served.get(name)
+        if found is None and name in self.stored:
+            found = self._open(name)
+        return found
+
+    def _open(self, name: str) -> ServedQueue:
+        at = bytes_of(name)
+        arguments, options, flags = self._opener.stored(at)
+        amq = self._opener.open(at, options)
+        queue = ServedQueue(
+            name, amq, is_durable=True, is_exclusive=bool(flags & EXCLUSIVE_FLAG),
+            is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
+        )  # fmt: skip
+        queue.used_at_ms = self.start_ms
+        self.served[name] = queue
+        del self.stored[name]
+        return queue
+
+    def called(self, name: str) -> str:
+        """A queue, for people."""
+        return refusals.called("queue", name, self._vhost)
+
+    def find_queue(
+        self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
+    ) -> ServedQueue:
+        """The queue, if this connection may have it. ChannelError: 404 (none, crashed), 405
+        (exclusive)."""
+        queue = self.find(name)
+        if queue is None:
+            raise refusals.not_found(self.called(name))
+        self.check_access(queue, owner)
+        if queue.is_crashed and not is_crashed_allowed:
+            raise refusals.crashed(self.called(name))
+        return queue
+
+    def check_access(self, queue: ServedQueue, owner: object | None) -> None:
+        """ChannelError 405 if the queue is another connection's."""
+        if queue.is_exclusive and queue.owner is not owner:
+            raise refusals.locked(self.called(queue.name))
+
+    def server_named(self) -> str:
+        """A name that no queue has."""
+        while True:
+            name = GENERATED + base64.urlsafe_b64encode(self._rng.randbytes(16))[:22].decode()
+            if not self.has(name):
+                return name
+
+    # ---- declaring -----------------------------------------------------------------------------
+
+    def declare(
+        self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
+        arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
+    ) -> tuple[ServedQueue, int]:  # fmt: skip
+        """Declare a queue, "" for one that is named here, or find that it is there as it is.
+        ChannelError: 403 (reserved), 404 (crashed), 405 (exclusive), 406 (another one, arguments).
+        AMQPConnectionError 540: a stream."""
+        durable = durable and not exclusive  # it ends with its connection
+        if not name:
+            name = self.server_named()
+        elif name.startswith("amq.") and not is_reserved_allowed:
+            raise refusals.reserved("queue", name)
+        what = self.called(name)
+        queue = self.find(name)
+        if queue is not None:
+            self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
+            queue.used_at_ms = self._clock.wall_ms()
+            return queue, 0
+        if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
+            raise refusals.precondition_failed(
+                f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
+            )
+        check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+        options = check_arguments(what, arguments)
+        self._check_memory(what, options, 0)
+        try:
+            queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
+        except DiskFullError as error:
+            raise refusals.no_space(what, error) from error
+        return queue, self._engine.last_lsn if durable else 0
+
+    def _check_same(
+        self, queue: ServedQueue, durable: bool, exclusive: bool, auto_delete: bool,
+        arguments: dict[str, object], owner: object | None,
+    ) -> None:  # fmt: skip
+        what = self.called(queue.name)
+        self.check_access(queue, owner)
+        if queue.is_exclusive != exclusive:
+            raise refusals.locked(what)
+        refusals.check_same("durable", what, durable, queue.is_durable)
+        refusals.check_same("auto_delete", what, auto_delete, queue.is_auto_delete)
+        check_equivalent(what, arguments, queue.arguments)
+        if queue.is_crashed:
+            raise refusals.crashed(what)
+
+    def _make(
+        self, name: str, options: QueueOptions, arguments: dict[str, object], durable: bool,
+        exclusive: bool, auto_delete: bool, owner: object | None,
+    ) -> ServedQueue:  # fmt: skip
+        at = bytes_of(name)
+        try:
+            amq = self._opener.open(
+                at, options, arguments=encode_arguments(arguments),
+                flags=AUTO_DELETE_FLAG if auto_delete else 0,
+                is_durable=durable,
+            )  # fmt: skip
+        except BaseException:
+            if factory.priorities_of(self._engine, at) is not None:
+                self.stored[name] = None  # it is declared, and can be opened another time
+            raise
+        queue = ServedQueue(
+            name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
+            arguments=arguments, owner=owner if exclusive else None,
+        )  # fmt: skip
+        queue.used_at_ms = self._clock.wall_ms()
+        self.served[name] = queue
+        self.declared += 1
+        if exclusive:
+            self._owned.setdefault(owner, []).append(queue)
+        self._topology.router.queue_added()
+        return queue
+
+    def _check_memory(self, what: str, options: QueueOptions, old_bytes: int) -> None:
+        """Whether the queues' own limits fit the budget; ChannelError 406 if that is strict."""
+        most = options.max_memory_bytes
+        if most is None:
+            return
+        try:
+            warning = self._monitor.check_limits(max(most - old_bytes, 0), strict=self._is_strict)
+        except OptionError as error:
+            raise refusals.precondition_failed(
+                f"invalid arg 'x-queue-max-memory-bytes' for {what}: received {error.given}, "
+                f"expected {error.expected}"
+            ) from None
+        if warning is not None:
+            self._opener.warn(f"{what}: {warning}")
+
+    def set_arguments(self, queue: ServedQueue, arguments: dict[str, object]) -> int:
+        """Other x-arguments from here on, durably if the queue is. ChannelError 406."""
+        what = self.called(queue.name)
+        options = check_arguments(what, arguments)
+        amq = queue.amq
+        if options.priorities != amq.options.priorities:
+            raise refusals.precondition_failed(
+                f"invalid arg 'x-max-priority' for {what}: received {options.priorities}, expected "
+                f"{amq.options.priorities}, which is fixed for the life of a queue"
+            )
+        old_bytes = amq.options.max_memory_bytes or 0
+        if options.max_memory_bytes != amq.options.max_memory_bytes:
+            self._check_memory(what, options, old_bytes)
+        lsn = 0
+        if amq.is_durable:
+            lsn = factory.store_arguments(self._engine, amq.name, encode_arguments(arguments))
+        amq.set_options(options)
+        self._opener.register(amq.backing, options)
+        queue.arguments = arguments
+        return lsn
+
+    # ---- deleting ------------------------------------------------------------------------------
+
+    def delete(
+        self, queue: ServedQueue, *, if_unused: bool = False, if_empty: bool = False
+    ) -> tuple[int, int]:
+        """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
+        406: it is in use, or not empty. A queue that is deleted already: nothing happens."""
+        if queue.is_deleted:
+            return 0, 0
+        what = self.called(queue.name)
+        if if_unused and queue.consumers.count:
+            raise refusals.precondition_failed(f"{what} in use")
+        ready = 0 if queue.is_crashed else queue.amq.len()
+        if if_empty and ready:
+            raise refusals.precondition_failed(f"{what} not empty")
+        doomed = self._topology.doomed([], [queue.name])
+        with self._engine.one_record(DISK) as one:
+            self._log_deleted(queue)
+            self._topology.log_deleted(doomed)
+        self._forget(queue)
+        self._topology.router.remove_queue(queue.name)
+        self._topology.forget(doomed)
+        queue.consumers.cancel_all()
+        queue.wake_waiters()
+        return ready, one.lsn
+
+    def _log_deleted(self, queue: ServedQueue) -> None:
+        """The queue goes from the engine; inside `one_record`."""
+        amq = queue.amq
+        if amq.is_durable and amq.options.priorities:  # its parts have other names than its own
+            self._topology.log_unbound(queue.name)
+        if queue.is_crashed:
+            self._engine.delete_queues(indexes_of(self._engine, amq.name))
+        else:
+            amq.delete(DISK)
+
+    def _forget(self, queue: ServedQueue) -> None:
+        queue.is_deleted = True
+        self._opener.forget(queue.amq)
+        del self.served[queue.name]
+        if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
+            owned.remove(queue)
+            if not owned:
+                del self._owned[queue.owner]
+
+    def owner_gone(self, owner: object) -> None:
+        """A connection is no more: its exclusive queues go."""
+        for queue in list(self._owned.get(owner, ())):
+            self.delete(queue)
+
+    def delete_leftovers(self) -> None:
+        """At the start: stored queues that were exclusive have nobody any more."""
+        for name in list(self.stored):
+            if self._opener.stored_flags(bytes_of(name)) & EXCLUSIVE_FLAG:
+                self.delete(self._open(name))
+
+    def replace(self, queue: ServedQueue, amq: AMQQueue) -> ServedQueue:
+        """Another life of the same queue, with another AMQQueue; the old one is not known any
+        more."""
+        fresh = ServedQueue(
+            queue.name, amq, is_durable=queue.is_durable, is_exclusive=queue.is_exclusive,
+            is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
+        )  # fmt: skip
+        fresh.used_at_ms = self._clock.wall_ms()
+        self.served[queue.name] = fresh
+        owned = self._owned.get(queue.owner)
+        if queue.is_exclusive and owned is not None:
+            owned[owned.index(queue)] = fresh
+        self._topology.router.queue_added()
+        return fresh
+
+    # ---- at the start --------------------------------------------------------------------------
+
+    def open_busy(self) -> list[ServedQueue]:
+        """Open those of the stored queues in which something will be due: expiring or delayed
+        messages, an alert on age. The others wait until they are named."""
+        busy: dict[str, None] = {}
+        for index in self._engine.state.queues.values():
+            base, mark, _ = index.name.partition(factory.SEPARATOR)
+            is_delay = mark and index.name.startswith(base + MARK)
+            if is_delay or any(s.expiry_ms for s in index.segments.values()):
+                busy[text_of(base)] = None
+        for queue in self._engine.state.routing.queues.values():
+            if b'"x-alert-age-up"' in queue.arguments:
+                busy[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
+        return [self._open(name) for name in busy if name in self.stored]
+
+    def expiring(self) -> list[tuple[str, dict[str, object]]]:
+        """The durable queues that go when nobody uses them, with their arguments."""
+        found: list[tuple[str, dict[str, object]]] = []
+        for queue in self._engine.state.routing.queues.values():
+            if b'"x-expires"' in queue.arguments:
+                name = queue.name.partition(factory.SEPARATOR)[0]
+                found.append((text_of(name), self._opener.stored_arguments(name)))
+        return found
+
+    def stored_facts(self, name: str) -> tuple[dict[str, object], bool]:
+        """Arguments of a queue that nobody has opened yet, and whether it is auto-delete."""
+        at = bytes_of(name)
+        is_auto_delete = bool(self._opener.stored_flags(at) & AUTO_DELETE_FLAG)
+        return self._opener.stored_arguments(at), is_auto_delete
+
+    # ---- purging -------------------------------------------------------------------------------
+
+    def purge(self, queue: ServedQueue) -> tuple[int, int]:
+        """All ready messages die: how many, and the LSN."""
+        n = queue.amq.purge(DISK)
+        return n, self._engine.last_lsn if n and queue.amq.is_durable else 0
+
+
+def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
+    """The indexes of a queue, all its parts, delayed messages too, durable or not."""
+    start = name + factory.SEPARATOR
+    return [
+        index
+        for index in engine.state.queues.values()
+        if index.name == name or index.name.startswith(start)
+    ]
+
+
+def bytes_of(name: str) -> bytes:
+    """A name as the storage has it."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def text_of(name: bytes) -> str:
+    """A name as everything else has it."""
+    return name.decode("utf-8", "surrogateescape")

@@ -1,0 +1,68 @@
+"""Spooled: bodies of more than a MiB, which go to disk as their frames arrive.
+
+An unfinished body costs no RAM: each goes to a file of its own in the MessageStore, by the spool of
+Qpid's Flow to Disk Design (storeHeader, storeChunk), and when its last frame has come the publish
+names that file. What never ends, because the client went, is aborted and its file deleted.
+
+A persistent message for durable queues takes the file as it is, one copy for all queues. For
+others, and in a transaction, the body is read back once, and the file goes.
+
+Not here: who cuts frames into parts (protocol), small bodies (publish.py).
+"""
+
+from penstock.broker.publish import Publisher, whole_body
+from penstock.codec.properties import scan
+from penstock.errors import DiskFullError
+from penstock.storage.file_queue_backing import Spool
+
+
+class SpooledPublish:
+    """A publish whose body is arriving. ChannelError 403, 404, 406 as other publishes.
+    DiskFullError: there is no room."""
+
+    def __init__(self, publisher: Publisher, raw: bytes, props: bytes) -> None:
+        self._publisher: Publisher = publisher
+        self._route = publisher.route(raw)
+        self._props: bytes = props
+        self._info: int = scan(props)
+        engine = publisher.vhost.engine
+        self._message = engine.new_message(b"", b"")
+        self._message.body = None
+        self._spool: Spool = engine.state.store.spool(self._message.id)
+
+    def write(self, data: bytes) -> None:
+        """The next bytes. DiskFullError; only `abort` is left then."""
+        engine = self._publisher.vhost.engine
+        try:
+            self._spool.write(data)
+        except OSError as error:
+            raise engine.disk_full(error, len(data)) from error
+
+    def finish(self) -> None:
+        """The last byte has come: publish it."""
+        publisher = self._publisher
+        vhost = publisher.vhost
+        store = vhost.engine.state.store
+        message = self._message
+        try:
+            message.store_file = self._spool.finish()
+        except OSError as error:
+            raise vhost.engine.disk_full(error, self._spool.size) from error
+        message.size = self._spool.size
+        store.own(message.store_file, message.id)
+        try:
+            facts, queues, props = publisher.facts_of(self._route, self._props, self._info)
+            if publisher.transaction is not None or not queues:
+                body = whole_body(vhost, message)
+                publisher.publish_with(self._route, queues, props, body, facts)
+            else:
+                publisher.publish_with(self._route, queues, props, b"", facts, message)
+        finally:
+            store.disown(message.store_file, message.id)
+
+    def abort(self) -> None:
+        """It will not end."""
+        try:
+            self._spool.abort()
+        except DiskFullError:
+            pass

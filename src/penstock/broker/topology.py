@@ -1,0 +1,377 @@
+"""Topology: the exchanges and bindings of a vhost: who may change them, what of them is durable.
+
+Three things are kept in step. `exchanges` says what each exchange was declared as. The Router
+(penstock.routing) knows the same exchanges and all bindings, and finds queues. The engine's
+RoutingTable has the durable part: durable exchanges, and bindings both of whose ends are durable.
+Every change goes to the log first, in one record whatever belongs to it, and then into the other
+two; so a crash leaves the whole of a change or nothing. The methods return the LSN of the record, 0
+if nothing durable has changed: the client is answered once it is settled.
+
+    exchange   flags 1: bit 0 auto-delete, bit 1 internal; arguments: an encoded AMQP table
+    binding    arguments: the same; b"" for none
+
+The exchanges that every vhost has are not stored: "" and amq.*. Nobody can delete them.
+
+An auto-delete exchange goes when the last binding that leaves from it goes; that takes the bindings
+to it along, which may be the last ones of others: `doomed` finds all of them beforehand.
+
+Not here: queues (queue_table.py), what selects among bindings (penstock.routing), permissions.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker import refusals
+from penstock.broker.arguments import shown
+from penstock.codec.fields import decode_table, encode_table
+from penstock.errors import AMQPError, DiskFullError
+from penstock.routing.exchange_types import (
+    DELAYED,
+    DIRECT,
+    FANOUT,
+    HEADERS,
+    TOPIC,
+    Binding,
+    comparable,
+)
+from penstock.routing.router import Router
+from penstock.storage import routing_table
+from penstock.storage.durability import DISK, OS
+from penstock.storage.engine import StorageEngine
+
+QUEUE: Final = "q"
+EXCHANGE: Final = "e"
+ALTERNATE: Final = "alternate-exchange"
+DELAYED_TYPE: Final = "x-delayed-type"
+TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
+
+AUTO_DELETE_FLAG: Final = 1
+INTERNAL_FLAG: Final = 2
+
+# name -> (type, is internal) of the exchanges that are always there
+SYSTEM: Final[dict[str, tuple[str, bool]]] = {
+    "": (DIRECT, False),
+    "amq.direct": (DIRECT, False),
+    "amq.fanout": (FANOUT, False),
+    "amq.topic": (TOPIC, False),
+    "amq.headers": (HEADERS, False),
+    "amq.match": (HEADERS, False),
+    "amq.rabbitmq.trace": (TOPIC, True),
+}
+
+
+class Exchange:
+    """What an exchange was declared as. is_system: it is always there."""
+
+    __slots__ = ("arguments", "auto_delete", "durable", "internal", "is_system", "name", "type")
+
+    def __init__(
+        self, name: str, type_name: str, *, durable: bool, auto_delete: bool = False,
+        internal: bool = False, arguments: dict[str, object] | None = None, is_system: bool = False,
+    ) -> None:  # fmt: skip
+        self.name: str = name
+        self.type: str = type_name
+        self.durable: bool = durable
+        self.auto_delete: bool = auto_delete
+        self.internal: bool = internal
+        self.arguments: dict[str, object] = arguments or {}
+        self.is_system: bool = is_system
+
+
+class Topology:
+    """Of one vhost, as the engine's state has it. has_queue: is there a queue of that name?"""
+
+    def __init__(
+        self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
+        on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.exchanges: dict[str, Exchange] = {}
+        self.router: Router = Router(has_queue)
+        self._engine = engine
+        self._vhost = vhost
+        self._has_queue = has_queue
+        self._on_event = on_event
+        for name, (type_name, internal) in SYSTEM.items():
+            self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
+
+    def _add(self, exchange: Exchange) -> None:
+        if exchange.name:  # the router knows the default one by itself
+            self.router.declare(exchange.name, exchange.type, exchange.arguments)
+        self.exchanges[exchange.name] = exchange
+
+    def called(self, name: str) -> str:
+        """An exchange, for people."""
+        return refusals.called("exchange", name, self._vhost)
+
+    # ---- recovery ------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Exchanges and bindings as the engine has them. What is not understood here (a type of a
+        later version) is left out, which is an event, and stays stored."""
+        table = self._engine.state.routing
+        for stored in table.exchanges.values():
+            try:
+                self._add(_exchange_of(stored))
+            except (AMQPError, ValueError) as error:
+                text = f"{self.called(_text(stored.name))} is left out: {error}"
+                self._on_event("warning", text)
+        stale: list[routing_table.Binding] = []
+        for bound in table.bindings:
+            source, destination = _text(bound.source), _text(bound.destination)
+            kind = bound.kind.decode()
+            if kind == QUEUE and not self._has_queue(destination):
+                stale.append(bound)
+                continue
+            if source not in self.exchanges or (
+                kind == EXCHANGE and destination not in self.exchanges
+            ):
+                continue
+            try:
+                arguments = _decoded(bound.arguments)
+                self.router.bind(source, kind, destination, _text(bound.key), arguments)
+            except AMQPError as error:
+                text = f"a binding of {self.called(source)} is left out: {error}"
+                self._on_event("warning", text)
+        self._unbind_stale(stale)
+
+    def _unbind_stale(self, stale: list[routing_table.Binding]) -> None:
+        """Bindings of queues that are gone: the library deletes queues and knows of no bindings. A
+        queue of that name that comes later is to begin without them."""
+        with self._engine.one_record(OS):
+            for bound in stale:
+                self._engine.apply_topology(bound.record(routing_table.UNBIND), OS)
+
+    # ---- exchanges -----------------------------------------------------------------------------
+
+    def check_exchange(self, name: str) -> Exchange:
+        """The exchange of this name. ChannelError: 404, and 403 for the default one."""
+        if not name:
+            raise refusals.default_exchange()
+        return self._known(name)
+
+    def _known(self, name: str) -> Exchange:
+        found = self.exchanges.get(name)
+        if found is None:
+            raise refusals.not_found(self.called(name))
+        return found
+
+    def declare_exchange(
+        self, name: str, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> int:  # fmt: skip
+        """Declare an exchange, or find that it is there as it is. ChannelError: 403 (reserved, the
+        default one), 406 (it is another one). AMQPConnectionError 503: an unknown type."""
+        if type_name not in TYPES:
+            raise refusals.unknown_type(type_name)
+        if not name:
+            raise refusals.default_exchange()
+        known = self.exchanges.get(name)
+        if known is not None:
+            self._check_same(
+                known, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
+                arguments=arguments,
+            )  # fmt: skip
+            return 0
+        if name.startswith("amq."):
+            raise refusals.reserved("exchange", name)
+        alternate = arguments.get(ALTERNATE)
+        if alternate is not None and not isinstance(alternate, str):
+            raise refusals.precondition_failed(
+                f"invalid type for arg '{ALTERNATE}' in {self.called(name)}: received "
+                f"{shown(alternate)}, expected a text (longstr)"
+            )
+        exchange = Exchange(
+            name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
+            arguments=arguments,
+        )  # fmt: skip
+        record = _exchange_record(exchange) if durable else b""
+        self._add(exchange)  # which checks the arguments of its type
+        if not durable:
+            return 0
+        try:
+            return self._engine.apply_topology(record)
+        except BaseException as error:
+            self._forget(name)
+            if isinstance(error, DiskFullError):
+                raise refusals.no_space(self.called(name), error) from error
+            raise
+
+    def _check_same(
+        self, known: Exchange, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:  # fmt: skip
+        what = self.called(known.name)
+        refusals.check_same("type", what, type_name, known.type)
+        refusals.check_same("durable", what, durable, known.durable)
+        refusals.check_same("auto_delete", what, auto_delete, known.auto_delete)
+        refusals.check_same("internal", what, internal, known.internal)
+        for name in dict.fromkeys((*known.arguments, *arguments)):
+            received, stands = arguments.get(name), known.arguments.get(name)
+            if comparable(received) != comparable(stands):
+                raise refusals.precondition_failed(
+                    f"inequivalent arg '{name}' for {what}: received {shown(received)} but current "
+                    f"is {shown(stands)}"
+                )
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> int:
+        """Delete an exchange with the bindings from and to it; one that is not there is deleted.
+        ChannelError: 403 (amq.*, the default one), 406 (if_unused, and it has bindings)."""
+        if not name:
+            raise refusals.default_exchange()
+        if name.startswith("amq."):
+            raise refusals.access_refused(f"deletion of system {self.called(name)} not allowed")
+        if name not in self.exchanges:
+            return 0
+        if if_unused and self.router.has_bindings(name):
+            raise refusals.precondition_failed(f"{self.called(name)} in use")
+        doomed = self.doomed([name], [])
+        with self._engine.one_record(DISK) as one:
+            self.log_deleted(doomed)
+        self.forget(doomed)
+        return one.lsn
+
+    # ---- what goes along -----------------------------------------------------------------------
+
+    def doomed(self, exchanges: list[str], queues: list[str]) -> list[str]:
+        """All exchanges that go when these exchanges and queues go, in the order in which they
+        do."""
+        doomed = list(exchanges)
+        known = set(exchanges)
+        gone: set[object] = set()
+        taken: Counter[str] = Counter()
+        targets = [(QUEUE, name) for name in queues] + [(EXCHANGE, name) for name in exchanges]
+        while targets:
+            kind, name = targets.pop(0)
+            for binding in self.router.bindings_to(kind, name):
+                source = self.exchanges[binding.source]
+                if not source.auto_delete or binding.identity in gone:
+                    continue
+                gone.add(binding.identity)
+                taken[source.name] += 1
+                left = len(self.router.bindings_of(source.name)) - taken[source.name]
+                if not left and source.name not in known:
+                    known.add(source.name)
+                    doomed.append(source.name)
+                    targets.append((EXCHANGE, source.name))
+        return doomed
+
+    def log_deleted(self, doomed: list[str]) -> None:
+        """The durable ones of these exchanges go from the engine's table; inside `one_record`."""
+        for name in doomed:
+            if self.exchanges[name].durable:
+                self._engine.apply_topology(routing_table.delete_exchange(_bytes(name)))
+
+    def log_unbound(self, queue: str) -> None:
+        """The durable bindings of a durable queue go from the engine's table; inside
+        `one_record`."""
+        for binding in self.router.bindings_to(QUEUE, queue):
+            if self.exchanges[binding.source].durable:
+                record = _stored_binding(binding).record(routing_table.UNBIND)
+                self._engine.apply_topology(record)
+
+    def forget(self, doomed: list[str]) -> None:
+        """These exchanges have gone from the log."""
+        for name in doomed:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.router.delete(name)
+        del self.exchanges[name]
+
+    # ---- bindings ------------------------------------------------------------------------------
+
+    def bind(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
+        *, is_durable: bool,
+    ) -> int:  # fmt: skip
+        """Bind a queue or an exchange that is there; is_durable: it is. Again: nothing happens.
+        ChannelError: 403 (the default exchange), 404, 406 (arguments that make no sense)."""
+        exchange = self.check_exchange(source)
+        if not self.router.bind(source, kind, destination, key, arguments):
+            return 0
+        if not (is_durable and exchange.durable):
+            return 0
+        binding = Binding(source, kind, destination, key, arguments)
+        try:
+            return self._engine.apply_topology(_stored_binding(binding).record())
+        except BaseException as error:
+            self.router.unbind(source, kind, destination, key, arguments)
+            if isinstance(error, DiskFullError):
+                raise refusals.no_space(self.called(source), error) from error
+            raise
+
+    def bind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object]
+    ) -> int:
+        """Messages of `source` pass on to `destination`. As `bind`."""
+        self.check_exchange(source)
+        target = self.check_exchange(destination)
+        return self.bind(source, EXCHANGE, destination, key, arguments, is_durable=target.durable)
+
+    def unbind(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> int:
+        """Take a binding away; one that is not there is taken away. An auto-delete exchange goes
+        with its last one. ChannelError 403: the default exchange."""
+        if not source or (kind == EXCHANGE and not destination):
+            raise refusals.default_exchange()
+        identity = Binding(source, kind, destination, key, arguments).identity
+        found = [
+            one for one in self.router.bindings_to(kind, destination) if one.identity == identity
+        ]
+        if not found:
+            return 0
+        binding = found[0]  # its arguments are those that were stored
+        exchange = self.exchanges[source]
+        doomed: list[str] = []
+        if exchange.auto_delete and len(self.router.bindings_of(source)) == 1:
+            doomed = self.doomed([source], [])
+        stored = _stored_binding(binding)
+        with self._engine.one_record(DISK) as one:
+            if stored in self._engine.state.routing.bindings:
+                self._engine.apply_topology(stored.record(routing_table.UNBIND))
+            self.log_deleted(doomed)
+        self.router.unbind(source, kind, destination, key, arguments)
+        self.forget(doomed)
+        return one.lsn
+
+
+def _exchange_of(stored: routing_table.Exchange) -> Exchange:
+    flags = stored.flags
+    return Exchange(
+        _text(stored.name), _text(stored.type), durable=True,
+        auto_delete=bool(flags & AUTO_DELETE_FLAG), internal=bool(flags & INTERNAL_FLAG),
+        arguments=_decoded(stored.arguments),
+    )  # fmt: skip
+
+
+def _exchange_record(exchange: Exchange) -> bytes:
+    flags = AUTO_DELETE_FLAG if exchange.auto_delete else 0
+    flags |= INTERNAL_FLAG if exchange.internal else 0
+    return routing_table.Exchange(
+        _bytes(exchange.name), exchange.type.encode(), flags, _encoded(exchange.arguments)
+    ).record()
+
+
+def _stored_binding(binding: Binding) -> routing_table.Binding:
+    return routing_table.Binding(
+        _bytes(binding.source), binding.kind.encode(), _bytes(binding.destination),
+        _bytes(binding.key), _encoded(binding.arguments),
+    )  # fmt: skip
+
+
+def _encoded(arguments: dict[str, object]) -> bytes:
+    return encode_table(arguments) if arguments else b""
+
+
+def _decoded(data: bytes) -> dict[str, object]:
+    return decode_table(data)[0] if data else {}
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

@@ -1,0 +1,169 @@
+"""Transactions: tx.* over any number of queues, all of it or nothing, whatever crashes.
+
+AMQP promises atomicity for one queue at most, and RabbitMQ not even that; here a commit is one
+decision in the log. What is published and acknowledged between tx.select and tx.commit is collected
+by the engine's Transaction; bodies beyond the first MiB wait on disk.
+
+    publish       persistent, durable queue: in the transaction. Others: kept, and published right
+                  after the commit; they would not survive a crash anyway.
+    ack           in the transaction
+    reject, nack  kept, and done right after the commit: a crash between leaves the message in its
+                  queue, to be redelivered
+    mandatory     what no queue gets is returned at the commit
+    rollback      what was published was never there; what was acknowledged is unacked again, with
+                  its delivery tag, as in RabbitMQ
+
+What was published is delivered once the commit is settled, and tx.commit-ok is sent then. A commit
+that a queue refuses (reject-publish) or that is too large (506) is rolled back whole.
+
+Not here: the methods (channel_basic.py).
+"""
+
+from penstock.broker.publish import Collecting, Route, fan_out
+from penstock.broker.publish_facts import Facts
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.unacked import Delivered
+from penstock.broker.vhost import VHost
+from penstock.errors import QueueFullError
+from penstock.queues.arrivals import Plan
+from penstock.queues.queue_options import DROP_HEAD
+from penstock.storage.transaction import Published
+
+
+class Kept:
+    """A publish that is made right after the commit."""
+
+    def __init__(self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts) -> None:
+        self.queues: list[ServedQueue] = queues
+        self.header: bytes = header
+        self.body: bytes = body
+        self.facts: Facts = Facts()
+        self.facts.is_persistent = facts.is_persistent
+        self.facts.priority = facts.priority
+        self.facts.ttl_ms = facts.ttl_ms
+        self.facts.delay_ms = facts.delay_ms
+
+
+class ChannelTransaction(Collecting):
+    """Of one channel, from one commit or rollback to the next. `refusal`: why it cannot commit."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self.vhost: VHost = vhost
+        self.refusal: QueueFullError | None = None
+        self.returned: list[tuple[Route, bytes, bytes]] = []
+        self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
+        self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
+        self._transaction = vhost.engine.begin()
+        self._puts: list[tuple[ServedQueue, Plan, Published]] = []
+        self._kept: list[Kept] = []
+        self._acks: dict[ServedQueue, list[int]] = {}
+        self._counts: dict[ServedQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    # ---- what is in it -------------------------------------------------------------------------
+
+    def put(
+        self, route: Route, queues: list[ServedQueue], header: bytes, props: bytes, body: bytes,
+        facts: Facts,
+    ) -> None:  # fmt: skip
+        if not queues and route.is_mandatory:
+            self.returned.append((route, props, body))
+        durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
+        others = [queue for queue in queues if queue not in durable]
+        for queue in queues:
+            self._check_room(queue, len(body))
+        if others:
+            self._kept.append(Kept(others, header, body, facts))
+        if durable and self.refusal is None:
+            self._put_durable(durable, header, body, facts)
+
+    def _check_room(self, queue: ServedQueue, size: int) -> None:
+        if queue.amq.options.overflow == DROP_HEAD:
+            return
+        n, total = self._counts.get(queue, (0, 0))
+        n, total = n + 1, total + size
+        self._counts[queue] = n, total
+        try:
+            queue.amq.before_publish(total, n)
+        except QueueFullError as error:
+            self.refusal = error
+
+    def _put_durable(
+        self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts
+    ) -> None:
+        plans: list[tuple[ServedQueue, Plan]] = []
+        groups: dict[tuple[bytes, int], list[tuple[ServedQueue, Plan]]] = {}
+        try:
+            for queue in queues:
+                plan = queue.amq.plan(
+                    header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
+                    delay_ms=facts.delay_ms,
+                )  # fmt: skip
+                plans.append((queue, plan))
+                groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
+            for (shared, expiry_ms), group in groups.items():
+                targets = [plan.index for _, plan in group]
+                published = self._transaction.publish(targets, shared, body, expiry_ms)
+                for queue, plan in group:
+                    self._puts.append((queue, plan, published))
+        except BaseException:
+            known = {id(plan) for _, plan, _ in self._puts}
+            for queue, plan in plans:
+                if id(plan) not in known:
+                    queue.amq.unplan(plan)
+            raise
+
+    def ack(self, delivery_tag: int, delivered: Delivered) -> None:
+        """An unacked delivery is acknowledged when it commits."""
+        self.taken.append((delivery_tag, delivered))
+        queue = delivered.queue
+        if queue.is_deleted:
+            return
+        for index, entries in queue.amq.backing.entries([delivered.tag]):
+            self._transaction.dequeue(index, entries)
+        self._acks.setdefault(queue, []).append(delivered.tag)
+
+    def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
+        """It is rejected, or requeued, right after the commit."""
+        self.rejected.append((delivery_tag, delivered, requeue))
+
+    # ---- the end of it -------------------------------------------------------------------------
+
+    def commit(self) -> int:
+        """Make it happen: settled, in the vhost's mode, at the LSN that is returned (0: nothing was
+        durable in it). TransactionTooLargeError, QueueFullError: it is rolled back, but for what
+        `undo` gives. DiskFullError: nothing happened."""
+        if self.refusal is not None:
+            self.rollback()
+            raise self.refusal
+        vhost = self.vhost
+        lsn = 0
+        if self._transaction.publishes or self._transaction.dequeues:
+            lsn = self._transaction.commit(vhost.mode)
+        elif self._transaction.is_open:
+            self._transaction.rollback()
+        for queue, tags in self._acks.items():
+            if not queue.is_deleted:
+                queue.amq.backing.forget(tags)
+                queue.acked += len(tags)
+                vhost.dispatch.mark(queue)
+        for queue, plan, published in self._puts:
+            for index, entry in published.entries:
+                if index is plan.index:
+                    size = entry.message.size
+                    queue.amq.planned(plan, entry.seq, size, lsn, vhost.mode)
+                    queue.published += 1
+            vhost.dispatch.mark(queue)
+        for kept in self._kept:
+            fan_out(vhost, [q for q in kept.queues if not q.is_deleted], kept.header, kept.body,
+                    kept.facts)  # fmt: skip
+        return lsn
+
+    def rollback(self) -> None:
+        """Undo what was published. Its acknowledgements (`taken`, `rejected`) are the channel's to
+        undo."""
+        if self._transaction.is_open:
+            self._transaction.rollback()
+        for queue, plan, _ in self._puts:
+            if not queue.is_deleted:
+                queue.amq.unplan(plan)
+        self._puts = []

@@ -1,0 +1,408 @@
+"""VHost: the core of a vhost: its engine, its queues, its exchanges, one memory budget, one turn.
+
+    StorageEngine < AMQQueue < ServedQueue, one for each queue in use; MemoryMonitor over them
+    Topology (exchanges, bindings) < Router;  QueueTable;  QueueClock;  Dispatch
+
+Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
+chance are handed in. Whoever owns a vhost (a process of the server, a test, a simulation) calls
+
+    turn        once per iteration of its loop, if `wake` was called since the last one
+    completed   when the file system has completed something (its `on_complete`)
+    tick        after as many seconds as the last one returned
+    close       at the end; or `abandon`, which is what a crash would do
+
+and nothing of it from two threads. Connections call the rest: topology, `served` to find a queue,
+`dispatch` to say what has work. Each change of the topology returns an LSN: it is answered when
+`when_settled` calls back; 0 is answered at once.
+
+Alarms. While the memory counted is above the budget, or the disk is full, `blocked_reason` says so,
+and each of `handlers` is told when that changes.
+
+Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) goes
+up through whatever was called, nothing is confirmed any more, and the owner opens another one. An
+error in one queue's own code restarts that queue alone (queue_restart.py).
+
+Not here: the parts named above, each in a module of its own; what is told of a vhost to people
+(vhost_info.py).
+"""
+
+import base64
+import random
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.arguments import EXPIRES
+from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.dispatch import Dispatch
+from penstock.broker.queue_clock import QueueClock
+from penstock.broker.queue_opening import QueueOpener
+from penstock.broker.queue_restart import QueueRestarts
+from penstock.broker.queue_table import QueueTable, bytes_of, text_of
+from penstock.broker.roles import Peer
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.topology import QUEUE, Exchange, Topology
+from penstock.broker.vhost_settings import VHostSettings
+from penstock.clock import Clock
+from penstock.errors import StoppedError
+from penstock.queues.alerts import Alert
+from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.routing.router import Router
+from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.durability import DISK
+from penstock.storage.engine import StorageEngine
+from penstock.storage.filesystem import FileSystem
+
+BUSY_S: Final = 0.1
+IDLE_AGAIN_S: Final = 2.5
+MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
+CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
+
+MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
+DISK_ALARMS: Final = ("disk_full", "disk_free")
+
+
+class VHost:
+    """The vhost `name` in the directory `path`, which exists (DataDirectory.vhost_path).
+
+    on_event(kind, text): news for people, those of engine and queues too. Errors of opening are the
+    engine's: LockedError, VersionError, CorruptionError, SyncFailedError, OSError.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str, name: str, settings: VHostSettings, *, clock: Clock,
+        rng: random.Random, on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.name: str = name
+        self.path: str = path
+        self.settings: VHostSettings = settings
+        self.clock: Clock = clock
+        self.mode: int = settings.mode
+        self.blocked_reason: str = ""
+        self.on_alert: list[Callable[[Alert], None]] = []
+        self.operations: object | None = None  # what operators' sessions hold (operations.py)
+        self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
+        self._event = on_event
+        self._rng = rng
+        self._seen_lsn: int = 0
+        self._rounds: int = 0  # of the monitor, whose outcome the queues know
+        # A sync by the clock is started by a tick.
+        self._busy_s: float = min(BUSY_S, settings.storage.interval_ms / 1000)
+        self.headers: AmqpHeaders = AmqpHeaders()
+        self.monitor: MemoryMonitor = MemoryMonitor(
+            settings.memory_bytes, clock, on_event=self.event
+        )
+        self.engine: StorageEngine = StorageEngine(
+            fs, path, bytes_of(name), clock=clock, rng=rng, options=settings.storage,
+            on_event=self.event,
+        )  # fmt: skip
+        try:
+            self._open(rng)
+        except BaseException:
+            self.engine.stop(StoppedError("the vhost could not be opened"))
+            self.engine.close()
+            raise
+
+    def _open(self, rng: random.Random) -> None:
+        engine, monitor = self.engine, self.monitor
+        self.dispatch: Dispatch = Dispatch(engine, self.mode)
+        self.topology: Topology = Topology(engine, self.name, self.has_queue, self.event)
+        self.opener: QueueOpener = QueueOpener(
+            engine, monitor, self.headers, mode=self.mode,
+            routes=DeadLetterRoutes(self.topology.router, self.headers, self._taker),
+            on_ready=self._ready, on_alert=self._alert, on_event=self.event,
+        )  # fmt: skip
+        self.table: QueueTable = QueueTable(
+            engine, self.name, self.topology, self.opener, monitor, clock=self.clock, rng=rng,
+            is_strict=self.settings.is_strict,
+        )  # fmt: skip
+        self.restarts: QueueRestarts = QueueRestarts(
+            engine, self.table, self.opener, self.dispatch, monitor, self.event
+        )
+        self.clockwork: QueueClock = QueueClock(
+            engine, self.table, self.dispatch, self.restarts.failed
+        )
+        self.dispatch.on_queue_error = self.restarts.failed
+        self.router: Router = self.topology.router
+        self.exchanges: dict[str, Exchange] = self.topology.exchanges
+        self.queues: dict[str, ServedQueue] = self.table.served
+        self.topology.recover()
+        self.table.delete_leftovers()
+        for queue in self.table.open_busy():
+            self.clockwork.touch(queue)
+        for name, arguments in self.table.expiring():
+            self.clockwork.expire_unused(name, arguments)
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def event(self, kind: str, text: str) -> None:
+        """Something that people should know of happened."""
+        if kind in DISK_ALARMS:
+            self.monitor.disk_alarm(kind == "disk_full")
+        self._event(kind, text)
+        if kind in DISK_ALARMS or kind in MEMORY_ALARMS:
+            self.look_at_alarms()
+
+    def mistake(self, where: str, error: Exception) -> None:
+        """Something failed that never should; its traceback is told."""
+        lines = "".join(traceback.format_exception(error))
+        self.event("mistake", f"{where}: {lines}")
+
+    def look_at_alarms(self) -> None:
+        """Whether publishers are to be blocked, or no longer; they are told of a change."""
+        reasons = []
+        if self.monitor.is_alarmed:
+            reasons.append("memory")
+        if self.monitor.is_disk_full:
+            reasons.append("disk")
+        reason = " and ".join(reasons)
+        if reason != self.blocked_reason:
+            self.blocked_reason = reason
+            for handler in list(self.handlers):
+                handler.blocked(reason)
+
+    def _alert(self, alert: Alert) -> None:
+        for call in self.on_alert:
+            call(alert)
+
+    def token(self, n: int) -> str:
+        """A random name of n bytes in URL-safe Base64, for whom the server names."""
+        return base64.urlsafe_b64encode(self._rng.randbytes(n)).rstrip(b"=").decode()
+
+    def add_other(self, delta: int) -> None:
+        """So many bytes more (less) are held in RAM by something else than queues: buffers,
+        unfinished content, output."""
+        self.monitor.other_bytes += delta
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """Another budget from here on: what the vhost gets of the whole broker's."""
+        self.monitor.budget_bytes = memory_bytes
+        self.monitor.watermark_bytes = memory_bytes
+
+    @property
+    def depth_bytes(self) -> int:
+        """Bytes of the bodies of all messages, about: persistent ones, and what is in RAM."""
+        persistent = sum(index.bytes for index in self.engine.state.queues.values())
+        return max(persistent, self.monitor.counted_bytes - self.monitor.other_bytes)
+
+    # ---- queues --------------------------------------------------------------------------------
+
+    def has_queue(self, name: str) -> bool:
+        """Whether there is a queue of this name."""
+        return self.table.has(name)
+
+    def served(self, name: str) -> ServedQueue | None:
+        """The queue of this name, opened if need be, whoever asks; None if there is none, or it has
+        crashed."""
+        queue = self.table.find(name)
+        return None if queue is None or queue.is_crashed else queue
+
+    def find_queue(
+        self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
+    ) -> ServedQueue:
+        """The queue, if the connection `owner` may have it. ChannelError: 404 (none, crashed unless
+        that is allowed), 405 (exclusive to another connection)."""
+        return self.table.find_queue(name, owner, is_crashed_allowed=is_crashed_allowed)
+
+    def declare_queue(
+        self, name: str, *, durable: bool = False, exclusive: bool = False,
+        auto_delete: bool = False, arguments: dict[str, object] | None = None,
+        owner: object | None = None, is_reserved_allowed: bool = False,
+    ) -> tuple[ServedQueue, int]:  # fmt: skip
+        """Declare a queue ("": it is named here), or find that it is there as it is. The queue, and
+        the LSN to wait for. ChannelError: 403, 404, 405, 406; AMQPConnectionError 540."""
+        declared = self.table.declared
+        queue, lsn = self.table.declare(
+            name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
+            arguments=arguments or {}, owner=owner, is_reserved_allowed=is_reserved_allowed,
+        )  # fmt: skip
+        if self.table.declared != declared:
+            self.clockwork.expire_unused(queue.name, queue.arguments)
+        return queue, lsn
+
+    def delete_queue(
+        self, queue: ServedQueue, *, if_unused: bool = False, if_empty: bool = False
+    ) -> tuple[int, int]:
+        """Delete a queue: how many messages were ready, and the LSN. ChannelError 406."""
+        return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty)
+
+    def purge_queue(self, queue: ServedQueue) -> tuple[int, int]:
+        """All ready messages die: how many, and the LSN."""
+        return self.table.purge(queue)
+
+    def set_options(self, queue: ServedQueue, arguments: dict[str, object]) -> int:
+        """Other x-arguments for a queue that is there, durably if it is. The LSN. ChannelError
+        406."""
+        before = queue.arguments
+        lsn = self.table.set_arguments(queue, arguments)
+        if before.get(EXPIRES) != arguments.get(EXPIRES):
+            self.clockwork.expire_unused(queue.name, arguments)
+        self.clockwork.touch(queue)
+        return lsn
+
+    def owner_gone(self, owner: object) -> None:
+        """A connection is no more: its exclusive queues are deleted at once."""
+        self.table.owner_gone(owner)
+
+    def consumer_gone(self, queue: ServedQueue) -> None:
+        """A consumer of this queue has gone: an auto-delete queue goes with its last one."""
+        queue.used_at_ms = self.clock.wall_ms()
+        if queue.is_auto_delete and not queue.consumers.count and not queue.is_deleted:
+            self.table.delete(queue)
+
+    def _taker(self, name: str) -> AMQQueue | None:
+        queue = self.served(name)
+        if queue is None:
+            return None
+        self.clockwork.touch(queue)
+        return queue.amq
+
+    def _ready(self, name: bytes) -> None:
+        queue = self.table.served.get(text_of(name))
+        if queue is not None:
+            self.dispatch.mark(queue)
+
+    # ---- exchanges and bindings ----------------------------------------------------------------
+
+    def is_internal(self, exchange: str) -> bool:
+        """Whether clients may not publish to it."""
+        found = self.exchanges.get(exchange)
+        return found is not None and found.internal
+
+    def declare_exchange(
+        self, name: str, type_name: str, *, durable: bool = False, auto_delete: bool = False,
+        internal: bool = False, arguments: dict[str, object] | None = None,
+    ) -> int:  # fmt: skip
+        """See Topology.declare_exchange."""
+        return self.topology.declare_exchange(
+            name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
+            arguments=arguments or {},
+        )  # fmt: skip
+
+    def check_exchange(self, name: str) -> Exchange:
+        """The exchange. ChannelError: 404, 403 for the default one."""
+        return self.topology.check_exchange(name)
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> int:
+        """See Topology.delete_exchange."""
+        return self.topology.delete_exchange(name, if_unused=if_unused)
+
+    def bind_queue(
+        self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
+        owner: object | None = None,
+    ) -> int:  # fmt: skip
+        """Bind a queue. ChannelError: 403 (the default exchange), 404, 405, 406."""
+        self.topology.check_exchange(exchange)
+        queue = self.table.find_queue(queue_name, owner)
+        return self.topology.bind(
+            exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.amq.is_durable
+        )
+
+    def unbind_queue(
+        self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
+        owner: object | None = None,
+    ) -> int:  # fmt: skip
+        """Take a binding away, if it is there. ChannelError: 403 (the default exchange), 405."""
+        queue = self.served(queue_name)
+        if queue is not None:
+            self.table.check_access(queue, owner)
+        return self.topology.unbind(exchange, QUEUE, queue_name, key, arguments or {})
+
+    def bind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
+    ) -> int:
+        """Messages of `source` pass on to `destination`. ChannelError: 403, 404, 406."""
+        return self.topology.bind_exchange(destination, source, key, arguments or {})
+
+    def unbind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
+    ) -> int:
+        """Take such a binding away, if it is there. ChannelError 403: the default exchange."""
+        return self.topology.unbind(source, "e", destination, key, arguments or {})
+
+    # ---- time ----------------------------------------------------------------------------------
+
+    @property
+    def wake(self) -> Callable[[], None]:
+        """What is called when a turn is wanted; the owner sets it."""
+        return self.dispatch.wake
+
+    @wake.setter
+    def wake(self, call: Callable[[], None]) -> None:
+        self.dispatch.wake = call
+
+    def turn(self) -> bool:
+        """Deliver, write, answer: the end of an iteration of the owner's loop. True if there is
+        more to do at once: call it again, and let others in first."""
+        return self.dispatch.run()
+
+    def completed(self) -> bool:
+        """The file system has completed something. As `turn`."""
+        self.engine.poll()
+        return self.turn()
+
+    def when_settled(self, lsn: int, mode: int, call: Callable[[], None]) -> None:
+        """Call it once everything up to the LSN is settled in this mode: in a later turn, never
+        from here."""
+        self.dispatch.when_settled(lsn, mode, call)
+
+    def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
+        """Call it in the first tick at or after this time of the monotonic clock."""
+        self.clockwork.call_at(monotonic_s, call)
+
+    def tick(self) -> float:
+        """What the clock demands; in how many seconds to call it again. What became ready is
+        delivered in a turn, for which `wake` is called."""
+        engine = self.engine
+        engine.tick()
+        now_s = self.clock.monotonic()
+        wall_ms = self.clock.wall_ms()
+        has_more = self.clockwork.tick(wall_ms, now_s)
+        has_more = self.monitor.tick(now_s) or has_more
+        if self.monitor.rounds != self._rounds:
+            self._rounds = self.monitor.rounds
+            self._touch_those_in_ram()
+        engine.flush()
+        if has_more:
+            return MORE_S
+        if engine.checkpoints.phase == SLICES:
+            return CHECKPOINT_S
+        lsn = engine.last_lsn
+        is_busy = (
+            lsn != self._seen_lsn
+            or engine.settled(DISK) < lsn
+            or engine.has_pending
+            or engine.checkpoints.phase != IDLE
+        )
+        self._seen_lsn = lsn
+        seconds = self._busy_s if is_busy else IDLE_AGAIN_S
+        return min(seconds, self.clockwork.next_s(wall_ms, now_s))
+
+    def _touch_those_in_ram(self) -> None:
+        """Shares may have become smaller: who holds something is asked to page out."""
+        for queue in self.table.served.values():
+            if not queue.is_crashed and queue.amq.backing.ram_bytes():
+                self.clockwork.touch(queue)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop in order: queues, a checkpoint, the lock. After a failure, also of a queue that
+        cannot stop in order, nothing is written: the next start reads the log."""
+        try:
+            if self.engine.failed is None:
+                for queue in self.table.served.values():
+                    if not queue.is_crashed:
+                        queue.amq.terminate()
+        except BaseException as error:
+            self.engine.stop(error)
+            raise
+        finally:
+            self.engine.close()
+
+    def abandon(self) -> None:
+        """As a crash would: nothing is written, files are closed, the lock is given back."""
+        self.engine.stop(StoppedError("the vhost was abandoned"))
+        self.engine.close()

@@ -1,0 +1,202 @@
+"""VHostInfo: what a vhost tells people of its queues, exchanges and bindings: plain dicts.
+
+The names of the fields are those of RabbitMQ's listings, where it has the thing: messages are ready
+and unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
+RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
+`delayed`. Values are what JSON has; arguments may hold bytes, times and decimals as a client gave
+them.
+
+Nothing is opened for being listed: of a durable queue that nobody has named since the start the
+counts come from its indexes, in a moment, and all that it holds is in delta.
+
+Not here: connections, channels and consumers (connection_handler.py), who asks (operations.py).
+"""
+
+from datetime import UTC, datetime
+
+from penstock.broker.arguments import CLASSIC, QUEUE_TYPE
+from penstock.broker.queue_table import bytes_of, indexes_of, text_of
+from penstock.broker.served_queue import ServedQueue
+from penstock.broker.topology import QUEUE, Exchange
+from penstock.broker.vhost import VHost
+from penstock.queues import factory
+from penstock.queues.delays import MARK
+from penstock.routing.exchange_types import Binding
+from penstock.storage.durability import DISK, MODE_NAMES
+from penstock.storage.queue_index import QueueIndex
+
+Info = dict[str, object]
+
+
+def queue_info(vhost: VHost, queue: ServedQueue) -> Info:
+    """Of one queue that is open."""
+    found = _head(
+        vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
+        auto_delete=queue.is_auto_delete, arguments=queue.arguments,
+    )  # fmt: skip
+    if queue.is_crashed:
+        return found | _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), "crashed")
+    counts = queue.amq.info()
+    ready, pending = int(counts["len"]), int(counts["pending"])
+    found |= {
+        "state": "running",
+        "is_flowed": bool(counts["is_flowed"]),
+        "messages": ready + pending,
+        "messages_ready": ready,
+        "messages_unacknowledged": pending,
+        "delayed": counts["delayed"],
+        "message_bytes": int(counts["bytes"]) + int(counts["unacked_bytes"]),
+        "message_bytes_ready": counts["bytes"],
+        "message_bytes_unacknowledged": counts["unacked_bytes"],
+        "consumers": queue.consumers.count,
+        "memory": counts["ram_bytes"],
+        "idle_since": _date(queue.used_at_ms),
+        "mode": counts["mode"],
+        "message_stats": queue.counters(),
+    }
+    for name in (
+        "alphas", "betas", "gammas", "delta", "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
+        "disk_writes", "in_per_s", "out_per_s", "rejected", "expired", "maxlen", "delivery_limit",
+        "dead_letters_dropped", "alerts_raised",
+    ):  # fmt: skip
+        found[name] = counts.get(name, 0)
+    return found
+
+
+def _date(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def list_queues(vhost: VHost) -> list[Info]:
+    """Of all queues, by name."""
+    unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.table.stored}
+    if unopened:
+        for index in vhost.engine.state.queues.values():
+            of = unopened.get(text_of(index.name.partition(factory.SEPARATOR)[0]))
+            if of is not None:
+                of.append(index)
+    found = []
+    for name in vhost.table.names():
+        queue = vhost.table.served.get(name)
+        if queue is not None:
+            found.append(queue_info(vhost, queue))
+        else:
+            found.append(_unopened_info(vhost, name, unopened[name]))
+    return found
+
+
+def _unopened_info(vhost: VHost, name: str, indexes: list[QueueIndex]) -> Info:
+    arguments, auto_delete = vhost.table.stored_facts(name)
+    found = _head(
+        vhost, name, durable=True, exclusive=False, auto_delete=auto_delete, arguments=arguments
+    )
+    return found | _stored_counts(indexes, "running")
+
+
+def _head(
+    vhost: VHost, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Info
+) -> Info:
+    return {
+        "name": name,
+        "vhost": vhost.name,
+        "type": arguments.get(QUEUE_TYPE, CLASSIC),
+        "durable": durable,
+        "exclusive": exclusive,
+        "auto_delete": auto_delete,
+        "arguments": arguments,
+    }
+
+
+def _stored_counts(indexes: list[QueueIndex], state: str) -> Info:
+    """Of a queue that holds nothing in RAM; its indexes are all its parts."""
+    ready = [index for index in indexes if MARK not in index.name]
+    count = sum(index.count for index in ready)
+    size = sum(index.bytes for index in ready)
+    return {
+        "state": state,
+        "is_flowed": count > 0,
+        "messages": count,
+        "messages_ready": count,
+        "messages_unacknowledged": 0,
+        "delayed": sum(index.count for index in indexes) - count,
+        "message_bytes": size,
+        "message_bytes_ready": size,
+        "message_bytes_unacknowledged": 0,
+        "consumers": 0,
+        "memory": 0,
+        "alphas": 0,
+        "betas": 0,
+        "gammas": 0,
+        "delta": count,
+    }
+
+
+def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
+    """Of one exchange."""
+    return {
+        "vhost": vhost.name,
+        "name": exchange.name,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": exchange.arguments,
+    }
+
+
+def list_exchanges(vhost: VHost) -> list[Info]:
+    """Of all exchanges, by name; the default one is ""."""
+    return [exchange_info(vhost, vhost.exchanges[name]) for name in sorted(vhost.exchanges)]
+
+
+def binding_info(vhost: VHost, binding: Binding) -> Info:
+    """Of one binding."""
+    return _binding(
+        vhost, binding.source, binding.kind, binding.destination, binding.key, binding.arguments
+    )
+
+
+def list_bindings(vhost: VHost) -> list[Info]:
+    """Of all bindings: first those of the default exchange, one for each queue."""
+    found = [_binding(vhost, "", QUEUE, name, name, {}) for name in vhost.table.names()]
+    return found + [binding_info(vhost, binding) for binding in vhost.router.bindings()]
+
+
+def _binding(
+    vhost: VHost, source: str, kind: str, destination: str, key: str, arguments: Info
+) -> Info:
+    return {
+        "vhost": vhost.name,
+        "source_name": source,
+        "source_kind": "exchange",
+        "destination_name": destination,
+        "destination_kind": "queue" if kind == QUEUE else "exchange",
+        "routing_key": key,
+        "arguments": arguments,
+    }
+
+
+def status(vhost: VHost) -> Info:
+    """Of the whole vhost: counts, the log, memory, alarms."""
+    engine = vhost.engine
+    memory = vhost.monitor.info()
+    ready = sum(index.count for index in engine.state.queues.values())
+    return {
+        "name": vhost.name,
+        "durability": MODE_NAMES[vhost.mode],
+        "queues": len(vhost.table.served) + len(vhost.table.stored),
+        "queues_open": len(vhost.table.served),
+        "exchanges": len(vhost.exchanges),
+        "messages_persistent": ready,
+        "message_bytes_persistent": vhost.depth_bytes,
+        "lsn": engine.last_lsn,
+        "lsn_settled": engine.settled(DISK),
+        "syncs": engine.log.syncs,
+        "checkpoints": engine.checkpoints.count,
+        "memory_bytes": memory["budget_bytes"],
+        "counted_bytes": memory["counted_bytes"],
+        "other_bytes": memory["other_bytes"],
+        "is_memory_alarmed": bool(memory["is_alarmed"]),
+        "is_disk_full": bool(memory["is_disk_full"]),
+        "blocked_reason": vhost.blocked_reason,
+    }

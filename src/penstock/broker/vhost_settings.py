@@ -1,0 +1,24 @@
+"""VHostSettings: what a vhost is started with, checked by whoever made it.
+
+One frozen value, handed in by the server's process, a test or a simulation. What a vhost is told
+later (its share of the memory, users) does not stand here.
+
+Not here: the spelling of options and the files they come from (penstock.config).
+"""
+
+from dataclasses import dataclass, field
+
+from penstock.storage.durability import DISK
+from penstock.storage.options import StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class VHostSettings:
+    """mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may
+    be counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the
+    engine."""
+
+    mode: int = DISK
+    memory_bytes: int = 1 << 30
+    is_strict: bool = False
+    storage: StorageOptions = field(default_factory=StorageOptions)

@@ -1,0 +1,58 @@
+"""OperationRig: a BrokerRig of which operations are asked, by operators or on a channel."""
+
+from typing import Any
+
+from penstock.broker import operations
+from penstock.broker.channel import Channel
+from penstock.errors import AMQPError
+from tests.helpers.broker_rig import BrokerRig
+
+
+class Asked:
+    """One call: its replies, of which there is to be one."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+
+    @property
+    def has_come(self) -> bool:
+        return bool(self.replies)
+
+    @property
+    def result(self) -> Any:
+        """The answer; what was refused is raised."""
+        assert len(self.replies) == 1, self.replies
+        if isinstance(self.replies[0], BaseException):
+            raise self.replies[0]
+        return self.replies[0]
+
+
+class OperationRig(BrokerRig):
+    """`ask` and `result` of an operation; `refusal` of one that is refused."""
+
+    def ask(self, op: str, channel: Channel | None = None, /, **args: object) -> Asked:
+        """Ask, and do not wait."""
+        asked = Asked()
+        operations.call(self.vhost, channel, op, args, asked.replies.append)
+        return asked
+
+    def result(self, op: str, channel: Channel | None = None, /, **args: object) -> Any:
+        """The answer, after as many turns as it takes."""
+        asked = self.ask(op, channel, **args)
+        self.turn()
+        return asked.result
+
+    def refusal(self, op: str, channel: Channel | None = None, /, **args: object) -> AMQPError:
+        """The error that is the answer."""
+        asked = self.ask(op, channel, **args)
+        self.turn()
+        (error,) = asked.replies
+        assert isinstance(error, AMQPError), error
+        return error
+
+    def put(self, queue: str, *bodies: bytes, **properties: object) -> None:
+        """Publish to a queue, persistent, confirmed."""
+        self.result(
+            "publish", routing_key=queue, bodies=list(bodies),
+            properties={"delivery_mode": 2, **properties},
+        )  # fmt: skip

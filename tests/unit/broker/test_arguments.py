@@ -1,0 +1,216 @@
+"""The x-arguments of queues: what is refused, what is the same, what is stored."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from penstock.broker.arguments import (
+    ARGUMENTS,
+    check_arguments,
+    check_equivalent,
+    check_type,
+    decode_arguments,
+    encode_arguments,
+    shown,
+)
+from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.queues.queue_options import QueueOptions
+
+WHAT = "queue 'q' in vhost '/'"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-message-ttl", -1),
+        ("x-message-ttl", "1000"),
+        ("x-message-ttl", True),
+        ("x-message-ttl", 1.5),
+        ("x-expires", 0),
+        ("x-expires", -1),
+        ("x-expires", None),
+        ("x-max-length", -1),
+        ("x-max-length-bytes", "10"),
+        ("x-overflow", "drop"),
+        ("x-overflow", 1),
+        ("x-max-priority", 256),
+        ("x-max-priority", -1),
+        ("x-max-priority", "10"),
+        ("x-dead-letter-exchange", 5),
+        ("x-dead-letter-exchange", b"\xff"),
+        ("x-delivery-limit", -1),
+        ("x-single-active-consumer", 1),
+        ("x-single-active-consumer", "true"),
+        ("x-queue-mode", "fast"),
+        ("x-queue-type", "mirrored"),
+        ("x-queue-version", 3),
+        ("x-paging-policy", "lazy"),
+        ("x-queue-max-memory-bytes", -5),
+        ("x-alert-count-up", 0),
+        ("x-alert-count-down", 5),  # without -up
+        ("x-delay", [1]),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ChannelError) as caught:
+        check_arguments(WHAT, {name: value})
+    assert caught.value.code == 406
+    assert caught.value.text.startswith(f"PRECONDITION_FAILED - invalid arg '{name}' for {WHAT}: ")
+
+
+def test_the_text_says_what_was_given_and_what_was_expected() -> None:
+    with pytest.raises(ChannelError) as caught:
+        check_arguments(WHAT, {"x-max-priority": 256})
+    assert str(caught.value) == (
+        "PRECONDITION_FAILED - invalid arg 'x-max-priority' for queue 'q' in vhost '/': received "
+        "the value '256' of type 'signedint', expected a whole number from 0 to 255"
+    )
+
+
+def test_a_routing_key_for_dead_letters_needs_the_exchange() -> None:
+    with pytest.raises(ChannelError, match="routing_key_but_no_dlx_defined"):
+        check_arguments(WHAT, {"x-dead-letter-routing-key": "k"})
+    check_arguments(WHAT, {"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": "x"})
+
+
+def test_all_known_arguments_can_be_given_at_once() -> None:
+    given = {
+        "x-message-ttl": 1000, "x-expires": 5000, "x-max-length": 10, "x-max-length-bytes": 1 << 40,
+        "x-overflow": "reject-publish-dlx", "x-max-priority": 255, "x-dead-letter-exchange": "dlx",
+        "x-dead-letter-routing-key": "", "x-delivery-limit": 0, "x-single-active-consumer": True,
+        "x-queue-mode": "lazy", "x-queue-type": "classic", "x-queue-version": 2,
+        "x-queue-leader-locator": "client-local", "x-queue-master-locator": "min-masters",
+        "x-queue-max-memory-bytes": 1 << 20, "x-queue-min-memory-bytes": 1 << 10,
+        "x-paging-policy": "eager", "x-delay": 5, "x-retry-delay-min": 1, "x-retry-delay-max": 2,
+        "x-alert-count-up": 10, "x-alert-count-down": 5, "x-alert-size-up": 10,
+        "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
+        "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
+    }  # fmt: skip
+    assert set(given) == set(ARGUMENTS)
+    options = check_arguments(WHAT, given)
+    assert (options.ttl_ms, options.priorities, options.max_attempts) == (1000, 255, 1)
+    assert options.lazy
+    assert options.memory_bytes == (1 << 20, 1 << 10)
+
+
+def test_an_unknown_argument_is_no_error() -> None:
+    assert check_arguments(WHAT, {"x-mine": [1, {"a": b"b"}]}) is not None
+
+
+def test_what_a_quorum_queue_cannot_be() -> None:
+    quorum: dict[str, object] = {"x-queue-type": "quorum"}
+    check_type(WHAT, quorum, durable=True, exclusive=False, auto_delete=False)
+    for how, text in (
+        ({"durable": False}, "non-durable"),
+        ({"exclusive": True}, "exclusive"),
+        ({"auto_delete": True}, "auto-delete"),
+    ):
+        given = {"durable": True, "exclusive": False, "auto_delete": False, **how}
+        with pytest.raises(ChannelError, match=f"invalid property '{text}' for {WHAT}"):
+            check_type(WHAT, quorum, **given)
+
+
+def test_a_stream_is_not_implemented() -> None:
+    with pytest.raises(AMQPConnectionError) as caught:
+        check_type(
+            WHAT, {"x-queue-type": "stream"}, durable=True, exclusive=False, auto_delete=False
+        )
+    assert caught.value.code == 540
+
+
+# --- declared again ---
+
+
+def test_what_is_equal_is_equivalent() -> None:
+    for one in (
+        {}, {"x-max-priority": 10}, {"a": [1, {"b": b"c"}], "d": None}, {"x-queue-type": "quorum"},
+    ):  # fmt: skip
+        check_equivalent(WHAT, one, dict(one))
+    check_equivalent(WHAT, {"a": None}, {})
+    check_equivalent(WHAT, {"x-queue-type": "classic"}, {})
+    check_equivalent(WHAT, {}, {"x-queue-type": "classic"})
+
+
+@pytest.mark.parametrize(
+    ("given", "current", "text"),
+    [
+        (
+            {"x-max-priority": 5}, {"x-max-priority": 10},
+            "'x-max-priority' for queue 'q' in vhost '/': received the value '5' of type "
+            "'signedint' but current is the value '10' of type 'signedint'",
+        ),
+        (
+            {}, {"x-expires": 2592000000},
+            "'x-expires' for queue 'q' in vhost '/': received none but current is the value "
+            "'2592000000' of type 'long'",
+        ),
+        (
+            {"x-dead-letter-exchange": "dlx"}, {},
+            "'x-dead-letter-exchange' for queue 'q' in vhost '/': received the value 'dlx' of type "
+            "'longstr' but current is none",
+        ),
+        (
+            {"x-mine": True}, {"x-mine": 1},
+            "'x-mine' for queue 'q' in vhost '/': received the value 'true' of type 'bool' but "
+            "current is the value '1' of type 'signedint'",
+        ),
+        (
+            {"x-queue-type": "quorum"}, {},
+            "'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type "
+            "'longstr' but current is none",
+        ),
+    ],
+)  # fmt: skip
+def test_what_differs_is_told_in_full(
+    given: dict[str, object], current: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ChannelError) as caught:
+        check_equivalent(WHAT, given, current)
+    assert str(caught.value) == f"PRECONDITION_FAILED - inequivalent arg {text}"
+
+
+def test_every_type_has_its_name() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    values = [1.5, {}, [], b"\xff", at, Decimal("1.2"), -(1 << 31), 1 << 31]
+    names = [
+        "double", "table", "array", "binary", "timestamp", "decimal", "signedint", "long"
+    ]  # fmt: skip
+    assert [shown(value).rpartition("type ")[2].strip("'") for value in values] == names
+
+
+# --- stored form ---
+
+
+def test_stored_arguments_come_back_as_they_were() -> None:
+    given: dict[str, object] = {
+        "x-max-priority": 3, "x-overflow": "drop-head", "n": None, "f": 0.25, "b": False,
+        "bytes": b"\x00\xff", "when": datetime(2026, 1, 1, tzinfo=UTC), "d": Decimal("1.25"),
+        "nested": [{"deep": b"\xfe"}, [], {"$amqp": "mine"}], "odd": "\udcff", "big": 1 << 40,
+    }  # fmt: skip
+    assert decode_arguments(encode_arguments(given)) == given
+
+
+def test_no_arguments_are_no_bytes() -> None:
+    assert encode_arguments({}) == b""
+    assert decode_arguments(b"") == {}
+
+
+def test_the_order_of_arguments_does_not_matter() -> None:
+    one, other = {"x-a": 1, "x-b": 2}, {"x-b": 2, "x-a": 1}
+    assert encode_arguments(one) == encode_arguments(other)
+
+
+def test_what_the_library_wrote_is_read_and_the_other_way_round() -> None:
+    options = QueueOptions(priorities=3, max_attempts=5, ttl_ms=10, dead_letter_to="dead")
+    arguments = decode_arguments(options.encode())
+    assert check_arguments(WHAT, arguments) == options
+    given: dict[str, object] = {"x-max-priority": 3, "x-expires": 5, "x-mine": b"\xff"}
+    found = QueueOptions.decode(encode_arguments(given))
+    assert found.priorities == 3
+    assert dict(found.extra)["x-expires"] == 5
+
+
+def test_what_is_no_object_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON object"):
+        decode_arguments(b"[1]")

@@ -1,0 +1,235 @@
+"""Operations by name: topology, permissions, what is told of a wrong one."""
+
+import random
+from typing import Any
+
+import pytest
+
+from penstock.access.permissions import Identity
+from penstock.broker.operation_json import dumps
+from penstock.broker.operations import OPERATIONS
+from penstock.errors import AMQPError
+from penstock.storage.durability import DISK
+from tests.helpers.operation_rig import OperationRig
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    return OperationRig()
+
+
+def channel_of(rig: OperationRig, identity: Identity) -> Any:
+    client = rig.client(identity)
+    client.pump()
+    client.open()
+    return client.handler.channels[1]
+
+
+def names(rig: OperationRig, op: str, field: str = "name") -> list[str]:
+    return [row[field] for row in rig.result(op)]
+
+
+# ---- topology ------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_answered_when_it_is_durable(rig: OperationRig) -> None:
+    asked = rig.ask("declare_queue", queue="q", arguments={"x-max-length": 5})
+    assert not asked.has_come
+    rig.turn()
+    assert asked.result == {"queue": "q", "messages": 0, "consumers": 0}
+    assert rig.vhost.engine.settled(DISK) == rig.vhost.engine.last_lsn
+    rig.restart()
+    (row,) = rig.result("list_queues")
+    assert (row["name"], row["durable"], row["arguments"]) == ("q", True, {"x-max-length": 5})
+
+
+def test_a_queue_that_is_there_otherwise(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.put("q", b"1")
+    assert rig.result("declare_queue", queue="q")["messages"] == 1
+    error = rig.refusal("declare_queue", queue="q", durable=False)
+    assert error.code == 406
+    assert "inequivalent arg 'durable' for queue 'q' in vhost '/'" in error.text
+
+
+def test_a_name_of_the_brokers_choice(rig: OperationRig) -> None:
+    assert rig.result("declare_queue", queue="")["queue"].startswith("amq.gen-")
+
+
+def test_purge_and_delete_say_how_many(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.put("q", b"1", b"2")
+    assert rig.refusal("delete_queue", queue="q", if_empty=True).code == 406
+    assert rig.result("purge_queue", queue="q") == {"messages": 2}
+    rig.put("q", b"3")
+    assert rig.result("delete_queue", queue="q") == {"messages": 1}
+    assert names(rig, "list_queues") == []
+    assert rig.refusal("delete_queue", queue="q").code == 404
+    assert rig.refusal("purge_queue", queue="q").code == 404
+
+
+def test_exchanges_and_bindings(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.result("declare_exchange", exchange="x", type="fanout")
+    rig.result("declare_exchange", exchange="y", type="topic", internal=True)
+    rig.result("bind_queue", queue="q", exchange="y", routing_key="a.#", arguments={"n": 1})
+    rig.result("bind_exchange", destination="y", source="x")
+    rig.restart()
+    bindings = [row for row in rig.result("list_bindings") if row["source_name"]]
+    assert [(row["source_name"], row["destination_name"]) for row in bindings] in (
+        [("x", "y"), ("y", "q")],
+        [("y", "q"), ("x", "y")],
+    )
+    rig.result("unbind_exchange", destination="y", source="x")
+    rig.result("unbind_queue", queue="q", exchange="y", routing_key="a.#", arguments={"n": 1})
+    assert [row for row in rig.result("list_bindings") if row["source_name"]] == []
+    rig.result("delete_exchange", exchange="x", if_unused=True)
+    assert "x" not in names(rig, "list_exchanges")
+    assert rig.refusal("delete_exchange", exchange="x").code == 404
+    assert rig.refusal("bind_queue", queue="q", exchange="x").code == 404
+    assert rig.refusal("declare_exchange", exchange="z", type="zigzag").code == 503
+
+
+# ---- wrong words ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "code", "told"),
+    [
+        ("list_queue", {}, 404, "no operation 'list_queue', did you mean 'list_queues'?"),
+        ("zzz", {}, 404, "no operation 'zzz'"),
+        ("purge_queue", {}, 406, "purge_queue: argument 'queue' is missing"),
+        ("purge_queue", {"queue": 5}, 406, "given 5, expected a text"),
+        ("purge_queue", {"queue": "q", "x": 1}, 406, "unknown argument 'x'"),
+        ("list_queues", {"x": 1}, 406, "unknown argument 'x'"),
+        ("get", {"queue": "q", "session": "s", "count": 0}, 406, "from 1 to 1000"),
+    ],
+)
+def test_what_is_asked_wrongly(
+    rig: OperationRig, op: str, args: dict[str, object], code: int, told: str
+) -> None:
+    rig.result("declare_queue", queue="q")
+    error = rig.refusal(op, **args)
+    assert error.code == code
+    assert told in error.text
+
+
+def test_a_failure_of_the_engine_goes_up(rig: OperationRig) -> None:
+    rig.vhost.engine.stop(OSError("the disk is gone"))
+    with pytest.raises(Exception, match="the disk is gone"):
+        rig.ask("declare_queue", queue="q")
+
+
+# ---- permissions ---------------------------------------------------------------------------------
+
+
+def test_a_client_needs_the_permissions_that_amqp_asks_for(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="other")
+    ann = channel_of(rig, Identity("ann", frozenset(), "^mine", "^mine", "^mine"))
+    assert rig.result("declare_queue", ann, queue="mine")["queue"] == "mine"
+    refused: dict[str, dict[str, object]] = {
+        "declare_queue": {"queue": "other"},
+        "delete_queue": {"queue": "other"},
+        "purge_queue": {"queue": "other"},
+        "declare_exchange": {"exchange": "x"},
+        "delete_exchange": {"exchange": "x"},
+        "bind_queue": {"queue": "mine", "exchange": "amq.fanout"},
+        "unbind_queue": {"queue": "mine", "exchange": "amq.fanout"},
+        "bind_exchange": {"destination": "mine", "source": "amq.fanout"},
+        "unbind_exchange": {"destination": "amq.fanout", "source": "mine"},
+        "publish": {"exchange": "amq.fanout", "bodies": []},
+        "peek": {"queue": "other"},
+    }
+    for op, args in refused.items():
+        error = rig.refusal(op, ann, **args)
+        assert error.code == 403, op
+        assert "refused for user 'ann'" in error.text
+    dead = {"x-dead-letter-exchange": "amq.fanout"}
+    assert rig.refusal("declare_queue", ann, queue="mine2", arguments=dead).code == 403
+
+
+def test_listings_need_a_tag_and_the_rest_administrator(rig: OperationRig) -> None:
+    nobody = channel_of(rig, Identity("ann", frozenset(), ".*", ".*", ".*"))
+    monitor = channel_of(rig, Identity("bob", frozenset({"monitoring"}), "", "", ""))
+    root = channel_of(rig, Identity("eve", frozenset({"administrator"}), "", "", ""))
+    listings = [op for op in OPERATIONS if op.startswith("list_") or op == "vhost_status"]
+    assert len(listings) == 6
+    for op in listings:
+        assert rig.refusal(op, nobody).code == 403
+        rig.result(op, monitor)
+        rig.result(op, root)
+    for op in ("get", "settle", "session_closed", "checkpoint", "backup", "job"):
+        assert rig.refusal(op, monitor).code == 403
+        assert "administrator" in rig.refusal(op, nobody).text
+    assert "job" in rig.result("checkpoint", root)
+
+
+def test_status_of_a_vhost(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    found = rig.result("vhost_status")
+    assert found["name"] == "/"
+    assert found["queues"] == 1
+
+
+# ---- anything at all -----------------------------------------------------------------------------
+
+ODD = [
+    None, True, 0, -1, 1 << 70, 1.5, float("nan"), "", "q", "amq.x", "a\0b", "\udcff", "x" * 300,
+    "ä" * 200, b"", b"\xff", [], [1], ["x"], [b"x"], {}, {"x-max-length": 1 << 70}, {"": None},
+    {"x": {"y": [{"z": 1 << 70}]}}, {"x" * 300: 1}, {"x-max-priority": -1},
+    {"headers": {"n": 1e400}}, {"priority": True}, {"b64": "x"}, object(),
+]  # fmt: skip
+NAMES = [
+    "queue", "exchange", "type", "durable", "arguments", "routing_key", "destination", "source",
+    "bodies", "properties", "session", "count", "wait_ms", "tags", "after", "job", "requeue", "xxx",
+]  # fmt: skip
+
+
+def test_whatever_is_asked_is_answered_once_and_breaks_nothing(rig: OperationRig) -> None:
+    """A result or an AMQP error, and never another exception: that would end the vhost."""
+    rng = random.Random(5)
+    rig.result("declare_queue", queue="q")
+    right: dict[str, object] = {
+        "queue": "q", "exchange": "amq.topic", "routing_key": "q", "destination": "amq.topic",
+        "source": "amq.fanout", "bodies": [b"x"], "session": "s", "tags": [], "job": 1,
+    }  # fmt: skip
+    for _ in range(2000):
+        op = rng.choice(sorted(OPERATIONS))
+        if op == "backup":
+            continue
+        args = {name: value for name, value in right.items() if name in _words(op)}
+        for _ in range(rng.randint(0, 2)):
+            args[rng.choice([n for n in NAMES if n in _words(op)] or NAMES)] = rng.choice(ODD)
+        asked = rig.ask(op, **args)
+        if rng.random() < 0.05:
+            rig.tick(0.2)
+        rig.turn()
+        assert len(asked.replies) == 1 or args.get("wait_ms"), (op, args)
+        for reply in asked.replies:
+            if not isinstance(reply, AMQPError):
+                dumps(reply)
+    rig.restart()
+    rig.result("list_bindings")
+    rig.result("list_queues")
+
+
+def _words(op: str) -> set[str]:
+    """The arguments that an operation knows."""
+    known = {
+        "publish": {"exchange", "routing_key", "properties", "bodies"},
+        "peek": {"queue", "count", "after"},
+        "get": {"queue", "count", "session", "wait_ms"},
+        "settle": {"queue", "session", "tags", "requeue"},
+        "session_closed": {"session"},
+        "job": {"job", "wait_ms"},
+        "declare_queue": {"queue", "durable", "arguments"},
+        "delete_queue": {"queue"},
+        "purge_queue": {"queue"},
+        "declare_exchange": {"exchange", "type", "durable", "arguments"},
+        "delete_exchange": {"exchange"},
+        "bind_queue": {"queue", "exchange", "routing_key", "arguments"},
+        "unbind_queue": {"queue", "exchange", "routing_key", "arguments"},
+        "bind_exchange": {"destination", "source", "routing_key", "arguments"},
+        "unbind_exchange": {"destination", "source", "routing_key", "arguments"},
+    }
+    return known.get(op, set())

@@ -1,0 +1,282 @@
+"""Operations on messages: publish, get, settle, peek, and sessions that end."""
+
+import pytest
+
+from penstock.access.permissions import Identity
+from penstock.storage.durability import DISK
+from tests.helpers.operation_rig import OperationRig
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    made = OperationRig()
+    made.result("declare_queue", queue="q")
+    return made
+
+
+def got(rig: OperationRig, session: str = "s", **args: object) -> list[bytes]:
+    found = rig.result("get", queue="q", session=session, **args)
+    return [message["body"] for message in found["messages"]]
+
+
+def counts(rig: OperationRig) -> tuple[int, int]:
+    """Ready and pending messages."""
+    amq = rig.vhost.find_queue("q").amq
+    return amq.len(), amq.depth() - amq.len()
+
+
+# ---- publish -------------------------------------------------------------------------------------
+
+
+def test_publish_is_answered_when_it_is_on_disk(rig: OperationRig) -> None:
+    asked = rig.ask("publish", routing_key="q", bodies=["a", b"b"], properties={"delivery_mode": 2})
+    assert not asked.has_come
+    rig.turn()
+    assert asked.result == {"published": 2}
+    assert rig.vhost.engine.settled(DISK) == rig.vhost.engine.last_lsn
+    rig.restart()
+    assert got(rig, count=5) == [b"a", b"b"]
+
+
+def test_a_transient_message_needs_no_disk(rig: OperationRig) -> None:
+    asked = rig.ask("publish", routing_key="q", bodies=[b"a"])
+    assert asked.result == {"published": 1}
+
+
+def test_publish_by_an_exchange_and_its_properties(rig: OperationRig) -> None:
+    rig.result("declare_exchange", exchange="x", type="topic")
+    rig.result("bind_queue", queue="q", exchange="x", routing_key="a.*")
+    properties = {"headers": {"n": 1, "b": b"\xff"}, "content_type": "text/plain", "priority": 3}
+    rig.result("publish", exchange="x", routing_key="a.b", bodies=[b"1"], properties=properties)
+    (message,) = rig.result("get", queue="q", session="s")["messages"]
+    assert message["exchange"] == "x"
+    assert message["routing_key"] == "a.b"
+    assert message["properties"] == properties
+    assert message["redelivered"] is False
+
+
+def test_expiration_and_delay_are_honoured(rig: OperationRig) -> None:
+    rig.put("q", b"1", expiration="1000")
+    rig.put("q", b"2", headers={"x-delay": 5000})
+    assert counts(rig) == (1, 0)
+    rig.tick(2)
+    assert counts(rig) == (0, 0)
+    rig.tick(5)
+    assert got(rig) == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        ({"routing_key": "no"}, 312, "no queue gets it: key 'no', queue 'no' in vhost '/'"),
+        ({"exchange": "amq.fanout"}, 312, "exchange 'amq.fanout' in vhost '/'"),
+        ({"exchange": "none"}, 404, "no exchange 'none' in vhost '/'"),
+        ({"properties": {"prio": 5}}, 406, "unknown property 'prio'"),
+        ({"properties": {"priority": 256}}, 406, "property 'priority': given 256"),
+        ({"properties": {"priority": "5"}}, 406, "property 'priority'"),
+        ({"properties": {"headers": 5}}, 406, "property 'headers'"),
+        ({"properties": {"type": "x" * 256}}, 406, "AMQP cannot carry"),
+        ({"properties": {"headers": {"x": object()}}}, 406, "AMQP cannot carry"),
+        ({"properties": {"expiration": "soon"}}, 406, "invalid expiration"),
+        ({"bodies": [1]}, 406, "a list of texts or bytes"),
+    ],
+)
+def test_a_publish_that_is_refused(
+    rig: OperationRig, args: dict[str, object], code: int, told: str
+) -> None:
+    error = rig.refusal("publish", **{"routing_key": "q", "bodies": [b"x"], **args})
+    assert error.code == code
+    assert told in error.text
+    assert counts(rig) == (0, 0)
+
+
+def test_a_full_queue_says_how_many_are_in() -> None:
+    rig = OperationRig()
+    full = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    rig.result("declare_queue", queue="q", arguments=full)
+    error = rig.refusal("publish", routing_key="q", bodies=[b"1", b"2", b"3"])
+    assert error.code == 506
+    assert "2 were published" in error.text
+
+
+def test_nothing_is_published_while_memory_is_short(rig: OperationRig) -> None:
+    rig.vhost.blocked_reason = "memory"
+    error = rig.refusal("publish", routing_key="q", bodies=[b"1"])
+    assert error.code == 506
+    assert "short of memory" in error.text
+
+
+# ---- get, settle ---------------------------------------------------------------------------------
+
+
+def test_what_is_got_is_pending_until_it_is_settled(rig: OperationRig) -> None:
+    rig.put("q", b"1", b"2", b"3")
+    found = rig.result("get", queue="q", session="s", count=2)["messages"]
+    assert counts(rig) == (1, 2)
+    tags = [message["tag"] for message in found]
+    assert rig.result("settle", queue="q", session="s", tags=tags) == {"settled": 2}
+    assert counts(rig) == (1, 0)
+    assert rig.result("settle", queue="q", session="s", tags=tags) == {"settled": 0}
+    rig.restart()
+    assert got(rig, count=9) == [b"3"]
+
+
+def test_what_is_put_back_is_where_it_was_and_was_not_tried(rig: OperationRig) -> None:
+    rig.put("q", b"1", b"2")
+    (message,) = rig.result("get", queue="q", session="s")["messages"]
+    tags = [message["tag"]]
+    assert rig.result("settle", queue="q", session="s", tags=tags, requeue=True) == {"settled": 1}
+    (again,) = rig.result("get", queue="q", session="s")["messages"]
+    assert again["body"] == b"1"
+    assert again["redelivered"] is True
+    assert "x-delivery-count" not in again["properties"].get("headers", {})
+
+
+def test_a_session_that_ends_gives_back_what_it_holds(rig: OperationRig) -> None:
+    rig.put("q", b"1", b"2", b"3")
+    assert got(rig, "a", count=2) == [b"1", b"2"]
+    assert got(rig, "b") == [b"3"]
+    assert rig.result("session_closed", session="a") == {"released": 2}
+    assert counts(rig) == (2, 1)
+    assert rig.result("session_closed", session="a") == {"released": 0}
+    assert got(rig, "c", count=5) == [b"1", b"2"]
+
+
+def test_one_session_does_not_settle_what_another_holds(rig: OperationRig) -> None:
+    rig.put("q", b"1")
+    (message,) = rig.result("get", queue="q", session="a")["messages"]
+    args = {"queue": "q", "tags": [message["tag"]]}
+    assert rig.result("settle", session="b", **args) == {"settled": 0}
+    assert rig.result("settle", session="a", **args) == {"settled": 1}
+
+
+def test_what_is_held_of_a_queue_that_was_deleted_is_gone(rig: OperationRig) -> None:
+    rig.put("q", b"1")
+    (message,) = rig.result("get", queue="q", session="s")["messages"]
+    rig.result("delete_queue", queue="q")
+    rig.result("declare_queue", queue="q")
+    rig.put("q", b"2")
+    assert got(rig, "other") == [b"2"]
+    tags = [message["tag"]]
+    assert rig.result("settle", queue="q", session="s", tags=tags) == {"settled": 0}
+    assert counts(rig) == (0, 1)
+
+
+def test_a_get_without_a_wait_answers_at_once(rig: OperationRig) -> None:
+    assert rig.ask("get", queue="q", session="s").result == {"messages": []}
+
+
+def test_a_get_that_waits_has_what_comes(rig: OperationRig) -> None:
+    asked = rig.ask("get", queue="q", session="s", wait_ms=5000, count=5)
+    rig.turn()
+    assert not asked.has_come
+    rig.put("q", b"1")
+    rig.turn()
+    assert [message["body"] for message in asked.result["messages"]] == [b"1"]
+    rig.tick(10)
+    assert len(asked.replies) == 1
+
+
+def test_a_get_waits_no_longer_than_it_said(rig: OperationRig) -> None:
+    asked = rig.ask("get", queue="q", session="s", wait_ms=5000)
+    rig.tick(4.9)
+    assert not asked.has_come
+    rig.tick(0.2)
+    assert asked.result == {"messages": []}
+    assert not rig.vhost.find_queue("q").waiters
+    rig.put("q", b"1")
+    assert counts(rig) == (1, 0)
+
+
+def test_of_two_that_wait_one_has_it(rig: OperationRig) -> None:
+    first = rig.ask("get", queue="q", session="a", wait_ms=5000)
+    second = rig.ask("get", queue="q", session="b", wait_ms=5000)
+    rig.put("q", b"1")
+    rig.turn()
+    assert [first.has_come, second.has_come] == [True, False]
+    rig.put("q", b"2")
+    rig.turn()
+    assert second.result["messages"][0]["body"] == b"2"
+
+
+def test_a_get_whose_session_has_ended_takes_nothing(rig: OperationRig) -> None:
+    asked = rig.ask("get", queue="q", session="s", wait_ms=5000)
+    rig.result("session_closed", session="s")
+    rig.put("q", b"1")
+    rig.turn()
+    assert not asked.has_come
+    assert counts(rig) == (1, 0)
+
+
+def test_a_get_that_waits_hears_that_the_queue_is_gone(rig: OperationRig) -> None:
+    asked = rig.ask("get", queue="q", session="s", wait_ms=5000)
+    rig.result("delete_queue", queue="q")
+    (error,) = asked.replies
+    assert error.code == 404
+
+
+def test_a_get_waits_for_a_message_that_is_held(rig: OperationRig) -> None:
+    """A message beyond the settled delivered mark comes when that is settled."""
+    rig.put("q", *[b"%d" % n for n in range(600)])
+    seen: list[bytes] = []
+    for _ in range(50):
+        asked = rig.ask("get", queue="q", session="s", wait_ms=5000, count=50)
+        rig.turn()
+        seen += [message["body"] for message in asked.result["messages"]]
+        if len(seen) == 600:
+            break
+    assert seen == [b"%d" % n for n in range(600)]
+
+
+def test_a_reply_ends_after_some_bytes(rig: OperationRig) -> None:
+    rig.put("q", *[bytes(3 << 20)] * 5)
+    assert len(got(rig, count=5)) == 3
+
+
+# ---- peek ----------------------------------------------------------------------------------------
+
+
+def test_peek_looks_at_all_in_pieces_and_changes_nothing(rig: OperationRig) -> None:
+    bodies = [b"%d" % n for n in range(50)]
+    rig.put("q", *bodies)
+    seen: list[bytes] = []
+    after = None
+    while True:
+        found = rig.result("peek", queue="q", count=20, after=after)
+        if not found["messages"]:
+            break
+        seen += [message["body"] for message in found["messages"]]
+        after = found["after"]
+    assert seen == bodies
+    assert counts(rig) == (50, 0)
+
+
+def test_peek_stops_after_some_bytes_and_goes_on_there(rig: OperationRig) -> None:
+    rig.put("q", *[bytes(3 << 20)] * 5)
+    first = rig.result("peek", queue="q", count=9)
+    rest = rig.result("peek", queue="q", count=9, after=first["after"])
+    assert [len(found["messages"]) for found in (first, rest)] == [3, 2]
+
+
+def test_a_body_above_the_maximum(rig: OperationRig) -> None:
+    error = rig.refusal("publish", routing_key="q", bodies=[bytes((128 << 20) + 1)])
+    assert error.code == 406
+    assert "larger than configured max size" in error.text
+
+
+def test_peek_of_nothing(rig: OperationRig) -> None:
+    assert rig.result("peek", queue="q", count=20) == {"messages": [], "after": None}
+
+
+# ---- over a channel ------------------------------------------------------------------------------
+
+
+def test_get_is_not_for_clients_but_peek_and_publish_are(rig: OperationRig) -> None:
+    client = rig.client(Identity("ann", frozenset(), "", ".*", "^q$"))
+    client.pump()
+    client.open()
+    channel = client.handler.channels[1]
+    assert rig.refusal("get", channel, queue="q", session="s").code == 403
+    assert rig.result("publish", channel, routing_key="q", bodies=["x"]) == {"published": 1}
+    assert len(rig.result("peek", channel, queue="q")["messages"]) == 1
+    assert rig.refusal("peek", channel, queue="other").code == 403

@@ -1,0 +1,107 @@
+"""What a vhost tells people: the same of a queue whether it is open or not."""
+
+import json
+
+import pytest
+
+from penstock.broker import vhost_info
+from penstock.broker.topology import SYSTEM
+from tests.helpers.vhost_rig import TakingChannel, VHostRig
+
+
+@pytest.fixture
+def rig() -> VHostRig:
+    return VHostRig()
+
+
+def info_of(rig: VHostRig, name: str) -> vhost_info.Info:
+    (found,) = [one for one in vhost_info.list_queues(rig.vhost) if one["name"] == name]
+    return found
+
+
+def filled(rig: VHostRig) -> None:
+    """A queue with something of everything."""
+    queue = rig.queue(arguments={"x-max-priority": 2, "x-queue-type": "quorum"}, auto_delete=False)
+    rig.put(queue, b"12345", b"678", priority=1)
+    rig.put(queue, b"later", delay_ms=60_000)
+    assert queue.amq.fetch() is not None
+
+
+def test_an_open_queue(rig: VHostRig) -> None:
+    filled(rig)
+    rig.consume(rig.vhost.find_queue("q"), TakingChannel(), no_ack=False)
+    found = info_of(rig, "q")
+    expected = {
+        "name": "q", "vhost": "test", "type": "quorum", "durable": True, "exclusive": False,
+        "auto_delete": False, "arguments": {"x-max-priority": 2, "x-queue-type": "quorum"},
+        "state": "running", "messages": 2, "messages_ready": 1, "messages_unacknowledged": 1,
+        "delayed": 1, "message_bytes": 8, "message_bytes_ready": 3,
+        "message_bytes_unacknowledged": 5, "consumers": 1, "alphas": 1, "betas": 0, "gammas": 0,
+        "delta": 0, "idle_since": "2023-11-14T22:13:20.000+00:00",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    memory = found["memory"]
+    assert isinstance(memory, int)
+    assert memory > 0
+    json.dumps(found)
+
+
+def test_a_queue_that_nobody_has_named(rig: VHostRig) -> None:
+    filled(rig)
+    rig.put(rig.queue("idle", arguments={"x-max-priority": 1}, auto_delete=True), b"ab", b"c")
+    rig.restart()
+    assert "idle" not in rig.vhost.queues
+    found = info_of(rig, "idle")
+    assert "idle" not in rig.vhost.queues
+    rig.vhost.find_queue("idle")
+    opened = info_of(rig, "idle")
+    assert found["messages"] == 2
+    # All is in delta, until somebody has a look at the head.
+    assert (found.pop("delta"), found.pop("gammas"), found.pop("memory")) == (2, 0, 0)
+    assert found == {name: opened[name] for name in found}
+
+
+def test_exclusive_and_passing_queues(rig: VHostRig) -> None:
+    rig.vhost.declare_queue("mine", durable=True, exclusive=True, owner="me")
+    rig.vhost.declare_queue("passing")
+    found = [(q["name"], q["durable"], q["exclusive"]) for q in vhost_info.list_queues(rig.vhost)]
+    assert found == [("mine", False, True), ("passing", False, False)]
+
+
+def test_a_crashed_queue_is_listed(rig: VHostRig) -> None:
+    rig.put(rig.queue(), b"abc")
+    for _ in range(5):
+        rig.vhost.restarts.failed(rig.vhost.queues["q"], RuntimeError("a bug"))
+    found = info_of(rig, "q")
+    assert (found["state"], found["messages"]) == ("crashed", 1)
+
+
+def test_exchanges_and_bindings(rig: VHostRig) -> None:
+    rig.queue()
+    rig.vhost.declare_exchange("x", "topic", auto_delete=True, arguments={"a": 1})
+    rig.vhost.bind_queue("q", "x", "k.#", {"b": 2})
+    rig.vhost.bind_exchange("x", "amq.topic", "#")
+    exchanges = vhost_info.list_exchanges(rig.vhost)
+    assert [one["name"] for one in exchanges] == sorted([*SYSTEM, "x"])
+    assert exchanges[-1] == {
+        "name": "x", "vhost": "test", "type": "topic", "durable": False, "auto_delete": True,
+        "internal": False, "arguments": {"a": 1},
+    }  # fmt: skip
+    found = [
+        (b["source_name"], b["destination_kind"], b["destination_name"], b["routing_key"])
+        for b in vhost_info.list_bindings(rig.vhost)
+    ]
+    assert found == [
+        ("", "queue", "q", "q"),
+        ("amq.topic", "exchange", "x", "#"),
+        ("x", "queue", "q", "k.#"),
+    ]
+
+
+def test_status(rig: VHostRig) -> None:
+    rig.put(rig.queue(), b"abc")
+    rig.vhost.add_other(5)
+    found = vhost_info.status(rig.vhost)
+    assert (found["queues"], found["queues_open"], found["messages_persistent"]) == (1, 1, 1)
+    assert (found["durability"], found["other_bytes"], found["blocked_reason"]) == ("disk", 5, "")
+    json.dumps(found)

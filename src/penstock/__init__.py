@@ -1,9 +1,10 @@
 """Penstock: a durable message broker in Python, and its queues as a library.
 
-`penstock.open(path)` opens a box of durable queues in this process (docs/embedded.md), and
-`penstock.aio.open(path)` one for asyncio. Importing this package loads nothing else: what is used
-is loaded when it is first named. `penstock.storage` is the storage engine, `penstock.cli` the
-commands.
+`penstock.open(path)` opens a box of durable queues in this process (docs/embedded.md),
+`penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
+asyncio. Importing this package loads nothing else: what is used is loaded when it is first named.
+`penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
+`penstock.cli` the commands.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ __version__: Final = "0.1.0"
 
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
-    "open": ("penstock.embedded.box", "open_box"),
+    "open": ("penstock.client.opening", "open_any"),
     "aio": ("penstock.aio", ""),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),

@@ -1,7 +1,6 @@
 """What every box must do, whoever stands behind it: a directory, used by threads or by asyncio,
-later
-a broker. A test class inherits ``QueueContract`` and ``BoxContract`` (``box_life``) and gives the
-fixture ``opens``: ``opens(**options)`` opens the box of this test, again after it was closed.
+or a broker. A test class inherits ``QueueContract`` and ``BoxContract`` (``box_life``) and gives
+the fixture ``opens``: ``opens(**options)`` opens the box of this test, again after it was closed.
 
 Nothing here sleeps: what must happen in another thread is waited for, what must not happen before a
 time is measured.

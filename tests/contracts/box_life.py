@@ -1,6 +1,10 @@
 """The second half of what every box must do: names and options, transactions, being closed and
-opened
-again. See ``box``."""
+opened again. See ``box``.
+
+``is_shared`` is for a box on a broker: others may have it open at the same time, and what a
+directory's one owner decides, memory and where news go, is the broker's affair. Three tests have
+nothing to say of such a box, and are skipped.
+"""
 
 import os
 import threading
@@ -15,7 +19,17 @@ from tests.contracts.box import LONG_S, Aside, Opens, bodies, drain, until
 
 
 class BoxContract:
-    """The box itself."""
+    """The box itself. is_shared: see the head of this module."""
+
+    is_shared = False
+
+    def open_copy(self, path: Path) -> Any:
+        """The box in a backup, to be entered."""
+        return penstock.open(path)
+
+    def _skip_if_shared(self, why: str) -> None:
+        if self.is_shared:
+            pytest.skip(f"on a broker: {why}")
 
     @pytest.fixture
     def box(self, opens: Opens) -> Any:
@@ -256,6 +270,7 @@ class BoxContract:
         assert bodies(opens().queue("q")) == [b"a"]
 
     def test_a_second_owner_is_told_of_the_first(self, opens: Opens) -> None:
+        self._skip_if_shared("any number may have it open")
         box = opens()
         with pytest.raises(LockedError, match=rf"locked by pid {os.getpid()} host "):
             opens()
@@ -273,10 +288,11 @@ class BoxContract:
         assert box.info()["checkpoints"] > info["checkpoints"]
         box.backup(tmp_path / "copy")
         q.purge()
-        with penstock.open(tmp_path / "copy") as copy:
+        with self.open_copy(tmp_path / "copy") as copy:
             assert bodies(copy.queue("q")) == [b"%d" % i for i in range(100)]
 
     def test_alerts_and_events_are_told(self, opens: Opens) -> None:
+        self._skip_if_shared("its alerts and events go to its log")
         alerts: list[Any] = []
         events: list[tuple[str, str]] = []
         told = threading.Event()
@@ -294,6 +310,7 @@ class BoxContract:
         until(lambda: any(kind == "warning" and "memory" in text for kind, text in events))
 
     def test_a_strict_box_refuses_what_is_too_much(self, opens: Opens) -> None:
+        self._skip_if_shared("its memory is set when it is started")
         box = opens(memory="8 MiB", strict=True)
         box.queue("a", max_memory="5 MiB")
         with pytest.raises(OptionError, match="max_memory: given '5 MiB', expected at most the 3"):

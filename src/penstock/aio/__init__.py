@@ -1,9 +1,18 @@
 """`penstock.aio`: the library's face for asyncio, where its users look for it.
 
-Everything is in `penstock.embedded.aio`; here are its names, so that `import penstock.aio` and
-`from penstock import aio` are the same.
+The box in a directory is in `penstock.embedded.aio`, that on a broker in
+`penstock.client.remote_aio`; here is what opens either, and loads the second only if it is asked
+for. `import penstock.aio` and `from penstock import aio` are the same. As for `penstock.open`, to
+type checkers it is a Box that is opened.
 """
 
-from penstock.embedded.aio import Box, Job, Queue, open  # noqa: A004  # as gzip.open is
+from typing import TYPE_CHECKING
+
+from penstock.embedded.aio import Box, Job, Queue
+
+if TYPE_CHECKING:
+    from penstock.embedded.aio import open  # noqa: A004  # as gzip.open is
+else:
+    from penstock.client.opening import open_any_aio as open  # noqa: A004
 
 __all__ = ["open", "Box", "Queue", "Job"]

@@ -11,12 +11,15 @@ What the user did wrong, or what the disk holds, is told in one line on stderr t
     64  wrong use: unknown command or option   73  it would not be safe to create the store there
     65  the data is damaged or too new         74  the disk failed, or is full
     66  no such file, queue or store           75  try again later: another process has it
-   130  interrupted (Ctrl-C)                   77  no permission
+    69  no broker there, or the port is taken  77  no permission
+   130  interrupted (Ctrl-C)
 
 Not here.  What the commands do: the other modules of this package.
 """
 
 import difflib
+import os  # noqa: TID251 - the descriptor of stdout, when its reader has gone
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -26,6 +29,7 @@ import click
 
 import penstock
 from penstock.errors import (
+    AMQPError,
     CorruptionError,
     DiskFullError,
     ForkedError,
@@ -48,12 +52,26 @@ EX_OK: Final = 0
 EX_USAGE: Final = 64
 EX_DATAERR: Final = 65
 EX_NOINPUT: Final = 66
+EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
 EX_CANTCREAT: Final = 73
 EX_IOERR: Final = 74
 EX_TEMPFAIL: Final = 75
 EX_NOPERM: Final = 77
 EX_INTERRUPTED: Final = 130
+
+
+class UnavailableError(PenstockError):
+    """No broker serves the directory, it went away, or the address to serve at is taken."""
+
+
+class RefusedError(PenstockError):
+    """The broker refused a command. code: AMQP's reply code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
 
 # An error that is not named here has the code of its nearest base class.
 EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
@@ -72,6 +90,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     QueueFullError: EX_TEMPFAIL,
     SettledError: EX_SOFTWARE,
     ForkedError: EX_SOFTWARE,
+    UnavailableError: EX_UNAVAILABLE,
     PenstockError: EX_SOFTWARE,
     FileNotFoundError: EX_NOINPUT,
     NotADirectoryError: EX_NOINPUT,
@@ -80,14 +99,99 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OSError: EX_IOERR,
 }
 
-# Command group -> where its click command is. Nothing of it is imported before it is used.
-GROUPS: Final[Mapping[str, str]] = {
-    "store": "penstock.cli.store:store",
+# What a broker refuses, by its reply code; any other is a mistake of somebody's: 70.
+REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
+    312: EX_NOINPUT,  # NO_ROUTE
+    320: EX_UNAVAILABLE,  # CONNECTION_FORCED
+    402: EX_NOINPUT,
+    403: EX_NOPERM,
+    404: EX_NOINPUT,
+    405: EX_TEMPFAIL,  # RESOURCE_LOCKED
+    406: EX_USAGE,  # PRECONDITION_FAILED
+    502: EX_USAGE,
+    503: EX_USAGE,
+    506: EX_TEMPFAIL,  # RESOURCE_ERROR: full
+    530: EX_NOINPUT,  # NOT_ALLOWED: no such vhost
+    540: EX_USAGE,
+    541: EX_UNAVAILABLE,
 }
 
-# What `penstock --help` says of each group, so that it need not be imported for that.
+# Command -> where its click command is. Nothing of it is imported before it is used.
+GROUPS: Final[Mapping[str, str]] = {
+    "add_user": "penstock.cli.user_verbs:add_user",
+    "add_vhost": "penstock.cli.node_verbs:add_vhost",
+    "await_startup": "penstock.cli.node_verbs:await_startup",
+    "backup": "penstock.cli.node_verbs:backup",
+    "bind_queue": "penstock.cli.queue_verbs:bind_queue",
+    "change_password": "penstock.cli.user_verbs:change_password",
+    "checkpoint": "penstock.cli.node_verbs:checkpoint",
+    "clear_permissions": "penstock.cli.user_verbs:clear_permissions",
+    "consume": "penstock.cli.message_verbs:consume",
+    "declare_exchange": "penstock.cli.queue_verbs:declare_exchange",
+    "declare_queue": "penstock.cli.queue_verbs:declare_queue",
+    "delete_exchange": "penstock.cli.queue_verbs:delete_exchange",
+    "delete_queue": "penstock.cli.queue_verbs:delete_queue",
+    "delete_user": "penstock.cli.user_verbs:delete_user",
+    "delete_vhost": "penstock.cli.node_verbs:delete_vhost",
+    "get": "penstock.cli.message_verbs:get",
+    "list_bindings": "penstock.cli.list_verbs:list_bindings",
+    "list_channels": "penstock.cli.list_verbs:list_channels",
+    "list_connections": "penstock.cli.list_verbs:list_connections",
+    "list_consumers": "penstock.cli.list_verbs:list_consumers",
+    "list_exchanges": "penstock.cli.list_verbs:list_exchanges",
+    "list_permissions": "penstock.cli.list_verbs:list_permissions",
+    "list_queues": "penstock.cli.list_verbs:list_queues",
+    "list_users": "penstock.cli.list_verbs:list_users",
+    "list_vhosts": "penstock.cli.list_verbs:list_vhosts",
+    "peek": "penstock.cli.message_verbs:peek",
+    "publish": "penstock.cli.publish_verb:publish",
+    "purge_queue": "penstock.cli.queue_verbs:purge_queue",
+    "serve": "penstock.cli.serve:serve",
+    "set_permissions": "penstock.cli.user_verbs:set_permissions",
+    "set_user_tags": "penstock.cli.user_verbs:set_user_tags",
+    "status": "penstock.cli.node_verbs:status",
+    "stop": "penstock.cli.node_verbs:stop",
+    "store": "penstock.cli.store:store",
+    "unbind_queue": "penstock.cli.queue_verbs:unbind_queue",
+}
+
+# What `penstock --help` says of each, so that it need not be imported for that.
 GROUP_HELP: Final[Mapping[str, str]] = {
+    "add_user": "Add a user.",
+    "add_vhost": "Add a vhost.",
+    "await_startup": "Wait until the broker is ready.",
+    "backup": "Copy a vhost, in use, into a new data directory.",
+    "bind_queue": "Bind a queue to an exchange.",
+    "change_password": "Change a user's password.",
+    "checkpoint": "Make a checkpoint now.",
+    "clear_permissions": "Take a user's permissions on a vhost away.",
+    "consume": "Print messages as they come, and acknowledge them.",
+    "declare_exchange": "Declare an exchange.",
+    "declare_queue": "Declare a queue.",
+    "delete_exchange": "Delete an exchange.",
+    "delete_queue": "Delete a queue with all that it holds.",
+    "delete_user": "Delete a user.",
+    "delete_vhost": "Delete a vhost with all that it holds.",
+    "get": "Print the next message, and acknowledge it.",
+    "list_bindings": "Bindings of a vhost.",
+    "list_channels": "Channels of a vhost's connections.",
+    "list_connections": "Connections of all vhosts.",
+    "list_consumers": "Consumers of a vhost.",
+    "list_exchanges": "Exchanges of a vhost.",
+    "list_permissions": "Who may do what.",
+    "list_queues": "Queues of a vhost.",
+    "list_users": "Users and their tags.",
+    "list_vhosts": "Vhosts and their state.",
+    "peek": "Print messages and leave them where they are.",
+    "publish": "Publish messages, and wait until they are safe.",
+    "purge_queue": "Delete all ready messages of a queue.",
+    "serve": "Run the broker.",
+    "set_permissions": "What a user may configure, write and read in a vhost.",
+    "set_user_tags": "Set a user's tags.",
+    "status": "What the broker is doing.",
+    "stop": "Stop the broker in order.",
     "store": "Verify, dump, salvage and measure a store that is not in use.",
+    "unbind_queue": "Take a binding away.",
 }
 
 
@@ -111,7 +215,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name when there is none of that name."""
+        """As click does, with the nearest name when there is none of that name. `list queues` and
+        `list-queues` are `list_queues`."""
+        args = _joined(args)
         name = args[0]
         if not name.startswith("-") and name not in GROUPS and not ctx.resilient_parsing:
             near = difflib.get_close_matches(name, GROUPS, n=1)
@@ -123,6 +229,15 @@ class LazyGroup(click.Group):
         """The list in `--help`, without importing any of the groups."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(GROUP_HELP.items()))
+
+
+def _joined(args: list[str]) -> list[str]:
+    """The arguments with a command of two words, or with hyphens, as the one name that it has."""
+    first = args[0].replace("-", "_")
+    if first in GROUPS:
+        return [first, *args[1:]]
+    both = f"{first}_{args[1]}".replace("-", "_") if len(args) > 1 else first
+    return [both, *args[2:]] if both in GROUPS else args
 
 
 def version_text() -> str:
@@ -158,7 +273,10 @@ def cli(ctx: click.Context) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of an error, by its class or the nearest base class in EXIT_CODES."""
+    """The exit code of an error, by its class or the nearest base class in EXIT_CODES; what a
+    broker said has one by its reply code."""
+    if isinstance(error, AMQPError | RefusedError):
+        return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]
@@ -173,14 +291,16 @@ def one_line(error: BaseException) -> str:
     return "penstock: " + (" ".join(str(error).split()) or type(error).__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. `arguments`: those of the process when None.
+def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:
+    """Run one command and return its exit code. `arguments`: those of the process when None; `obj`:
+    the click context's object, see `ask`.
 
     An error that is not Penstock's, click's or the operating system's is a mistake in the program:
     its traceback is what a report of it needs.
     """
     try:
-        result = cli.main(args=arguments, prog_name="penstock", standalone_mode=False)
+        result = cli.main(args=arguments, prog_name="penstock", standalone_mode=False, obj=obj)
+        sys.stdout.flush()
     except click.UsageError as error:
         error.show()
         return EX_USAGE
@@ -190,6 +310,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("penstock: interrupted", err=True)
         return EX_INTERRUPTED
+    except SystemExit:  # click's, when whoever read what we print has gone, as `head` does
+        return EX_IOERR
+    except BrokenPipeError:  # the same, at the very end
+        # What is left in the buffer goes nowhere, and not into a complaint at the very end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EX_IOERR
     except (PenstockError, OSError) as error:
         click.echo(one_line(error), err=True)
         return exit_code(error)

@@ -11,13 +11,14 @@ behind. The work itself is in `penstock.storage`: verify, dump, salvage, stats, 
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
 
 from penstock.cli.main import EX_DATAERR, EX_OK
+from penstock.cli.shown import FORMAT, table
 from penstock.clock import SystemClock
 from penstock.storage import backup as backups
 from penstock.storage import dump as dumps
@@ -34,13 +35,6 @@ DRAW_EVERY_S = 0.1
 
 DIRECTORY = click.argument("directory", metavar="DIR")
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell progress in a pipe too.")
-FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="text: a table on a terminal, tab-separated in a pipe.",
-)
 
 
 @click.group(help="Verify, dump, salvage and measure a store that is not in use.")
@@ -68,7 +62,7 @@ def verify(directory: str, verbose: bool, form: str) -> int:
     for note in report.notes:
         click.echo(f"note: {note}")
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
-    _table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
+    table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
     click.echo(
         f"{len(report.problems)} problems, {len(report.notes)} notes; checked "
         f"{sum(q.count for q in report.queues)} messages, {report.bodies} bodies of "
@@ -115,7 +109,7 @@ def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
     for note in report.notes:
         click.echo(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
-    _table(["vhost", "queue", "taken", "bytes", "lost"], rows)
+    table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     click.echo(
         f"{report.taken} messages are in {into}; {report.lost} could not be read, "
         f"{len(report.losses)} losses in all"
@@ -133,13 +127,13 @@ def stats(directory: str, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(asdict(found), indent=2))
         return
-    _table(
+    table(
         ["files", "number", "bytes"],
         [[kind, number, size] for kind, (number, size) in sorted(found.files.items())],
     )
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.rows] for q in found.queues]
-    _table(["vhost", "queue", "messages", "bytes", "segments", "rows"], rows)
-    _table(
+    table(["vhost", "queue", "messages", "bytes", "segments", "rows"], rows)
+    table(
         ["figure", "value"],
         [
             ["vhosts", found.vhosts],
@@ -200,32 +194,8 @@ def _files() -> Iterator[OsFileSystem]:
         fs.close()
 
 
-def _is_terminal() -> bool:
-    return sys.stdout.isatty()
-
-
 def _has_terminal() -> bool:
     return sys.stderr.isatty()
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A drawn table on a terminal, else lines of fields separated by tabs."""
-    if not rows:
-        return
-    if not _is_terminal():
-        for row in (names, *rows):
-            click.echo("\t".join(str(field) for field in row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for i, name in enumerate(names):
-        is_number = all(isinstance(row[i], int) for row in rows)
-        table.add_column(name, justify="right" if is_number else "left")
-    for row in rows:
-        table.add_row(*(str(field) for field in row))
-    Console().print(table)
 
 
 @contextmanager

@@ -145,4 +145,47 @@ def test_an_error_of_several_lines_is_told_in_one() -> None:
 def test_every_error_that_we_name_has_an_exit_code_of_its_own_meaning() -> None:
     named = {kind for kind in vars(errors).values() if isinstance(kind, type)}
     without = {kind for kind in named if issubclass(kind, PenstockError)} - cli.EXIT_CODES.keys()
-    assert without == {errors.StorageError}
+    by_reply_code = {errors.AMQPError, errors.ChannelError, errors.AMQPConnectionError}
+    assert without == {errors.StorageError} | by_reply_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ChannelError(404, "no queue 'q' in vhost '/'"), 66),
+        (errors.ChannelError(406, "inequivalent"), 64),
+        (errors.AMQPConnectionError(320, "bye"), 69),
+        (cli.RefusedError(403, "not yours"), 77),
+        (cli.RefusedError(200, "what?"), 70),
+        (cli.UnavailableError("nobody there"), 69),
+    ],
+)
+def test_what_a_broker_says_has_the_exit_code_of_its_reply_code(
+    error: PenstockError, code: int
+) -> None:
+    assert cli.exit_code(error) == code
+
+
+@pytest.mark.parametrize("lines", [2, 100_000])
+def test_who_reads_us_may_go(lines: int, tmp_path: Path) -> None:
+    """As `penstock ... | head -1` does: no traceback, and no complaint at the very end."""
+    program = (
+        "import sys; from penstock.cli import main as m; import click\n"
+        "@click.command('x')\n"
+        "def x():\n"
+        f"    for _ in range({lines}): print('a line')\n"
+        "    sys.stdin.read()\n"
+        "m.LazyGroup.get_command = lambda *_: x\n"
+        "sys.exit(m.main(['store']))"
+    )
+    with (tmp_path / "err").open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=err,
+            stdin=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait(timeout=60) == 74
+    assert (tmp_path / "err").read_bytes() == b""

@@ -1,0 +1,118 @@
+"""The commands `list_...`: what there is in a broker, as rabbitmqctl's users know them.
+
+`penstock list_queues name messages consumers`: the columns that are asked for, in that order; a few
+of them without being asked, all of them with `--format json`. A column that there is none of is an
+error that suggests the right one. What a broker of another version tells beside these is shown too
+when it is asked for, as long as there is a row that has it.
+
+Not here: where the rows come from (penstock.broker, penstock.server).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from penstock.cli import shown
+from penstock.cli.ask import DATA, VHOST, ask
+from penstock.cli.shown import FORMAT
+from penstock.errors import OptionError
+
+# command -> (columns that are shown when none is asked for, the others)
+COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "list_queues": (
+        ("name", "messages", "consumers"),
+        (
+            "messages_ready", "messages_unacknowledged", "message_bytes", "memory", "durable",
+            "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas", "gammas",
+            "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
+            "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
+            "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
+            "alerts_raised", "vhost",
+        ),
+    ),
+    "list_exchanges": (
+        ("name", "type"), ("durable", "auto_delete", "internal", "arguments", "vhost"),
+    ),
+    "list_bindings": (
+        ("source_name", "destination_name", "destination_kind", "routing_key", "arguments"),
+        ("source_kind", "vhost"),
+    ),
+    "list_consumers": (
+        ("queue_name", "channel", "consumer_tag", "ack_required", "prefetch_count"),
+        (
+            "connection", "user", "exclusive", "active", "priority", "arguments", "unacked",
+            "delivered", "vhost",
+        ),
+    ),
+    "list_channels": (
+        ("name", "user", "consumer_count", "messages_unacknowledged"),
+        (
+            "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
+            "transactional", "messages_unconfirmed", "state",
+        ),
+    ),
+    "list_connections": (
+        ("name", "user", "vhost", "state", "channels"),
+        (
+            "peer_host", "peer_port", "host", "port", "client_properties", "connected_at",
+            "frame_max", "channel_max", "timeout", "recv_oct", "send_oct",
+        ),
+    ),
+    "list_vhosts": (
+        ("name", "state"),
+        (
+            "pid", "error", "restarts", "memory_bytes", "connections", "depth_bytes", "rss_bytes",
+        ),
+    ),
+    "list_users": (("name", "tags"), ()),
+    "list_permissions": (("user", "vhost", "configure", "write", "read"), ()),
+}  # fmt: skip
+
+
+def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence[str]) -> None:
+    """Print these columns of what was found; OptionError for one that there is none of."""
+    first, others = COLUMNS[command]
+    names = list(asked or first)
+    known = {*first, *others}.union(*found)
+    for name in names:
+        if name not in known:
+            raise OptionError(name, name, [*first, *sorted(known.difference(first))])
+    shown.table(names, [[row.get(name) for name in names] for row in found])
+
+
+def _listing(command: str, what: str, *, of_vhost: bool) -> click.Command:
+    """The click command of that name; of_vhost: it is asked of one vhost."""
+    first, others = COLUMNS[command]
+
+    def run(data: str, form: str, columns: tuple[str, ...], **more: Any) -> None:
+        found = ask(data, command, more.get("vhost"))
+        if form == "json":
+            shown.document([{name: row.get(name) for name in columns or row} for row in found])
+        else:
+            rows_of(command, found, columns)
+
+    columns = click.argument("columns", nargs=-1, metavar="[COLUMN]...")
+    words = ", ".join((*first, *others))
+    decorators: list[Callable[[Any], Any]] = [DATA, FORMAT, columns]
+    if of_vhost:
+        decorators.append(VHOST)
+    function: Any = run
+    for decorate in decorators:
+        function = decorate(function)
+    text = f"{what}\n\nColumns: {words}. Without any: {', '.join(first)}."
+    made: click.Command = click.command(command, help=text)(function)
+    return made
+
+
+list_queues = _listing("list_queues", "Queues of a vhost.", of_vhost=True)
+list_exchanges = _listing("list_exchanges", "Exchanges of a vhost.", of_vhost=True)
+list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=True)
+list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=True)
+list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=True)
+list_connections = _listing("list_connections", "Connections of all vhosts.", of_vhost=False)
+list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.", of_vhost=False)
+list_users = _listing("list_users", "Users and their tags.", of_vhost=False)
+list_permissions = _listing(
+    "list_permissions", "What each user may configure, write and read.", of_vhost=False
+)

@@ -1,0 +1,145 @@
+"""The broker as a whole, its vhosts and its data: status, waiting for it, stopping it, checkpoints.
+
+`stop` returns when the broker has given the lock of its data directory back, so that a script can
+go on with the directory; `await_startup` when the broker serves. Neither waits for longer than it
+is told to.
+
+Not here: `serve` (serve.py), the tools for a store that is not in use (store.py).
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from penstock.cli import shown
+from penstock.cli.ask import DATA, VHOST, Client, ask, asked
+from penstock.cli.main import RefusedError, UnavailableError
+from penstock.cli.shown import FORMAT
+from penstock.clock import SystemClock
+from penstock.embedded.waiting import ThreadWaiter
+from penstock.errors import LockedError
+from penstock.storage.filesystem import OsFileSystem
+
+PAUSE_S: Final = 0.05
+CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
+
+
+@click.command("status")
+@click.option("-p", "--vhost", metavar="NAME", help="One vhost instead of the whole broker.")
+@FORMAT
+@DATA
+def status(vhost: str | None, form: str, data: str) -> None:
+    """What the broker is, what it does, what it takes of memory and disk."""
+    found = ask(data, "status") if vhost is None else ask(data, "vhost_status", vhost)
+    shown.pairs(found, form)
+
+
+@click.command("add_vhost")
+@click.argument("name")
+@DATA
+def add_vhost(name: str, data: str) -> None:
+    """Add a vhost: a world of its own, with a process and a directory of its own."""
+    ask(data, "add_vhost", name=name)
+
+
+@click.command("delete_vhost")
+@click.argument("name")
+@DATA
+def delete_vhost(name: str, data: str) -> None:
+    """Delete a vhost with all its queues, messages and permissions."""
+    ask(data, "delete_vhost", name=name)
+
+
+@click.command("checkpoint")
+@VHOST
+@DATA
+def checkpoint(vhost: str, data: str) -> None:
+    """Make a checkpoint of a vhost now; returns when it is on disk."""
+    with asked(data) as client:
+        _finish(client, vhost, client.call("checkpoint", vhost))
+
+
+@click.command("backup")
+@click.argument("into", metavar="TO")
+@VHOST
+@DATA
+def backup(into: str, vhost: str, data: str) -> None:
+    """Copy a vhost into a new data directory TO, while the broker goes on.
+
+    The copy is the vhost as of one instant. Files that never change are hard-linked where the disk
+    allows it.
+    """
+    with asked(data) as client:
+        begun = client.call("backup", vhost, path=str(Path(into).absolute()))
+        found = _finish(client, vhost, begun)
+    click.echo(
+        f"{into}: {found['linked']} files linked, {found['copied']} copied "
+        f"({found['copied_bytes']} bytes)"
+    )
+
+
+def _finish(client: Client, vhost: str, begun: dict[str, Any]) -> dict[str, Any]:
+    """The result of a long operation."""
+    while True:
+        found: dict[str, Any] = client.call(
+            "job", vhost, job=begun["job"], wait_ms=round(CALL_S * 1000)
+        )
+        if found["is_done"]:
+            result: dict[str, Any] = found["result"]
+            return result
+
+
+@click.command("await_startup")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+    metavar="SECONDS", help="Give up after that, with exit code 69.",
+)  # fmt: skip
+@DATA
+def await_startup(timeout_s: float, data: str) -> None:
+    """Wait until the broker of the data directory is there and all its vhosts serve."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    while True:
+        left_s = max(deadline - clock.monotonic(), 0.0)
+        try:
+            ask(data, "await_startup", timeout_s=min(left_s, CALL_S))
+        except UnavailableError:
+            if clock.monotonic() >= deadline:
+                raise
+        except RefusedError as error:
+            if clock.monotonic() >= deadline:
+                raise UnavailableError(f"not ready after {timeout_s:g} s: {error}") from None
+        else:
+            return
+        ThreadWaiter().sleep(PAUSE_S)
+
+
+@click.command("stop")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+    metavar="SECONDS", help="Wait no longer than that for its end.",
+)  # fmt: skip
+@DATA
+def stop(timeout_s: float, data: str) -> None:
+    """Stop the broker in order, and return when it has left its data directory.
+
+    Clients are told, a checkpoint is made, the files are closed. Exit code 75 if that takes longer
+    than --timeout: it is still stopping then.
+    """
+    ask(data, "stop")
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    fs = OsFileSystem(0)
+    try:
+        while True:
+            try:
+                fs.lock(f"{data.rstrip('/')}/LOCK").release()
+            except LockedError:
+                if clock.monotonic() >= deadline:
+                    raise
+            else:
+                return
+            ThreadWaiter().sleep(PAUSE_S)
+    finally:
+        fs.close()

@@ -1,0 +1,153 @@
+"""`penstock serve`: run the broker until it is told to stop.
+
+    penstock 0.1.0 (compiled) is ready: amqp://guest:guest@localhost:5672/  data ./penstock-data
+    memory 9.6 GiB  durability disk
+
+One line on stdout when clients can connect, with the port that it really is: `--port 0` picks a
+free one. What happens after that is logged on stderr. SIGTERM and SIGINT stop it in order, exit
+code 0.
+
+It listens on 127.0.0.1 unless told otherwise, because the user that every new broker has,
+guest with the password guest, is known to everybody; and guest may connect from this machine alone
+even where it listens to others (`--host 0.0.0.0`).
+
+The broker and all that it imports are loaded when it is started, not for `--help`.
+
+Not here: the values and where they come from (penstock.config), the broker (penstock.server).
+"""
+
+import errno
+import os  # noqa: TID251 - the environment, which penstock.config is handed
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from penstock.cli.main import UnavailableError, version_text
+from penstock.config import LOG_LEVELS, Config, config_of, parse_file
+from penstock.errors import OptionError
+from penstock.queues.budget import format_bytes, machine_memory
+from penstock.storage.durability import INTERVAL, MODE_NAMES
+from penstock.storage.filesystem import OsFileSystem
+
+if TYPE_CHECKING:
+    from penstock.server.serve_settings import ReadyFacts
+
+FILE: Final = "penstock.toml"
+LOCAL: Final = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - names, no bind
+DEFAULT_PORT: Final = 5672
+
+
+@click.command("serve")
+@click.option("--data", metavar="DIR", help="Data directory, made when missing [./penstock-data].")
+@click.option("--host", metavar="ADDR", help="Address to listen at [127.0.0.1]; 0.0.0.0: all.")
+@click.option("--port", type=int, metavar="N", help="Port [5672]; 0: a free one.")
+@click.option(
+    "--memory", metavar="SIZE",
+    help="RAM for the queues, such as 64MiB, or a fraction of the machine's [0.4].",
+)  # fmt: skip
+@click.option(
+    "--durability", metavar="MODE",
+    help="What a confirm means: disk (synced), interval=MS (written, synced so often), os "
+    "(written) [disk].",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="[./penstock.toml, if it is there]")
+@click.option("--log-level", metavar="L", help=f"{', '.join(LOG_LEVELS)} [info].")
+def serve(
+    data: str | None, host: str | None, port: int | None, memory: str | None,
+    durability: str | None, config: str | None, log_level: str | None,
+) -> None:  # fmt: skip
+    """Run the broker. Without any option it serves amqp://guest:guest@localhost:5672/ from
+    ./penstock-data.
+
+    All this can be said in penstock.toml and by PENSTOCK_DATA, PENSTOCK_PORT ... too; an option
+    wins.
+    """
+    flags = {
+        "data": data, "host": host, "port": port, "memory": memory, "durability": durability,
+        "log_level": log_level,
+    }  # fmt: skip
+    run(configured(flags, config, dict(os.environ), str(Path.cwd())))
+
+
+def configured(
+    flags: Mapping[str, object], path: str | None, environment: Mapping[str, str], directory: str
+) -> Config:
+    """The Config of these flags, this environment, and the file that is named or lies in the
+    directory."""
+    path = path or environment.get("PENSTOCK_CONFIG")
+    file: dict[str, object] = {}
+    if path is None and (Path(directory) / FILE).exists():
+        path = str(Path(directory) / FILE)
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise OptionError(path, error.reason, "a text file, UTF-8") from None
+        file = parse_file(path, text)
+    fs = OsFileSystem(0)
+    try:
+        whole_bytes = machine_memory(fs)[0]
+    finally:
+        fs.close()
+    return config_of(
+        whole_bytes=whole_bytes, flags=flags, environment=environment, file=file,
+        file_path=path or FILE,
+    )  # fmt: skip
+
+
+def run(config: Config) -> None:
+    """Serve until the end. UnavailableError: the address is taken, or is none of this machine."""
+    from penstock.server.serve_settings import ServeSettings
+    from penstock.server.supervisor import serve as serve_until_stopped
+
+    settings = ServeSettings(
+        data=config.data,
+        host=config.host,
+        port=config.port,
+        memory_bytes=config.memory_bytes,
+        mode=config.mode,
+        is_strict=config.is_strict,
+        log_level=config.log_level,
+        storage=config.storage,
+        handshake_timeout_s=config.handshake_timeout_s,
+        vhost_hang_s=config.vhost_hang_s,
+        vhost_restarts_max=config.vhost_restarts_max,
+        vhost_restart_window_s=config.vhost_restart_window_s,
+        vhost_restart_strategy=config.vhost_restart_strategy,
+    )
+    try:
+        serve_until_stopped(settings, lambda facts: click.echo(ready_line(config, facts)))
+    except OSError as error:
+        raise told(config, error) from error
+
+
+def told(config: Config, error: OSError) -> Exception:
+    """An error of listening, said so that one knows what to do; any other as it is."""
+    place = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return UnavailableError(
+            f"{place} is taken by another process: stop that one, choose another --port, or "
+            "--port 0 for a free one"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UnavailableError(f"{place} is no address of this machine: choose another --host")
+    if error.errno in (errno.EACCES, errno.EPERM) and 0 < config.port < 1024:
+        return PermissionError(
+            error.errno, "ports below 1024 are not everybody's; choose another --port", place
+        )
+    return error
+
+
+def ready_line(config: Config, facts: "ReadyFacts") -> str:
+    """What is printed when clients can connect."""
+    host = "localhost" if facts.host in LOCAL else facts.host
+    host = f"[{host}]" if ":" in host else host
+    durability = MODE_NAMES[config.mode]
+    if config.mode == INTERVAL:
+        durability += f"={config.storage.interval_ms}"
+    return (
+        f"penstock {version_text()} is ready: amqp://guest:guest@{host}:{facts.port}/  "
+        f"data {config.data}  memory {format_bytes(config.memory_bytes)}  durability {durability}"
+    )

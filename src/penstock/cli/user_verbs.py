@@ -1,0 +1,101 @@
+"""Users, passwords and permissions: the commands that say who may do what in a broker.
+
+A password may be an argument, as rabbitmqctl has it, but then whoever lists the processes of the
+machine can read it. Without it, it is asked for on the terminal, twice and without being shown;
+with --stdin it is the first line of stdin.
+
+Permissions are regular expressions, found anywhere in a name: configure (declare, delete), write
+(publish, bind to) and read (consume, bind from); "" is nothing, ".*" is everything.
+
+Not here: how passwords are kept (penstock.access).
+"""
+
+import sys
+
+import click
+
+from penstock.cli.ask import DATA, VHOST, ask
+
+STDIN = click.option("--stdin", "from_stdin", is_flag=True, help="The password is a line of stdin.")
+
+
+def _password(given: str | None, from_stdin: bool) -> str:
+    if from_stdin:
+        if given is not None:
+            raise click.UsageError("a password as argument and --stdin do not go together")
+        line = sys.stdin.readline()
+        if not line:
+            raise click.UsageError("stdin is empty, expected the password")
+        given = line.rstrip("\r\n")
+    elif given is None:
+        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        given = asked
+    if not given:
+        raise click.UsageError("the password is empty")
+    return given
+
+
+@click.command("add_user")
+@click.argument("name")
+@click.argument("password", required=False)
+@click.option("--tag", "tags", multiple=True, help="Such as administrator; may be repeated.")
+@STDIN
+@DATA
+def add_user(
+    name: str, password: str | None, tags: tuple[str, ...], from_stdin: bool, data: str
+) -> None:
+    """Add a user, who may do nothing yet: see set_permissions."""
+    ask(data, "add_user", name=name, password=_password(password, from_stdin), tags=list(tags))
+
+
+@click.command("delete_user")
+@click.argument("name")
+@DATA
+def delete_user(name: str, data: str) -> None:
+    """Delete a user; the user's connections are closed."""
+    ask(data, "delete_user", name=name)
+
+
+@click.command("change_password")
+@click.argument("name")
+@click.argument("password", required=False)
+@STDIN
+@DATA
+def change_password(name: str, password: str | None, from_stdin: bool, data: str) -> None:
+    """Change a user's password. Connections that are open stay."""
+    ask(data, "change_password", name=name, password=_password(password, from_stdin))
+
+
+@click.command("set_user_tags")
+@click.argument("name")
+@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@DATA
+def set_user_tags(name: str, tags: tuple[str, ...], data: str) -> None:
+    """Set a user's tags: these and no others."""
+    ask(data, "set_user_tags", name=name, tags=list(tags))
+
+
+@click.command("set_permissions")
+@click.argument("user")
+@click.argument("configure")
+@click.argument("write")
+@click.argument("read")
+@VHOST
+@DATA
+def set_permissions(
+    user: str, configure: str, write: str, read: str, vhost: str, data: str
+) -> None:
+    """What a user may CONFIGURE, WRITE and READ in a vhost: three regular expressions of names.
+
+    It holds at once, for open connections too.
+    """
+    ask(data, "set_permissions", vhost, user=user, configure=configure, write=write, read=read)
+
+
+@click.command("clear_permissions")
+@click.argument("user")
+@VHOST
+@DATA
+def clear_permissions(user: str, vhost: str, data: str) -> None:
+    """Take a user's permissions on a vhost away: no access to it any more."""
+    ask(data, "clear_permissions", vhost, user=user)

@@ -1,0 +1,119 @@
+"""AmqpUrl: where a broker is, and as whom to go there.
+
+    amqp://user:password@host:5672/vhost?heartbeat=30&connection_timeout=10
+
+As RabbitMQ's URI specification has it: every part may be left out, and percent-escapes stand for
+what has a meaning of its own. Without a path the vhost is "/"; "amqp://host/" names the vhost "",
+which no broker has, and is taken for "/" too, as most clients take it. Nothing is guessed beyond
+that: an unknown parameter or a number that is none is an OptionError.
+
+Without a URL the environment's PENSTOCK_URL counts, then AMQP_URL, then localhost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.errors import OptionError
+
+PORT: Final = 5672
+DEFAULT: Final = "amqp://guest:guest@localhost:5672/"
+VARIABLES: Final = ("PENSTOCK_URL", "AMQP_URL")
+EXPECTED: Final = "amqp://user:password@host:port/vhost"
+PARAMETERS: Final = ("heartbeat", "connection_timeout", "channel_max", "frame_max", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpUrl:
+    """heartbeat_s: None for what the broker proposes, 0 for none. channel_max, frame_max: at most
+    so much, 0 for what the broker allows. name: of the connection, as the broker lists it."""
+
+    host: str = "localhost"
+    port: int = PORT
+    user: str = "guest"
+    password: str = "guest"  # noqa: S105  # every broker's default, for its own host only
+    vhost: str = "/"
+    heartbeat_s: int | None = None
+    connection_timeout_s: float = 10.0
+    channel_max: int = 0
+    frame_max: int = 0
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "AmqpUrl":
+        """From its text; OptionError says what is wrong with it."""
+        if text.startswith("amqps://"):
+            raise OptionError("url", _hidden(text), "amqp://: this build has no TLS yet")
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise OptionError("url", _hidden(text), f"{EXPECTED} ({error})") from None
+        if parts.scheme != "amqp" or parts.fragment:
+            raise OptionError("url", _hidden(text), EXPECTED)
+        values = _parameters(parts.query)
+        vhost = unquote(parts.path[1:]) or "/"
+        if len(vhost.encode()) > 255:
+            raise OptionError("vhost", vhost, "at most 255 bytes")
+        return cls(
+            host=unquote(parts.hostname or "localhost"),
+            port=port or PORT,
+            user="guest" if parts.username is None else unquote(parts.username),
+            password="guest" if parts.password is None else unquote(parts.password),
+            vhost=vhost,
+            heartbeat_s=_whole(values, "heartbeat", 65535),
+            connection_timeout_s=_seconds(values, "connection_timeout"),
+            channel_max=_whole(values, "channel_max", 65535) or 0,
+            frame_max=_whole(values, "frame_max", 1 << 31) or 0,
+            name=values.get("name", ""),
+        )
+
+    @classmethod
+    def of(cls, given: "str | AmqpUrl | None", environment: Mapping[str, str]) -> "AmqpUrl":
+        """What was given, or what the environment says, or the broker on this host."""
+        if isinstance(given, AmqpUrl):
+            return given
+        if given is None:
+            given = next((environment[name] for name in VARIABLES if environment.get(name)), None)
+        return cls.parse(DEFAULT if given is None else given)
+
+    def __str__(self) -> str:
+        """Without the password, for messages."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        vhost = "" if self.vhost == "/" else self.vhost
+        return f"amqp://{self.user}@{host}:{self.port}/{vhost}"
+
+
+def _hidden(text: str) -> str:
+    """The text without what stands before an @."""
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else text
+
+
+def _parameters(query: str) -> dict[str, str]:
+    values = dict(parse_qsl(query, keep_blank_values=True))
+    for name in values:
+        if name not in PARAMETERS:
+            raise OptionError(name, values[name], PARAMETERS)
+    return values
+
+
+def _whole(values: Mapping[str, str], name: str, most: int) -> int | None:
+    given = values.get(name)
+    if given is None:
+        return None
+    if not given.isdecimal() or int(given) > most:
+        raise OptionError(name, given, f"a whole number from 0 to {most}")
+    return int(given)
+
+
+def _seconds(values: Mapping[str, str], name: str) -> float:
+    given = values.get(name, "10")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 3600:
+        raise OptionError(name, given, "seconds, above 0 and up to 3600")
+    return seconds

@@ -1,0 +1,250 @@
+"""Config: what a broker is started with: penstock.toml, PENSTOCK_* and flags, in one frozen object.
+
+None of it is needed. What is given twice counts by where it stands: a flag wins over the
+environment, that over the file, the file over the default. In the file the names are those of
+`DEFAULTS`, and the storage engine's own stand in a table [storage]; in the environment they are in
+capitals behind PENSTOCK_, the engine's behind PENSTOCK_STORAGE_; a flag is the name with hyphens.
+
+    port = 5672                     PENSTOCK_PORT=5672                      --port 5672
+    memory = "64MiB"                PENSTOCK_MEMORY=64MiB                   --memory 64MiB
+    [storage]
+    checkpoint_seconds = 10         PENSTOCK_STORAGE_CHECKPOINT_SECONDS=10
+
+Whoever has a Config has a good one: what is wrong is an OptionError that names the value by the
+place where it was given. An unknown name in the file is one that suggests the right name. The
+environment is shared with others, so an unknown PENSTOCK_* there is an error only when it is nearly
+one of these.
+
+Not here: reading the file and the environment (both are handed in), and what the values do.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from penstock.errors import OptionError
+from penstock.queues.budget import parse_bytes
+from penstock.storage.durability import DISK, NONE, Durability
+from penstock.storage.options import StorageOptions
+
+PREFIX: Final = "PENSTOCK_"
+STORAGE: Final = "storage"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+STRATEGIES: Final = ("continue", "stop_node")
+PORT_MAX: Final = 65535
+MEMORY_MIN_BYTES: Final = 1 << 20
+SECONDS_MAX: Final = 10 * 366 * 86400.0
+
+# name -> default, as it would be written in the file
+DEFAULTS: Final[Mapping[str, object]] = {
+    "data": "./penstock-data",
+    "host": "127.0.0.1",
+    "port": 5672,
+    "memory": "0.4",
+    "durability": "disk",
+    "strict": False,
+    "log_level": "info",
+    "handshake_timeout": 10.0,
+    "vhost_hang": 30.0,
+    "vhost_restarts_max": 3,
+    "vhost_restart_window": 300.0,
+    "vhost_restart_strategy": "continue",
+}
+# Of the environment, and not settings of a broker.
+NOT_SETTINGS: Final = frozenset({"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES"})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """data: directory. host, port: to listen at; port 0: a free one. memory_bytes: for all vhosts.
+    mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
+    refused. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says nothing
+    for vhost_hang_s is killed; more than vhost_restarts_max failures within vhost_restart_window_s
+    and it stays down, or, with the strategy "stop_node", the broker stops."""
+
+    data: str
+    host: str
+    port: int
+    memory_bytes: int
+    mode: int
+    is_strict: bool
+    log_level: str
+    handshake_timeout_s: float
+    vhost_hang_s: float
+    vhost_restarts_max: int
+    vhost_restart_window_s: float
+    vhost_restart_strategy: str
+    storage: StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value, and what to call it when it is wrong."""
+
+    value: object
+    place: str
+
+
+def parse_file(path: str, text: str) -> dict[str, object]:
+    """The table in a penstock.toml. OptionError: it is none, or has an unknown name."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(path, text.splitlines()[0] if text else "", f"TOML: {error}") from None
+    for name in table:
+        if name not in DEFAULTS and name != STORAGE:
+            raise OptionError(name, table[name], [*DEFAULTS, STORAGE])
+    if not isinstance(table.get(STORAGE, {}), dict):
+        raise OptionError(STORAGE, table[STORAGE], "a table [storage]")
+    return table
+
+
+def config_of(
+    *,
+    whole_bytes: int,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Mapping[str, object],
+    file_path: str = "penstock.toml",
+) -> Config:
+    """The Config of a start. OptionError.
+
+    whole_bytes: the memory that fractions are of. flags: by the names of DEFAULTS, None for one
+    that was not given. file: as `parse_file` returns it.
+    """
+    given = {name: _Given(value, name) for name, value in DEFAULTS.items()}
+    engine: dict[str, _Given] = {}
+    for name, value in file.items():
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                engine[key] = _Given(inner, f"{file_path}: storage.{key}")
+        else:
+            given[name] = _Given(value, f"{file_path}: {name}")
+    _add_environment(given, engine, environment)
+    for name, value in flags.items():
+        if value is not None:
+            given[name] = _Given(value, "--" + name.replace("_", "-"))
+    durability = _durability(given["durability"])
+    storage = _storage(engine)
+    if durability.interval_ms:
+        storage = replace(storage, interval_ms=durability.interval_ms)
+    return Config(
+        data=_text(given["data"], "a directory"),
+        host=_text(given["host"], 'an address to listen at, such as "127.0.0.1" or "0.0.0.0"'),
+        port=_whole(given["port"], 0, PORT_MAX),
+        memory_bytes=_memory(given["memory"], whole_bytes),
+        mode=durability.mode,
+        is_strict=_flag(given["strict"]),
+        log_level=_choice(given["log_level"], LOG_LEVELS),
+        handshake_timeout_s=_seconds(given["handshake_timeout"]),
+        vhost_hang_s=_seconds(given["vhost_hang"]),
+        vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
+        vhost_restart_window_s=_seconds(given["vhost_restart_window"]),
+        vhost_restart_strategy=_choice(given["vhost_restart_strategy"], STRATEGIES),
+        storage=storage,
+    )
+
+
+def _add_environment(
+    given: dict[str, _Given], engine: dict[str, _Given], environment: Mapping[str, str]
+) -> None:
+    known = {name.upper(): name for name in DEFAULTS}
+    of_engine = {f"{STORAGE}_{f.name}".upper(): f.name for f in fields(StorageOptions)}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable[len(PREFIX) :]
+        if name in known:
+            given[known[name]] = _Given(text, variable)
+        elif name in of_engine:
+            engine[of_engine[name]] = _Given(_number_in(text), variable)
+        elif name not in NOT_SETTINGS:
+            names = [PREFIX + right for right in (*known, *of_engine)]
+            if difflib.get_close_matches(variable, names, n=1, cutoff=0.85):
+                raise OptionError(variable, text, names)
+
+
+def _storage(engine: Mapping[str, _Given]) -> StorageOptions:
+    try:
+        return StorageOptions.of({name: one.value for name, one in engine.items()})
+    except OptionError as error:
+        if isinstance(error.expected, str) and error.name in engine:
+            place = engine[error.name].place
+            raise OptionError(place, error.given, error.expected) from None
+        raise
+
+
+# ---- one value each ------------------------------------------------------------------------------
+
+
+def _number_in(text: str) -> object:
+    """The number that a text is; the text itself if it is none, for whoever checks it."""
+    kinds: tuple[Callable[[str], object], ...] = (int, float)
+    for kind in kinds:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _text(given: _Given, expected: str) -> str:
+    if not isinstance(given.value, str) or not given.value or "\0" in given.value:
+        raise OptionError(given.place, given.value, expected)
+    return given.value
+
+
+def _whole(given: _Given, low: int, high: int) -> int:
+    value = _number_in(given.value) if isinstance(given.value, str) else given.value
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(given.place, given.value, f"a whole number from {low} to {high}")
+    return value
+
+
+def _seconds(given: _Given) -> float:
+    value = _number_in(given.value) if isinstance(given.value, str) else given.value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(given.place, given.value, "seconds, above 0")
+    if not 0 < value <= SECONDS_MAX:
+        raise OptionError(given.place, given.value, "seconds, above 0")
+    return float(value)
+
+
+def _flag(given: _Given) -> bool:
+    value = given.value
+    if isinstance(value, str):
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower())
+    if not isinstance(value, bool):
+        raise OptionError(given.place, given.value, "true or false")
+    return value
+
+
+def _choice(given: _Given, choices: tuple[str, ...]) -> str:
+    if not isinstance(given.value, str) or given.value not in choices:
+        raise OptionError(given.place, given.value, "one of " + ", ".join(choices))
+    return given.value
+
+
+def _memory(given: _Given, whole_bytes: int) -> int:
+    if not isinstance(given.value, str | int | float):
+        raise OptionError(given.place, given.value, 'a size as "64MiB", or a fraction as "0.4"')
+    number = parse_bytes(given.place, given.value, whole_bytes)
+    if number < MEMORY_MIN_BYTES:
+        raise OptionError(given.place, given.value, "at least 1MiB")
+    return number
+
+
+def _durability(given: _Given) -> Durability:
+    expected = "disk, interval=<ms> or os"
+    if not isinstance(given.value, str):
+        raise OptionError(given.place, given.value, expected)
+    try:
+        durability = Durability.parse(given.value)
+    except OptionError:
+        raise OptionError(given.place, given.value, expected) from None
+    if durability.mode == NONE:
+        raise OptionError(given.place, given.value, expected)
+    assert durability.mode <= DISK
+    return durability

@@ -1,0 +1,139 @@
+"""ControlServer: the broker's side of the control socket.
+
+It takes lines, hands each request on, and writes the replies as they come; a request that takes its
+time holds no other up. What is no request is answered with 502, and the connection goes on; a line
+that is too long ends it.
+
+Commands may keep state at a vhost, such as messages that one of them has taken and not yet settled;
+such a request carries a "session" in its args. When a connection ends, `on_gone` is told of all
+sessions that it named, so that what they held comes back.
+
+The socket is made anew at each start: the lock of the data directory is held, so nobody else can
+be listening there.
+
+Not here: lines and values (control), what the operations do (supervisor).
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import AMQPError, PenstockError
+from penstock.server.control import LINE_BYTES_MAX, ControlError, from_json, line, reachable
+
+DEFAULT_VHOST: Final = "/"
+SYNTAX_ERROR: Final = 502
+INTERNAL_ERROR: Final = 541
+
+logger = logging.getLogger(__name__)
+
+Call = Callable[[str, str | None, dict[str, object]], Awaitable[object]]
+Gone = Callable[[str, str], None]
+
+
+def error_reply(number: object, error: BaseException) -> dict[str, object]:
+    """What a caller is told of an error."""
+    if isinstance(error, AMQPError | ControlError):
+        code, text = error.code, error.text
+    else:
+        code, text = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    return {"id": number, "error": {"code": code, "text": text}}
+
+
+class ControlServer:
+    """On the running loop. call(op, vhost or None, args): the result, or an error. on_gone(vhost,
+    session): a connection that named it has ended."""
+
+    def __init__(self, path: str, call: Call, on_gone: Gone) -> None:
+        self.path = path
+        self._call = call
+        self._on_gone = on_gone
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Make the socket and listen. OSError."""
+        place = Path(self.path)
+        place.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with reachable(self.path) as short:
+                sock.bind(short)
+            place.chmod(0o600)
+            self._server = await asyncio.start_unix_server(
+                self._connected, sock=sock, limit=LINE_BYTES_MAX
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+    async def stop(self) -> None:
+        """Listen no more, end the connections once their requests are answered."""
+        if self._server is not None:
+            self._server.close()
+            Path(self.path).unlink(missing_ok=True)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        answering: set[asyncio.Task[None]] = set()
+        sessions: set[tuple[str, str]] = set()
+        try:
+            while data := await reader.readline():
+                answer = asyncio.create_task(self._answer(data, writer, sessions))
+                answering.add(answer)
+                answer.add_done_callback(answering.discard)
+        except (OSError, ValueError) as error:
+            logger.warning("control connection ended: %s", error)
+        except asyncio.CancelledError:
+            # The broker stops; whoever asked for that gets the answer.
+            if answering:
+                await asyncio.wait(answering, timeout=1.0)
+        finally:
+            for vhost, session in sessions:
+                self._on_gone(vhost, session)
+            writer.close()
+            self._serving.discard(task)
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _answer(
+        self, data: bytes, writer: asyncio.StreamWriter, sessions: set[tuple[str, str]]
+    ) -> None:
+        number: object = None
+        try:
+            number, op, vhost, args = _request(data)
+            session = args.get("session")
+            if isinstance(session, str):
+                sessions.add((vhost or DEFAULT_VHOST, session))
+            reply: dict[str, object] = {"id": number, "result": await self._call(op, vhost, args)}
+        except (PenstockError, OSError) as error:
+            reply = error_reply(number, error)
+        except Exception as error:
+            logger.exception("control request failed")
+            reply = error_reply(number, error)
+        writer.write(line(reply))
+        with contextlib.suppress(OSError):
+            await writer.drain()
+
+
+def _request(data: bytes) -> tuple[object, str, str | None, dict[str, object]]:
+    """(id, op, vhost, args) of a line. ControlError 502."""
+    try:
+        request = json.loads(data)
+        args = from_json(request.get("args") or {})
+        op, vhost = request["op"], request.get("vhost")
+        if isinstance(op, str) and isinstance(args, dict) and isinstance(vhost, str | None):
+            return request.get("id"), op, vhost, args
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        pass
+    raise ControlError(SYNTAX_ERROR, 'expected one JSON object {"id", "op", "vhost", "args"}')

@@ -1,0 +1,196 @@
+"""Hub: the loop of one vhost's process: its turns, its time and its sessions.
+
+    sockets are readable   each session hands its bytes to the core, which marks what is to be done
+    then, once             turn: deliveries, the log's write, confirms; then one flush per session
+    a sync is back         a worker's thread wakes the loop: completed, which ends with a turn
+    time                   tick, when the last one said; sooner while there is something going on
+
+However many clients send in one iteration of the loop, there is one turn for all of them, and so
+one write to the log.
+
+`fail` is the end of the vhost: the storage has failed, nothing more may be confirmed. The hub stops
+at once, tells whoever waits for `failed`, and the process ends without writing anything; it is
+started again from what is on the disk.
+
+Not here: the process and its link to the supervisor (vhost_process), one client (session).
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from penstock.errors import StoppedError
+from penstock.server.session import Session, SocketOutlet
+
+SOON_S: Final = 0.05  # a tick is due so soon after something has happened
+
+logger = logging.getLogger(__name__)
+
+
+class Failing(Protocol):
+    """What the hub wants of an engine. failed: None, or why it has stopped."""
+
+    failed: BaseException | None
+
+
+class Turning(Protocol):
+    """What the hub wants of a vhost."""
+
+    @property
+    def engine(self) -> Failing:
+        """Its storage."""
+
+    def turn(self) -> bool:
+        """Deliver, write, confirm. True: there is more to do."""
+
+    def completed(self) -> bool:
+        """Slow work has come back; as turn."""
+
+    def add_other(self, delta: int) -> None:
+        """So many bytes more (less) are held for clients."""
+
+    def tick(self) -> float:
+        """What the time demands; seconds until the next."""
+
+
+class Hub:
+    """On the running loop. on_failed(error), once: the vhost is at its end."""
+
+    def __init__(self, vhost: Turning, on_failed: Callable[[BaseException], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.vhost = vhost
+        self.sessions: set[Session] = set()
+        self.failed: BaseException | None = None
+        self._on_failed = on_failed
+        self._on_empty: Callable[[], None] | None = None
+        self._is_awake = False  # a turn is scheduled
+        self._is_running = False  # a step of the vhost is on; its output is flushed behind it
+        self._is_stopped = False
+        self._output: list[SocketOutlet] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """The first tick."""
+        self._tick()
+
+    def stop(self) -> None:
+        """No more turns and ticks; sessions that are left are dropped."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for session in list(self.sessions):
+            session.abort()
+
+    # ---- turns ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A turn is wanted: there is one, soon."""
+        if not self._is_awake and not self._is_stopped:
+            self._is_awake = True
+            self.loop.call_soon(self._turn)
+
+    def wake_from_thread(self) -> None:
+        """From a worker's thread: slow work is done."""
+        try:
+            self.loop.call_soon_threadsafe(self._completed)
+        except RuntimeError:  # the loop has ended; so has what the work was for
+            pass
+
+    def has_output(self, outlet: SocketOutlet) -> None:
+        """It is flushed when the turn ends."""
+        self._output.append(outlet)
+        if not self._is_running:
+            self.wake()
+
+    def _turn(self) -> None:
+        self._is_awake = False
+        if self._is_stopped:
+            return
+        self._run(self.vhost.turn)
+        timer = self._timer
+        if timer is not None and timer.when() - self.loop.time() > SOON_S:
+            timer.cancel()
+            self._timer = self.loop.call_later(SOON_S, self._tick)
+
+    def _completed(self) -> None:
+        if not self._is_stopped:
+            self._run(self.vhost.completed)
+
+    def _run(self, step: Callable[[], bool]) -> None:
+        """A step of the vhost, and what it has to say. True: there is more; others first."""
+        self._is_running = True
+        try:
+            if step():
+                self.wake()
+        except Exception as error:
+            logger.exception("a turn of the vhost failed")
+            self.fail(error)
+        finally:
+            self._is_running = False
+        output, self._output = self._output, []
+        for outlet in output:
+            outlet.flush()
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._is_stopped:
+            return
+        seconds = 1.0
+
+        def tick() -> bool:
+            nonlocal seconds
+            seconds = self.vhost.tick()
+            return False
+
+        self._run(tick)
+        if not self._is_stopped:
+            self._timer = self.loop.call_later(max(seconds, 0.0), self._tick)
+
+    def fail(self, error: BaseException) -> None:
+        """The vhost cannot go on."""
+        if self.failed is None and not self._is_stopped:
+            self.failed = error
+            self.stop()
+            self._on_failed(error)
+
+    def fail_if_stopped(self, error: BaseException) -> bool:
+        """Whether that was the end of the vhost: its storage takes nothing any more."""
+        engine_error = self.vhost.engine.failed
+        if engine_error is None and not isinstance(error, StoppedError):
+            return False
+        self.fail(engine_error or error)
+        return True
+
+    # ---- sessions ------------------------------------------------------------------------------
+
+    async def adopt(self, sock: socket.socket) -> Session:
+        """A session on a connected socket that was handed over; it waits for its `start`."""
+        session = Session(self)
+        self.sessions.add(session)
+        try:
+            await self.loop.connect_accepted_socket(lambda: session, sock)
+        except BaseException:
+            self.sessions.discard(session)
+            sock.close()
+            raise
+        return session
+
+    def forget(self, session: Session) -> None:
+        """It is gone."""
+        self.sessions.discard(session)
+        if not self.sessions and self._on_empty is not None:
+            self._on_empty()
+
+    async def close_all(self, code: int, text: str, seconds: float) -> None:
+        """Tell all clients, and wait until they have gone, or for so long."""
+        if not self.sessions:
+            return
+        gone = self.loop.create_future()
+        self._on_empty = lambda: None if gone.done() else gone.set_result(None)
+        for session in list(self.sessions):
+            session.shutdown(code, text)
+        await asyncio.wait([gone], timeout=seconds)
+        self._on_empty = None

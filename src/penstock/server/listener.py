@@ -1,0 +1,212 @@
+"""Listener: accepts clients, and sees to it that a half-open one stays for a short time.
+
+Anybody can connect, so what a client costs before it has said who it is must be small and end by
+itself: a task, a buffer of a few KiB, `handshake_timeout_s` for all of it, and `half_open_max` of
+them; one more and the oldest is dropped. When the process runs out of descriptors, accepting pauses
+and those that are here go on.
+
+A refused client is told, our half of the connection is shut, and what it still sends is read and
+thrown away for a moment: closing at once would reset the connection, and the answer might never
+arrive.
+
+What happens to a client that is logged in is `admit`'s, whose the socket is from then on.
+
+Not here: the handshake (login), which vhost (supervisor).
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Final
+
+from penstock.access.users import Users
+from penstock.clock import Clock
+from penstock.errors import AMQPError
+from penstock.server.handoff import Opened
+from penstock.server.login import READ_BYTES, Gone, Login, Silent, WrongHeader
+from penstock.server.serve_settings import ServeSettings
+
+BACKLOG: Final = 1024
+ACCEPTS: Final = 64  # in one go; then others get in
+PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
+LINGER_S: Final = 1.0
+SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+logger = logging.getLogger(__name__)
+
+Admit = Callable[[Login, Opened], Awaitable[None]]
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets at all addresses of the host, on one port; 0 picks a free one. OSError, with
+    "host:port" as its file name, when it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(errno.EADDRNOTAVAIL, error.strerror, f"{host}:{port}") from error
+    socks: list[socket.socket] = []
+    try:
+        for family, kind, _, _, place in dict.fromkeys(found):
+            sock = socket.socket(family, kind)
+            socks.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # Asked for any free port, all of them listen at the one that the first was given.
+            sock.bind((place[0], port, *place[2:]))
+            port = sock.getsockname()[1]
+            sock.listen(BACKLOG)
+    except OSError as error:
+        for sock in socks:
+            sock.close()
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
+    return socks
+
+
+class Listener:
+    """On the running loop. admit(login, opened): takes over a client that is logged in; an
+    AMQPError of it is told to the client."""
+
+    def __init__(
+        self, socks: list[socket.socket], settings: ServeSettings, users: Users, clock: Clock,
+        admit: Admit,
+    ) -> None:  # fmt: skip
+        self.socks = socks
+        self.accepted = 0
+        self._settings = settings
+        self._users = users
+        self._clock = clock
+        self._admit = admit
+        self._loop = asyncio.get_running_loop()
+        self._half_open: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._others: set[asyncio.Task[None]] = set()  # refused, or on their way to a vhost
+
+    @property
+    def half_open(self) -> int:
+        """Clients that have not said yet who they are."""
+        return len(self._half_open)
+
+    def start(self) -> None:
+        """Accept."""
+        for sock in self.socks:
+            self._loop.add_reader(sock, self._acceptable, sock)
+
+    async def stop(self) -> None:
+        """Accept no more; those that are half open are dropped."""
+        for sock in self.socks:
+            self._loop.remove_reader(sock)
+            sock.close()
+        tasks = [*self._half_open, *self._others]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _acceptable(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                sock, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in SHORT:
+                    continue  # that client is gone already
+                logger.warning("cannot accept: %s", error.strerror)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(PAUSE_S, self._accept_again, listening)
+                return
+            self.accepted += 1
+            self._take(sock)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            self._loop.add_reader(listening, self._acceptable, listening)
+
+    def _take(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            login = Login(sock, self._users, self._clock)
+        except OSError:
+            sock.close()  # it has gone already
+            return
+        if len(self._half_open) >= self._settings.half_open_max:
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.cancel()
+        task = self._loop.create_task(self._serve(login))
+        self._half_open[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._half_open.pop(task, None)
+        self._others.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a login failed", exc_info=task.exception())
+
+    def _no_more_half_open(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._half_open.pop(task, None)
+        self._others.add(task)
+
+    async def _serve(self, login: Login) -> None:
+        is_ours = True
+        try:
+            opened = await self._login(login)
+            if opened is not None:
+                await self._admit(login, opened)
+                is_ours = False
+        except AMQPError as error:
+            logger.warning("connection %s refused: %s", login.name, error)
+            self._no_more_half_open()
+            await self._within(LINGER_S, self._told(login, error))
+        except Silent as error:
+            logger.warning("connection %s dropped: %s", login.name, error)
+            if isinstance(error, WrongHeader):
+                await self._within(LINGER_S, self._farewell(login.sock))
+            else:
+                await self._within(self._settings.silent_close_s, self._drain(login.sock))
+        except Gone as error:
+            logger.debug("connection %s: %s", login.name, error)
+        except OSError as error:
+            logger.debug("connection %s lost: %s", login.name, error)
+        finally:
+            if is_ours:
+                login.sock.close()
+
+    async def _login(self, login: Login) -> Opened | None:
+        """None: it took too long."""
+        try:
+            async with asyncio.timeout(self._settings.handshake_timeout_s):
+                opened = await login.run()
+        except TimeoutError:
+            logger.warning("connection %s dropped: handshake timeout", login.name)
+            return None
+        self._no_more_half_open()
+        return opened
+
+    async def _within(self, seconds: float, last: Coroutine[None, None, None]) -> None:
+        """What is still to be done for a client that is refused, for so long at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                await last
+        except OSError:  # TimeoutError is one
+            pass
+
+    async def _told(self, login: Login, error: AMQPError) -> None:
+        await login.refuse(error)
+        await self._farewell(login.sock)
+
+    async def _farewell(self, sock: socket.socket) -> None:
+        """Everything was said."""
+        sock.shutdown(socket.SHUT_WR)
+        await self._drain(sock)
+
+    async def _drain(self, sock: socket.socket) -> None:
+        """Throw away what comes, until the client leaves."""
+        while await self._loop.sock_recv(sock, READ_BYTES):
+            pass

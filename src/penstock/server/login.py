@@ -1,0 +1,288 @@
+"""Login: the handshake of one client, from the protocol header to connection.open.
+
+    client  AMQP 0 0 9 1                       (anything else: the right header, and the end)
+    server  connection.start                   mechanisms, what we can do
+    client  connection.start-ok                who
+    server  connection.tune                    channel-max, frame-max, heartbeat
+    client  connection.tune-ok, connection.open
+
+It reads from the bare socket, at most READ_BYTES at a time, and hands the protocol's machine one
+whole frame after the other; so what lies behind connection.open is known to the byte and goes with
+the socket to the vhost's process. A transport would have read on behind our back.
+
+What is refused, and how, is RabbitMQ's way, for clients are used to it: a wrong password is told
+with connection.close 403 to those who said that they understand that, and to others by closing
+after a moment, as is any other mistake before connection.open. An unknown or forbidden vhost is
+told with 530.
+
+The password is checked in a thread, since it takes 50 ms on purpose; guest may come from this
+machine only. The same text is logged and told whatever was wrong, user or password.
+
+Not here: how long all that may take and how many may be at it (listener), vhosts (supervisor).
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import penstock
+from penstock.access.permissions import may_come_from
+from penstock.access.users import Users, verify
+from penstock.clock import Clock
+from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+)
+from penstock.errors import AMQPConnectionError, AMQPError
+from penstock.protocol import sasl
+from penstock.protocol.connection import SERVER, Connection
+from penstock.protocol.events import MethodReceived
+from penstock.server.handoff import Opened
+
+READ_BYTES: Final = 16 << 10
+FRAME_HEAD_BYTES: Final = 7
+CHANNEL_MAX: Final = 2047
+FRAME_MAX: Final = 131072
+HEARTBEAT_S: Final = 60
+MECHANISMS: Final = b"AMQPLAIN PLAIN"
+LOCALES: Final = b"en_US"
+# Clients look at this pair to know what they may rely on.
+PRODUCT: Final = "RabbitMQ"
+PRODUCT_VERSION: Final = "3.13.7"
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+    "penstock.box",
+)
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+
+class Silent(Exception):
+    """The client is dropped without a word; the text is for the log."""
+
+
+class WrongHeader(Silent):
+    """It speaks something else, and was told what we speak."""
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+@dataclass(slots=True)
+class Tuned:
+    """What was agreed on."""
+
+    channel_max: int
+    frame_max: int
+    heartbeat_s: int
+
+
+def server_properties() -> dict[str, object]:
+    """What connection.start says of us."""
+    return {
+        "capabilities": dict.fromkeys(CAPABILITIES, True),
+        "product": PRODUCT,
+        "version": PRODUCT_VERSION,
+        "platform": f"Penstock {penstock.__version__}/Python",
+        "information": "RabbitMQ's protocol, spoken by Penstock",
+        "copyright": "Penstock's authors",
+        "penstock_version": penstock.__version__,
+    }
+
+
+def address(host: str, port: int) -> str:
+    """As people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Login:
+    """One client. `opened` and `leftover` are there once `run` has returned."""
+
+    def __init__(self, sock: socket.socket, users: Users, clock: Clock) -> None:
+        self.sock = sock
+        self.peer_host, self.peer_port = sock.getpeername()[:2]
+        self.host, self.port = sock.getsockname()[:2]
+        self.name = f"{address(self.peer_host, self.peer_port)} -> {address(self.host, self.port)}"
+        self._users = users
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._connected_at_ms = clock.wall_ms()
+        self._connection = Connection(SERVER, frame_max=FRAME_MAX, channel_max=CHANNEL_MAX)
+        self._unread = b""
+        self._received: deque[object] = deque()
+        self.capabilities: dict[str, object] = {}
+
+    @property
+    def leftover(self) -> bytes:
+        """All that was read behind connection.open."""
+        return self._unread
+
+    async def run(self) -> Opened:
+        """The whole handshake. Silent, Gone, AMQPError (to be told by `refuse`), OSError."""
+        await self._header()
+        start = ConnectionStart(
+            version_major=0, version_minor=9, server_properties=server_properties(),
+            mechanisms=MECHANISMS, locales=LOCALES,
+        )  # fmt: skip
+        await self._send(start)
+        start_ok = await self._expect(ConnectionStartOk)
+        capabilities = start_ok.client_properties.get("capabilities")
+        if isinstance(capabilities, dict):
+            self.capabilities = capabilities
+        user = await self._authenticate(start_ok.mechanism, bytes(start_ok.response))
+        await self._send(
+            ConnectionTune(channel_max=CHANNEL_MAX, frame_max=FRAME_MAX, heartbeat=HEARTBEAT_S)
+        )
+        tuned = agree(await self._expect(ConnectionTuneOk))
+        wanted = await self._expect(ConnectionOpen)
+        return Opened(
+            name=self.name, peer_host=self.peer_host, peer_port=self.peer_port, host=self.host,
+            port=self.port, user=user, vhost=wanted.virtual_host,
+            client_properties=start_ok.client_properties, frame_max=tuned.frame_max,
+            channel_max=tuned.channel_max, heartbeat_s=tuned.heartbeat_s,
+            connected_at_ms=self._connected_at_ms,
+        )  # fmt: skip
+
+    async def refuse(self, error: AMQPError) -> None:
+        """Tell the client with connection.close."""
+        close = ConnectionClose(
+            reply_code=error.code, reply_text=error.text[:255], class_id=error.class_id,
+            method_id=error.method_id,
+        )  # fmt: skip
+        await self._send(close)
+
+    async def _header(self) -> None:
+        """The first eight bytes; of a wrong header the first that differs is enough."""
+        while len(self._unread) < len(PROTOCOL_HEADER):
+            if not PROTOCOL_HEADER.startswith(self._unread):
+                break
+            await self._read()
+        header = self._unread[: len(PROTOCOL_HEADER)]
+        if header != PROTOCOL_HEADER:
+            await self._loop.sock_sendall(self.sock, PROTOCOL_HEADER)
+            raise WrongHeader(f"not AMQP 0-9-1: it began with {header!r}")
+        self._unread = self._unread[len(PROTOCOL_HEADER) :]
+        self._receive(header)
+        self._received.clear()
+
+    async def _expect(self, kind: Callable[..., M]) -> M:
+        """The next method, which must be this one."""
+        while True:
+            while not self._received:
+                self._receive(await self._frame())
+            event = self._received.popleft()
+            if not isinstance(event, MethodReceived):
+                continue  # a heartbeat
+            method = event.method
+            if isinstance(method, ConnectionClose):
+                await self._send(ConnectionCloseOk())
+                raise Gone("the client closed while it logged in")
+            if not isinstance(method, kind):  # type: ignore[arg-type]  # a method's class
+                raise Silent(f"expected {kind.NAME}, got {method.NAME}")  # type: ignore[attr-defined]
+            return method  # type: ignore[return-value]
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            self._received += self._connection.receive(data)
+        except AMQPConnectionError as error:
+            raise Silent(str(error)) from error
+
+    async def _frame(self) -> bytes:
+        """The next whole frame."""
+        while len(self._unread) < FRAME_HEAD_BYTES:
+            await self._read()
+        size = int.from_bytes(self._unread[3:7], "big")
+        if size > FRAME_MAX:
+            raise Silent(f"FRAME_ERROR - a frame of {size} bytes in the handshake")
+        end = FRAME_HEAD_BYTES + size + 1
+        while len(self._unread) < end:
+            await self._read()
+        frame, self._unread = self._unread[:end], self._unread[end:]
+        return frame
+
+    async def _read(self) -> None:
+        data = await self._loop.sock_recv(self.sock, READ_BYTES)
+        if not data:
+            raise Gone("the client left while it logged in")
+        self._unread += data
+
+    async def _send(self, method: Method) -> None:
+        await self._loop.sock_sendall(self.sock, self._connection.send(0, method))
+
+    async def _authenticate(self, mechanism: str, response: bytes) -> str:
+        """The user's name. Silent, or AMQPError 403 for those who understand it."""
+        if mechanism == "PLAIN":
+            read = sasl.plain
+        elif mechanism == "AMQPLAIN":
+            read = sasl.amqplain
+        else:
+            raise Silent(f"unknown authentication mechanism {mechanism!r}")
+        try:
+            user, password = read(response)
+        except AMQPError as error:
+            raise Silent(str(error)) from error
+        secret = password.encode("utf-8", "surrogateescape")
+        if await self._is_right(user, secret) and may_come_from(user, self.peer_host):
+            return user
+        text = (
+            f"Login was refused using authentication mechanism {mechanism}. "
+            "For details see the broker logfile."
+        )
+        logger.warning("connection %s: user %r refused: wrong name, password or place",
+                       self.name, user)  # fmt: skip
+        if self.capabilities.get("authentication_failure_close") is True:
+            raise AMQPConnectionError(403, text, 0, 0)
+        raise Silent(f"login of {user!r} refused")
+
+    async def _is_right(self, user: str, password: bytes) -> bool:
+        users = self._users
+        if users.remembers(user, password):
+            return True
+        claim = users.claim(user)
+        if not await self._loop.run_in_executor(None, verify, password, claim):
+            return False
+        users.remember(user, password, claim)
+        return True
+
+
+def agree(tune_ok: ConnectionTuneOk) -> Tuned:
+    """The client's wishes within what was offered; 0 is no limit of its own. Silent: beyond it."""
+    channel_max, frame_max = tune_ok.channel_max, tune_ok.frame_max
+    if channel_max > CHANNEL_MAX:
+        raise Silent(
+            f"negotiated channel_max = {channel_max} is higher than the maximum allowed value "
+            f"({CHANNEL_MAX})"
+        )
+    if frame_max > FRAME_MAX:
+        raise Silent(
+            f"negotiated frame_max = {frame_max} is higher than the maximum allowed value "
+            f"({FRAME_MAX})"
+        )
+    if 0 < frame_max < FRAME_MAX_MIN:
+        raise Silent(
+            f"negotiated frame_max = {frame_max} is lower than the minimum allowed value "
+            f"({FRAME_MAX_MIN})"
+        )
+    return Tuned(channel_max or CHANNEL_MAX, frame_max or FRAME_MAX, tune_ok.heartbeat)

@@ -1,0 +1,297 @@
+"""NodeOperations: what operators ask of the whole broker; everything else goes on to a vhost.
+
+    of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, list_users,
+                    add_user, delete_user, change_password, set_user_tags, list_permissions,
+                    set_permissions, clear_permissions, list_connections, await_startup, stop
+    of a vhost      every other name: its process answers
+
+Whoever reaches the control socket may do all of it. A change of users or permissions is on disk
+when it is answered, and told to the vhosts that run: it holds for open connections too, from the
+next method on. A deleted user's connections are closed.
+
+Args are checked here: what is missing, too much, or of another type is a 406 that says what was
+expected.
+
+Not here: the socket (control_server), operations of a vhost (broker.operations).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import penstock
+from penstock.errors import OptionError
+from penstock.server import vhost_directories
+from penstock.server.control import ControlError
+from penstock.server.watched_vhost import RUNNING, VhostDown, WatchedVhost
+from penstock.storage.durability import MODE_NAMES
+from penstock.storage.user_store import READY
+
+if TYPE_CHECKING:
+    from penstock.server.supervisor import Supervisor
+
+DEFAULT_VHOST: Final = "/"
+NOT_FOUND: Final = 404
+PRECONDITION_FAILED: Final = 406
+INTERNAL_ERROR: Final = 541
+ASK_S: Final = 5.0  # for each vhost that is asked for its part of a list
+
+logger = logging.getLogger(__name__)
+
+Args = dict[str, object]
+Operation = Callable[[Args, str], Awaitable[object]]
+
+
+class NodeOperations:
+    """Of one supervisor."""
+
+    def __init__(self, node: "Supervisor") -> None:
+        self._node = node
+        # op -> (what does it, names and types of its args; "?" behind a name: may be missing)
+        self._table: dict[str, tuple[Operation, dict[str, type]]] = {
+            "status": (self._status, {}),
+            "list_vhosts": (self._list_vhosts, {}),
+            "add_vhost": (self._add_vhost, {"name": str}),
+            "delete_vhost": (self._delete_vhost, {"name": str}),
+            "restart_vhost": (self._restart_vhost, {"name": str}),
+            "list_users": (self._list_users, {}),
+            "add_user": (self._add_user, {"name": str, "password": str, "tags?": list}),
+            "delete_user": (self._delete_user, {"name": str}),
+            "change_password": (self._change_password, {"name": str, "password": str}),
+            "set_user_tags": (self._set_user_tags, {"name": str, "tags": list}),
+            "list_permissions": (self._list_permissions, {"user?": str}),
+            "set_permissions": (
+                self._set_permissions,
+                {"user": str, "configure": str, "write": str, "read": str},
+            ),
+            "clear_permissions": (self._clear_permissions, {"user": str}),
+            "list_connections": (self._list_connections, {}),
+            "await_startup": (self._await_startup, {"timeout_s?": float}),
+            "stop": (self._stop, {}),
+        }
+
+    async def call(self, op: str, vhost: str | None, args: Args) -> object:
+        """The result. PenstockError: it is refused."""
+        known = self._table.get(op)
+        name = vhost if vhost is not None else DEFAULT_VHOST
+        try:
+            if known is None:
+                return await self._vhost(name).call(op, args)
+            operation, types = known
+            checked(op, args, types)
+            if op == "list_permissions" and vhost is None:
+                name = ""
+            return await operation(args, name)
+        except OptionError as error:
+            raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
+        except VhostDown as error:
+            raise ControlError(INTERNAL_ERROR, f"INTERNAL_ERROR - {error}") from error
+        except TimeoutError as error:
+            text = f"INTERNAL_ERROR - vhost '{name}' has not answered"
+            raise ControlError(INTERNAL_ERROR, text) from error
+
+    def session_gone(self, vhost: str, session: str) -> None:
+        """What this session of an operator held at the vhost is free again."""
+        known = self._node.vhosts.get(vhost)
+        if known is not None and known.state == RUNNING:
+            task = asyncio.ensure_future(known.call("session_closed", {"session": session}))
+            task.add_done_callback(_forget)
+
+    def _vhost(self, name: str) -> WatchedVhost:
+        if not self._node.is_known(name):
+            raise ControlError(NOT_FOUND, f"NOT_FOUND - no vhost '{name}'")
+        return self._node.vhost(name)
+
+    def _running(self) -> list[WatchedVhost]:
+        return [v for v in self._node.vhosts.values() if v.state == RUNNING]
+
+    # ---- the node ------------------------------------------------------------------------------
+
+    async def _status(self, _args: Args, _vhost: str) -> object:
+        node = self._node
+        host, port = node.listener.socks[0].getsockname()[:2]
+        return {
+            "product": "Penstock",
+            "version": penstock.__version__,
+            "build": penstock.build_kind(),
+            "uptime_s": round(node.clock.monotonic() - node.started_s, 1),
+            "data": node.data.path,
+            "host": host,
+            "port": port,
+            "durability": MODE_NAMES[node.settings.mode],
+            "memory_bytes": node.settings.memory_bytes,
+            "is_ready": node.is_ready.is_set(),
+            "connections": sum(v.connections for v in node.vhosts.values()),
+            "half_open": node.listener.half_open,
+            "accepted": node.listener.accepted,
+            "vhosts": await self._list_vhosts({}, ""),
+        }
+
+    async def _await_startup(self, args: Args, _vhost: str) -> object:
+        """The node listens, and all vhosts that were started serve. VhostDown: one does not."""
+        seconds = args.get("timeout_s", 60.0)
+        assert isinstance(seconds, int | float)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._node.is_ready.wait()
+                for vhost in list(self._node.vhosts.values()):
+                    await vhost.ready()
+        except TimeoutError:
+            text = f"INTERNAL_ERROR - not ready after {seconds:g} s"
+            raise ControlError(INTERNAL_ERROR, text) from None
+        return {}
+
+    async def _stop(self, _args: Args, _vhost: str) -> object:
+        asyncio.get_running_loop().call_later(0.05, self._node.stop)  # the answer goes first
+        return {}
+
+    async def _list_connections(self, _args: Args, _vhost: str) -> object:
+        """Of all vhosts that answer."""
+        asked = [v.call("list_connections", {}, ASK_S) for v in self._running()]
+        found: list[object] = []
+        for rows in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(rows, list):
+                found += rows
+            else:
+                logger.warning("list_connections: %s", rows)
+        return found
+
+    # ---- vhosts --------------------------------------------------------------------------------
+
+    async def _list_vhosts(self, _args: Args, _vhost: str) -> list[object]:
+        rows: list[object] = []
+        for name, state in sorted(self._node.users.vhosts().items()):
+            watched = self._node.vhosts.get(name)
+            row: dict[str, object] = {"name": name, "state": state}
+            if watched is not None and state == READY:
+                row["state"] = watched.state
+            row["pid"] = watched.pid or None if watched is not None else None
+            row["error"] = watched.why or None if watched is not None else None
+            row["restarts"] = watched.restarts if watched is not None else 0
+            row["memory_bytes"] = watched.memory_bytes if watched is not None else 0
+            row["connections"] = watched.connections if watched is not None else 0
+            row["depth_bytes"] = watched.depth_bytes if watched is not None else 0
+            row["rss_bytes"] = watched.rss_bytes if watched is not None else 0
+            if state == READY and watched is None:
+                row["state"] = "stopped"
+            rows.append(row)
+        return rows
+
+    async def _add_vhost(self, args: Args, _vhost: str) -> object:
+        name = str(args["name"])
+        self._node.users.add_vhost(name)
+        vhost_directories.make(self._node.data, self._node.users, name)
+        return {}
+
+    async def _delete_vhost(self, args: Args, _vhost: str) -> object:
+        name = str(args["name"])
+        node = self._node
+        node.users.delete_vhost(name)
+        watched = node.vhosts.get(name)
+        if watched is not None:
+            await watched.stop()
+            node.vhosts.pop(name, None)
+        await asyncio.to_thread(vhost_directories.remove, node.data, name)
+        node.users.vhost_gone(name)
+        return {}
+
+    async def _restart_vhost(self, args: Args, _vhost: str) -> object:
+        """One that is down tries again."""
+        vhost = self._vhost(str(args["name"]))
+        vhost.restart()
+        await vhost.ready()
+        return {}
+
+    # ---- users ---------------------------------------------------------------------------------
+
+    async def _list_users(self, _args: Args, _vhost: str) -> object:
+        return [
+            {"name": user["user"], "tags": user["tags"]} for user in self._node.users.list_users()
+        ]
+
+    async def _add_user(self, args: Args, _vhost: str) -> object:
+        self._node.users.add_user(str(args["name"]), _password(args), _texts(args.get("tags", [])))
+        return {}
+
+    async def _delete_user(self, args: Args, _vhost: str) -> object:
+        name = str(args["name"])
+        self._node.users.delete_user(name)
+        for vhost in self._running():
+            vhost.tell("close_user", user=name, why=f"user '{name}' was deleted")
+        return {}
+
+    async def _change_password(self, args: Args, _vhost: str) -> object:
+        self._node.users.change_password(str(args["name"]), _password(args))
+        return {}
+
+    async def _set_user_tags(self, args: Args, _vhost: str) -> object:
+        name = str(args["name"])
+        self._node.users.set_user_tags(name, _texts(args["tags"]))
+        for vhost in self._running():
+            self._push(name, vhost.name)
+        return {}
+
+    async def _list_permissions(self, args: Args, vhost: str) -> object:
+        user = args.get("user")
+        return self._node.users.list_permissions(
+            vhost=vhost or None, user=None if user is None else str(user)
+        )
+
+    async def _set_permissions(self, args: Args, vhost: str) -> object:
+        user = str(args["user"])
+        self._node.users.set_permissions(
+            user, vhost, str(args["configure"]), str(args["write"]), str(args["read"])
+        )
+        self._push(user, vhost)
+        return {}
+
+    async def _clear_permissions(self, args: Args, vhost: str) -> object:
+        user = str(args["user"])
+        self._node.users.clear_permissions(user, vhost)
+        watched = self._node.vhosts.get(vhost)
+        if watched is not None:
+            watched.tell("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
+        return {}
+
+    def _push(self, user: str, vhost: str) -> None:
+        """What the user may there now."""
+        watched = self._node.vhosts.get(vhost)
+        identity = self._node.users.identity(user, vhost)
+        if watched is not None and identity is not None:
+            watched.tell("identity", identity=identity.facts())
+
+
+def checked(op: str, args: Args, types: dict[str, type]) -> None:
+    """ControlError 406 unless the args are these, of these types."""
+    known = {name.rstrip("?"): kind for name, kind in types.items()}
+    for name, value in args.items():
+        kind = known.get(name)
+        if kind is None:
+            expected = ", ".join(known) or "none"
+            raise _wrong(f"{op}: unknown argument {name!r}, expected {expected}")
+        right: Any = (int, float) if kind is float else kind
+        if not isinstance(value, right) or isinstance(value, bool):
+            raise _wrong(f"{op}: argument {name!r}: given {value!r}, expected {kind.__name__}")
+    for name in types:
+        if not name.endswith("?") and name not in args:
+            raise _wrong(f"{op}: argument {name!r} is missing")
+
+
+def _wrong(text: str) -> ControlError:
+    return ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
+
+
+def _password(args: Args) -> bytes:
+    return str(args["password"]).encode("utf-8", "surrogateescape")
+
+
+def _texts(values: object) -> list[str]:
+    assert isinstance(values, list)
+    return [str(value) for value in values]
+
+
+def _forget(task: "asyncio.Future[object]") -> None:
+    """What nobody waits for has failed: the vhost has gone, and with it what was held."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("session_closed: %s", task.exception())

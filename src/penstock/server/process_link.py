@@ -1,0 +1,213 @@
+"""Link: messages and descriptors between the supervisor and one vhost's process.
+
+A SOCK_SEQPACKET pair: packets keep their borders and their order, a descriptor travels with the
+packet it was sent with, and each side learns at once that the other is gone. A message is JSON
+facts and raw bytes; it goes as one or more packets, for a packet must fit the socket's buffer:
+
+    packet    more(1): 1 when the message goes on in the next packet | piece
+    message   facts bytes(4) | facts, JSON in UTF-8 | raw bytes to the end
+
+The socket never blocks. What it does not take waits here, in order, so a process that hangs does
+not hang the other; `waiting` says how many packets, and whoever sends looks at it. A socket object
+that is handed over belongs to the link, which closes it once it has gone, or when the link ends.
+
+The other side is one of our own processes, so a broken message is a mistake of ours: it ends the
+link. Descriptors that came with a message are its receiver's, who closes them.
+
+Not here: what the messages mean (vhost_process, watched_vhost).
+"""
+
+import asyncio
+import errno
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+Facts: TypeAlias = dict[str, object]
+
+PIECE_BYTES: Final = 60_000
+PACKET_BYTES: Final = PIECE_BYTES + 1
+PACKETS_PER_READ: Final = 16  # then others get in
+DESCRIPTORS_MAX: Final = 4
+RETRY_S: Final = 0.02
+LENGTH: Final = struct.Struct(">I")
+# The kernel is short of something, which passes.
+SHORT: Final = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends, neither of which blocks."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def encode(facts: Facts, data: bytes) -> list[bytes]:
+    """The packets of one message."""
+    head = json.dumps(facts).encode()
+    whole = LENGTH.pack(len(head)) + head + data
+    pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+    return [b"\1" + piece for piece in pieces[:-1]] + [b"\0" + pieces[-1]]
+
+
+def decode(whole: bytes) -> tuple[Facts, bytes]:
+    """(facts, raw bytes) of a message. ValueError if it is none."""
+    if len(whole) < LENGTH.size:
+        raise ValueError(f"a message of {len(whole)} bytes")
+    (length,) = LENGTH.unpack_from(whole)
+    end = LENGTH.size + length
+    if end > len(whole):
+        raise ValueError(f"facts of {length} bytes in a message of {len(whole)}")
+    facts = json.loads(whole[LENGTH.size : end])
+    if not isinstance(facts, dict):
+        raise ValueError("the facts are no object")
+    return facts, whole[end:]
+
+
+class Link:
+    """One end, on the running loop. `sock` must not block, and is the link's from now on.
+
+    on_message(facts, data, descriptors) for each message, in order. on_closed(why), once, when the
+    other side has gone or cannot be understood; not after `close`.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_message: Callable[[Facts, bytes, list[int]], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._out: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._is_waiting = False
+        self._pieces: list[bytes] = []
+        self._descriptors: list[int] = []
+        self._failure = ""  # of sending: the other side reads no more
+        self.is_closed = False
+        self._loop.add_reader(sock, self._readable)
+
+    @property
+    def waiting(self) -> int:
+        """Packets that the other side has not taken yet."""
+        return len(self._out)
+
+    def send(self, facts: Facts, data: bytes = b"", handed: socket.socket | None = None) -> None:
+        """One message. `handed`: a socket that goes with it, and is closed here. After the end of
+        the link nothing is sent, and the socket is closed all the same."""
+        if self.is_closed or self._failure:
+            if handed is not None:
+                handed.close()
+            return
+        for packet in encode(facts, data):
+            self._out.append((packet, handed))
+            handed = None
+        if not self._is_waiting:
+            self._write()
+
+    def _write(self) -> None:
+        out = self._out
+        while out:
+            packet, handed = out[0]
+            try:
+                if handed is None:
+                    self._sock.send(packet)
+                else:
+                    socket.send_fds(self._sock, [packet], [handed.fileno()])
+            except (BlockingIOError, InterruptedError):
+                self._wait()
+                return
+            except OSError as error:
+                if error.errno in SHORT:
+                    self._is_waiting = True
+                    self._loop.remove_writer(self._sock)
+                    self._loop.call_later(RETRY_S, self._again)
+                    return
+                # It has gone. What it said before that is still to be read, the end behind it.
+                self._drop_output(error)
+                return
+            out.popleft()
+            if handed is not None:
+                handed.close()
+        if self._is_waiting:
+            self._is_waiting = False
+            self._loop.remove_writer(self._sock)
+
+    def _drop_output(self, error: OSError) -> None:
+        self._is_waiting = True  # nothing is tried any more
+        self._loop.remove_writer(self._sock)
+        for _, handed in self._out:
+            if handed is not None:
+                handed.close()
+        self._out.clear()
+        self._failure = f"cannot send: {error.strerror}"
+
+    def _wait(self) -> None:
+        self._is_waiting = True
+        self._loop.add_writer(self._sock, self._write)
+
+    def _again(self) -> None:
+        if not self.is_closed and not self._failure:
+            self._write()
+
+    def _readable(self) -> None:
+        for _ in range(PACKETS_PER_READ):
+            if self.is_closed:
+                return
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(
+                    self._sock, PACKET_BYTES, DESCRIPTORS_MAX
+                )
+            except ConnectionResetError:
+                continue  # it left without reading all; told once, then comes what it said before
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._end(f"cannot receive: {error.strerror}")
+                return
+            self._descriptors += descriptors
+            if not packet:
+                self._end(self._failure or "closed by the other side")
+                return
+            self._pieces.append(packet[1:])
+            if packet[0] == 0:
+                self._take()
+
+    def _take(self) -> None:
+        """A message is whole."""
+        whole, self._pieces = b"".join(self._pieces), []
+        descriptors, self._descriptors = self._descriptors, []
+        try:
+            facts, data = decode(whole)
+        except ValueError as error:
+            self._descriptors = descriptors
+            self._end(f"not understood: {error}")
+            return
+        self._on_message(facts, data, descriptors)
+
+    def close(self) -> None:
+        """End it; what waits is lost. Again: nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        for _, handed in self._out:
+            if handed is not None:
+                handed.close()
+        self._out.clear()
+        for descriptor in self._descriptors:
+            socket.close(descriptor)
+        self._descriptors = []
+
+    def _end(self, why: str) -> None:
+        if not self.is_closed:
+            self.close()
+            self._on_closed(why)

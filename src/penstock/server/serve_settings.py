@@ -1,0 +1,69 @@
+"""ServeSettings: what a broker is started with, and ReadyFacts: what it says when it is ready.
+
+They are what the command line hands to the supervisor and gets back, so they name no socket and no
+process. Whoever makes a ServeSettings has checked the values (penstock.config does); what a user
+cannot set, such as how long an orderly stop may take, has its default here, so that a test can have
+it shorter.
+
+`vhost_settings` is the part that a vhost's process needs, as JSON: it crosses a process's border.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+from penstock.storage.durability import DISK
+from penstock.storage.options import StorageOptions
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Times in seconds, sizes in bytes.
+
+    data: the directory. host, port: to listen at; port 0: a free one. memory_bytes: for the queues
+    of all vhosts. mode: durability. is_strict: queues' own maxima beyond the budget are refused.
+    handshake_timeout_s: from accept to connection.open. half_open_max: clients that are not there
+    yet; one more, and the oldest is dropped. vhost_hang_s: a vhost that does not answer for so long
+    is killed. More than vhost_restarts_max failures within vhost_restart_window_s and it stays
+    down, or with vhost_restart_strategy "stop_node" the broker stops.
+    """
+
+    data: str = "./penstock-data"
+    host: str = "127.0.0.1"
+    port: int = 5672
+    memory_bytes: int = GIB
+    mode: int = DISK
+    is_strict: bool = False
+    log_level: str = "info"
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    handshake_timeout_s: float = 10.0
+    half_open_max: int = 1000
+    silent_close_s: float = 1.0  # before a refused client that cannot be told is dropped
+    vhost_hang_s: float = 30.0
+    vhost_start_s: float = 600.0  # a recovery may take so long
+    vhost_restarts_max: int = 3
+    vhost_restart_window_s: float = 300.0
+    vhost_restart_strategy: str = "continue"
+    ping_s: float = 2.5  # between two pings; the memory is shared anew as often
+    stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
+
+    def vhost_settings(self, memory_bytes: int) -> dict[str, object]:
+        """What the process of a vhost is told, its memory among it."""
+        return {
+            "mode": self.mode,
+            "memory_bytes": memory_bytes,
+            "is_strict": self.is_strict,
+            "log_level": self.log_level,
+            "storage": asdict(self.storage),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFacts:
+    """host, port: where the broker really listens. data: its directory."""
+
+    host: str
+    port: int
+    data: str
+    memory_bytes: int
+    mode: int

@@ -1,0 +1,251 @@
+"""Supervisor: the one process that everybody knocks at, and that starts and watches the others.
+
+    lock of the data directory < node.db (users) < control socket, vhosts < listener
+
+It is in nobody's way: once a client is logged in its socket is handed over to its vhost's process,
+and all that this one still does is watching, sharing the memory, and passing on news of users. A
+vhost is started when somebody first opens it; "/" at once, so that it is there when the broker says
+that it is ready.
+
+An orderly stop (SIGTERM, SIGINT, the operation `stop`) goes from the outside in: nobody is let in,
+each vhost tells its clients and makes its checkpoint, the lock is given back.
+
+Errors of starting are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
+CorruptionError and others of the directory. A vhost that cannot start is no such error: it is down,
+says why, and the others serve.
+
+Not here: operations of operators (node_operations), one vhost (watched_vhost), the handshake.
+"""
+
+import asyncio
+import logging
+import random
+import resource
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from penstock.access.users import Users
+from penstock.clock import SystemClock
+from penstock.errors import AMQPConnectionError, StoppedError
+from penstock.server import memory_shares, vhost_directories
+from penstock.server.control import NAME
+from penstock.server.control_server import ControlServer
+from penstock.server.handoff import Opened
+from penstock.server.listener import Listener, bind
+from penstock.server.log_lines import set_up
+from penstock.server.login import Login
+from penstock.server.node_operations import NodeOperations
+from penstock.server.serve_settings import ReadyFacts, ServeSettings
+from penstock.server.watched_vhost import RUNNING, STARTING, VhostDown, WatchedVhost
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.user_store import READY, UserStore
+
+DEFAULT_VHOST: Final = "/"
+USERS_FILE: Final = "node.db"
+WORKERS: Final = 2
+STOP_NODE: Final = "stop_node"
+NOT_ALLOWED: Final = 530
+INTERNAL_ERROR: Final = 541
+OPEN: Final = (10, 40)  # connection.open
+
+__all__ = ["ReadyFacts", "ServeSettings", "Supervisor", "serve"]
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """`run` is its whole life, on the running loop."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self.started_s = self.clock.monotonic()
+        self.vhosts: dict[str, WatchedVhost] = {}
+        self.is_ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._failed: BaseException | None = None
+        self.listener: Listener
+        self.users: Users
+        self.data: DataDirectory
+
+    def stop(self) -> None:
+        """Have it end, in order."""
+        self._stop.set()
+
+    async def run(self, on_ready: Callable[[ReadyFacts], None]) -> None:
+        """Until it is stopped. Errors of starting; StoppedError: a vhost is down, and the strategy
+        is that nothing serves then."""
+        # Each thread that hashes a password keeps the 16 MiB that it takes.
+        self._loop.set_default_executor(ThreadPoolExecutor(WORKERS))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        settings = self.settings
+        socks = bind(settings.host, settings.port)
+        fs = OsFileSystem(0)
+        try:
+            self.data = DataDirectory(fs, settings.data)
+            try:
+                store = UserStore(f"{self.data.path}/{USERS_FILE}")
+                try:
+                    self.users = Users(store, clock=self.clock, rng=random.SystemRandom())
+                    vhost_directories.finish(self.data, self.users)
+                    self.listener = Listener(socks, settings, self.users, self.clock, self._admit)
+                    await self._serve(on_ready)
+                finally:
+                    store.close()
+            finally:
+                self.data.close()
+        finally:
+            for sock in socks:
+                sock.close()
+            fs.close()
+        if self._failed is not None:
+            raise self._failed
+
+    async def _serve(self, on_ready: Callable[[ReadyFacts], None]) -> None:
+        """Everything that it stands on is there."""
+        operations = NodeOperations(self)
+        control = ControlServer(
+            f"{self.data.path}/{NAME}", operations.call, operations.session_gone
+        )
+        sharing = self._loop.create_task(self._share_memory())
+        try:
+            if DEFAULT_VHOST in self.users.vhosts():
+                self.vhost(DEFAULT_VHOST).start()
+            await control.start()
+            await self._wait_for_first()
+            if not self._stop.is_set():
+                self.listener.start()
+                host, port = self.listener.socks[0].getsockname()[:2]
+                logger.info("listens at %s:%d, data %s", host, port, self.settings.data)
+                self.is_ready.set()
+                facts = ReadyFacts(
+                    host=self.settings.host, port=port, data=self.settings.data,
+                    memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
+                )  # fmt: skip
+                on_ready(facts)
+            await self._stop.wait()
+            logger.info("stops")
+        finally:
+            await self.listener.stop()
+            sharing.cancel()
+            await asyncio.gather(*(vhost.stop() for vhost in self.vhosts.values()))
+            await control.stop()
+
+    async def _wait_for_first(self) -> None:
+        """Until "/" serves or is down, or the whole is stopped."""
+        first = self.vhosts.get(DEFAULT_VHOST)
+        if first is None:
+            return
+        ready = self._loop.create_task(first.ready())
+        stop = self._loop.create_task(self._stop.wait())
+        await asyncio.wait([ready, stop], return_when=asyncio.FIRST_COMPLETED)
+        for task in (ready, stop):
+            task.cancel()
+        for outcome in await asyncio.gather(ready, stop, return_exceptions=True):
+            if isinstance(outcome, VhostDown):
+                logger.error("%s; the others serve", outcome)
+
+    # ---- vhosts --------------------------------------------------------------------------------
+
+    def vhost(self, name: str) -> WatchedVhost:
+        """The vhost of that name, which is known and ready; it is started by whoever wants it."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            path = self.data.vhost_path(vhost_directories.name_bytes(name))
+            vhost = WatchedVhost(name, path, self.settings, self.clock, self._on_down)
+            self.vhosts[name] = vhost
+            self._make_room(vhost)
+        return vhost
+
+    def is_known(self, name: str) -> bool:
+        """Is there such a vhost, whole?"""
+        return self.users.vhosts().get(name) == READY
+
+    def _on_down(self, vhost: WatchedVhost) -> None:
+        if self.settings.vhost_restart_strategy == STOP_NODE and not self._stop.is_set():
+            self._failed = StoppedError(str(VhostDown(vhost.name, vhost.why)))
+            self.stop()
+
+    # ---- clients -------------------------------------------------------------------------------
+
+    async def _admit(self, login: Login, opened: Opened) -> None:
+        """A client that is logged in: to its vhost with it. AMQPConnectionError."""
+        name, user = opened.vhost, opened.user
+        if not self.is_known(name):
+            raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
+        refused = f"access to vhost '{name}' refused for user '{user}'"
+        if self.users.identity(user, name) is None:
+            raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
+        vhost = self.vhost(name)
+        try:
+            await vhost.ready()
+            identity = self.users.identity(user, name)  # it may have changed meanwhile
+            if identity is None:
+                raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
+            vhost.hand_over(opened, identity, login.leftover, login.sock)
+        except VhostDown as error:
+            raise AMQPConnectionError(INTERNAL_ERROR, str(error), *OPEN) from error
+        logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def _depths(self) -> dict[str, int]:
+        return {
+            name: vhost.depth_bytes
+            for name, vhost in self.vhosts.items()
+            if vhost.state in (RUNNING, STARTING)
+        }
+
+    def _make_room(self, newcomer: WatchedVhost) -> None:
+        """For one that is about to start: the others give up what it begins with. They have done so
+        before it holds anything."""
+        depths = self._depths() | {newcomer.name: 0}
+        wanted = memory_shares.divide(self.settings.memory_bytes, depths)
+        for name, number in wanted.items():
+            vhost = self.vhosts[name]
+            if vhost is newcomer:
+                vhost.memory_bytes = number
+            elif number < vhost.memory_bytes:
+                vhost.tell_memory(number)
+
+    async def _share_memory(self) -> None:
+        """Again and again: who holds much gets more. First those that shrink; the others when these
+        have answered, or a round later."""
+        while True:
+            await asyncio.sleep(self.settings.ping_s)
+            depths = self._depths()
+            now = {name: self.vhosts[name].memory_bytes for name in depths}
+            wanted = memory_shares.divide(self.settings.memory_bytes, depths)
+            shrinking, growing = memory_shares.changes(now, wanted)
+            answers = []
+            for name, number in shrinking.items():
+                answer = self._loop.create_future()
+                answers.append(answer)
+                vhost = self.vhosts[name]
+                vhost.on_memory = lambda answer=answer: answer.done() or answer.set_result(None)
+                vhost.tell_memory(number)
+            if answers:
+                await asyncio.wait(answers, timeout=self.settings.ping_s)
+            now = {n: v.memory_bytes for n, v in self.vhosts.items() if n in self._depths()}
+            growing = memory_shares.fits(self.settings.memory_bytes, now, growing)
+            for name, number in growing.items():
+                if name in self.vhosts:
+                    self.vhosts[name].tell_memory(number)
+
+
+def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
+    """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
+    connect. Errors: see the head of this module."""
+    set_up(settings.log_level, "node")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    async def live() -> None:
+        await Supervisor(settings).run(on_ready)
+
+    asyncio.run(live())

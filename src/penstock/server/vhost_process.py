@@ -1,0 +1,304 @@
+"""The process of one vhost: `python -m penstock.server.vhost_process <descriptor>`.
+
+Its only argument is its end of the link to the supervisor, by which it learns everything else:
+
+    in    start (path, name, settings) · connection (a socket and who is on it) · ping · memory
+          identity, close_user (permissions changed) · call (an operation) · stop
+    out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
+          result · stopped
+
+It ends when it is told to, by `stop` or SIGTERM, and when the link ends, for then there is nobody
+to give it work: clients are told, a checkpoint is written. SIGINT is not for it: a terminal sends
+that to the whole group, and the supervisor decides. It ends at once, writing nothing, when the
+storage has failed [10]; what it said as `failed` is what operators read.
+
+Not here: the loop's work (hub), clients (session), operations (broker.operations).
+"""
+
+import asyncio
+import gc
+import logging
+import random
+import resource
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+from penstock.access.permissions import Identity
+from penstock.broker import operations
+from penstock.broker.connection_facts import ConnectionFacts
+from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.vhost import VHost
+from penstock.broker.vhost_settings import VHostSettings
+from penstock.clock import SystemClock
+from penstock.errors import (
+    CorruptionError,
+    LockedError,
+    NotAStoreError,
+    PenstockError,
+    VersionError,
+)
+from penstock.protocol.connection import Connection
+from penstock.queues.budget import rss_bytes
+from penstock.server.control import from_json, to_json
+from penstock.server.control_server import error_reply
+from penstock.server.handoff import FIELDS, unpack
+from penstock.server.hub import Hub
+from penstock.server.log_lines import set_up, teller
+from penstock.server.process_link import Facts, Link
+from penstock.server.session import Session
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.options import StorageOptions
+
+WORKERS: Final = 3  # a sync, a read ahead and the combining of files do not wait for each other
+CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost stops
+LAST_WORDS_S: Final = 1.0
+LOCKED_S: Final = 60.0  # for another process to leave the directory
+LOCKED_AGAIN_S: Final = 0.2
+FORCED: Final = 320
+STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
+EX_OK: Final = 0
+EX_IOERR: Final = 74
+EXPECTED: Final = (PenstockError, OSError)  # of a start; anything else is a mistake of ours
+# Few of our objects are in cycles; looking for them among a million messages would take long.
+GC_THRESHOLDS: Final = (100_000, 20, 100)
+
+logger = logging.getLogger(__name__)
+
+
+class VhostProcess:
+    """Serves until it is told to stop; `run` returns the exit status."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
+        self._link = Link(sock, self._on_message, self._on_link_closed)
+        self._clock = SystemClock()
+        self._fs = OsFileSystem(WORKERS)
+        self._vhost: VHost | None = None
+        self._hub: Hub | None = None
+        self._adopting: set[asyncio.Task[None]] = set()
+        self._status = EX_OK
+
+    async def run(self) -> int:
+        """The whole life."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
+        why = await self._ended
+        if self._status != EX_OK:
+            logger.error("ends: %s", why)
+        else:
+            await self._stop(why)
+        await self._last_words()
+        return self._status
+
+    def _end(self, why: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+    def _fail(self, error: BaseException, *, is_final: bool = False) -> None:
+        """Nothing can be done here any more."""
+        self._status = EX_IOERR
+        why = str(error) or type(error).__name__
+        self._link.send({"do": "failed", "why": why, "is_final": is_final})
+        self._end(why)
+
+    async def _stop(self, why: str) -> None:
+        """In order."""
+        hub, vhost = self._hub, self._vhost
+        if hub is None or vhost is None:
+            return
+        logger.info("stops%s", f": {why}" if why else "")
+        await hub.close_all(FORCED, STOPPING, CLOSE_S)
+        hub.stop()
+        await asyncio.sleep(0)  # those that were dropped are taken down
+        try:
+            vhost.close()
+            self._fs.close()
+        except Exception as error:
+            logger.exception("did not stop in order")
+            self._fail(error)
+            return
+        self._link.send({"do": "stopped"})
+
+    async def _last_words(self) -> None:
+        """What the supervisor is told last must leave before the link ends."""
+        until = self._loop.time() + LAST_WORDS_S
+        while self._link.waiting and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        self._link.close()
+
+    # ---- the link ------------------------------------------------------------------------------
+
+    def _on_link_closed(self, why: str) -> None:
+        self._end(f"the supervisor has gone ({why})")
+
+    def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
+        do = facts["do"]
+        if do == "connection":
+            self._adopt(facts, data, descriptors)
+        elif do == "ping":
+            self._link.send(self._pong(facts))
+        elif do == "call":
+            self._call(facts)
+        elif do == "start":
+            self._start(facts)
+        elif do == "stop":
+            self._end("")
+        elif self._vhost is not None and self._hub is not None:
+            self._told(str(do), facts)
+
+    def _start(self, facts: dict[str, Any]) -> None:
+        settings = facts["settings"]
+        set_up(settings["log_level"], f"vhost {facts['name']!r}")
+        options = VHostSettings(
+            mode=settings["mode"], memory_bytes=settings["memory_bytes"],
+            is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
+        )  # fmt: skip
+        self._open(facts, options, self._clock.monotonic() + LOCKED_S)
+
+    def _open(self, facts: dict[str, Any], options: VHostSettings, until_s: float) -> None:
+        """The vhost from its files. One whose supervisor was killed may still be closing there: it
+        is waited for."""
+        if self._ended.done():
+            return
+        try:
+            vhost = VHost(
+                self._fs, facts["path"], facts["name"], options, clock=self._clock,
+                rng=random.SystemRandom(), on_event=teller(logger),
+            )  # fmt: skip
+        except LockedError as error:
+            if self._clock.monotonic() >= until_s:
+                self._fail(error)
+                return
+            logger.info("waits: %s", error)
+            self._loop.call_later(LOCKED_AGAIN_S, self._open, facts, options, until_s)
+            return
+        except Exception as error:
+            logger.error("cannot start: %s", error, exc_info=not isinstance(error, EXPECTED))
+            final = isinstance(error, CorruptionError | VersionError | NotAStoreError)
+            self._fail(error, is_final=final)
+            return
+        hub = Hub(vhost, self._fail)
+        vhost.wake = hub.wake
+        self._fs.on_complete = hub.wake_from_thread
+        self._vhost, self._hub = vhost, hub
+        hub.start()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self._link.send({"do": "ready"})
+
+    def _pong(self, facts: Facts) -> Facts:
+        depth_bytes = self._vhost.depth_bytes if self._vhost is not None else 0
+        connections = len(self._hub.sessions) if self._hub is not None else 0
+        return {
+            "do": "pong",
+            "n": facts["n"],
+            "depth_bytes": depth_bytes,
+            "connections": connections,
+            "rss_bytes": rss_bytes(self._fs) or 0,
+        }
+
+    def _told(self, do: str, facts: dict[str, Any]) -> None:
+        """News of the node."""
+        assert self._vhost is not None
+        assert self._hub is not None
+        if do == "memory":
+            self._vhost.set_memory(facts["bytes"])
+            self._link.send({"do": "memory_is", "bytes": facts["bytes"]})
+            self._hub.wake()
+        elif do == "identity":
+            identity = Identity.from_facts(facts["identity"])
+            for session in self._of_user(identity.name):
+                assert session.handler is not None
+                session.handler.set_identity(identity)
+        elif do == "close_user":
+            for session in self._of_user(str(facts["user"])):
+                session.shutdown(FORCED, str(facts["why"]))
+
+    def _of_user(self, user: str) -> list[Session]:
+        assert self._hub is not None
+        return [s for s in self._hub.sessions if s.user == user and s.handler is not None]
+
+    # ---- clients -------------------------------------------------------------------------------
+
+    def _adopt(self, facts: dict[str, Any], data: bytes, descriptors: list[int]) -> None:
+        if len(descriptors) != 1 or self._hub is None:
+            for descriptor in descriptors:
+                socket.close(descriptor)
+            logger.error("a client came with %d descriptors", len(descriptors))
+            return
+        sock = socket.socket(fileno=descriptors[0])
+        sock.setblocking(False)
+        task = self._loop.create_task(self._serve(sock, facts, data))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _serve(self, sock: socket.socket, facts: dict[str, Any], data: bytes) -> None:
+        assert self._hub is not None
+        assert self._vhost is not None
+        opened, identity = unpack(facts)
+        try:
+            session = await self._hub.adopt(sock)
+        except OSError as error:
+            logger.debug("connection %s lost: %s", opened.name, error)
+            return
+        try:
+            session.user = opened.user
+            connection = Connection.resumed(opened.frame_max, opened.channel_max)
+            known = ConnectionFacts(**{name: getattr(opened, name) for name in FIELDS})
+            handler = ConnectionHandler(self._vhost, connection, session.outlet, known, identity)
+            session.start(handler, data)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            session.mistake(error)
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def _call(self, facts: dict[str, Any]) -> None:
+        """An operation; its reply may come later."""
+        number = facts["n"]
+
+        def reply(result: object) -> None:
+            if isinstance(result, BaseException):
+                answer = {"do": "result", **error_reply(number, result)}
+            else:
+                answer = {"do": "result", "id": number, "result": to_json(result)}
+            self._link.send(answer)
+
+        if self._vhost is None or self._hub is None:
+            reply(RuntimeError("the vhost has not started yet"))
+            return
+        try:
+            args = from_json(facts["args"])
+            assert isinstance(args, dict)
+            if facts["op"] == "list_connections":
+                reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
+            else:
+                operations.call(self._vhost, None, facts["op"], args, reply)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            if self._vhost.engine.failed is not None:
+                self._hub.fail(error)
+            elif not isinstance(error, ValueError):
+                logger.debug("operation %s: %s", facts["op"], error)
+            reply(error)
+        self._hub.wake()
+
+
+def main(arguments: list[str]) -> int:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    set_up("info", "vhost")
+    sock = socket.socket(fileno=int(arguments[0]))
+    sock.setblocking(False)
+
+    async def live() -> int:
+        return await VhostProcess(sock).run()
+
+    return asyncio.run(live())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

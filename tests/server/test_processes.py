@@ -1,0 +1,443 @@
+"""The tree of processes as it really runs: hand-over, kills, hangs, giving up, create and delete.
+
+Everything here is a real process; what is waited for is always a condition.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pamqp import commands, frame
+
+from penstock.server.control import ControlClient, ControlError
+from penstock.storage.data_directory import hash_name
+from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
+from tests.helpers.wire import PROTOCOL_HEADER, Wire, open_channel
+
+pytestmark = pytest.mark.real
+
+QUICK = {
+    "PENSTOCK_VHOST_HANG": "1.0",
+    "PENSTOCK_VHOST_RESTARTS_MAX": "2",
+    "PENSTOCK_HANDSHAKE_TIMEOUT": "2",
+}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LiveBroker]:
+    """One that a test may stop and kill."""
+    with LiveBroker(tmp_path / "data", environment=QUICK) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
+    """One for all tests that leave it as they find it."""
+    with LiveBroker(tmp_path_factory.mktemp("shared") / "data", environment=QUICK) as live:
+        yield live
+
+
+class Ending:
+    """Ends a broker that was launched and not waited for."""
+
+    def __init__(self, broker: LiveBroker) -> None:
+        self.close = broker.kill
+
+
+def control(broker: LiveBroker, op: str, vhost: str | None = None, **args: object) -> Any:
+    with ControlClient(str(broker.data)) as client:
+        return client.call(op, vhost, **args)
+
+
+def vhosts(broker: LiveBroker) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in control(broker, "list_vhosts")}
+
+
+def state_of(broker: LiveBroker, name: str) -> str:
+    return str(vhosts(broker)[name]["state"])
+
+
+def pid_of(broker: LiveBroker, name: str = "/") -> int:
+    return int(vhosts(broker)[name]["pid"] or 0)
+
+
+def add_vhost(broker: LiveBroker, name: str) -> None:
+    control(broker, "add_vhost", name=name)
+    control(broker, "set_permissions", name, user="guest", configure=".*", write=".*", read=".*")
+
+
+def confirmed_publish(wire: Wire, queue: str, count: int) -> None:
+    wire.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    for n in range(count):
+        wire.publish(1, queue, b"%d" % n, properties=b"\x10\x00\x02")
+    done = 0
+    while done < count:
+        done = wire.expect(commands.Basic.Ack, 1).delivery_tag
+
+
+def count_of(wire: Wire, queue: str) -> int:
+    answer = wire.ask(commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk)
+    return int(answer.message_count or 0)
+
+
+def refused(broker: LiveBroker, vhost: str, user: str = "guest") -> tuple[int, str]:
+    """What connection.open of that vhost is answered with."""
+    with Wire(broker) as wire:
+        wire.hello()
+        wire.log_in(user, user)
+        wire.agree()
+        wire.send(commands.Connection.Open(virtual_host=vhost))
+        return wire.closed()
+
+
+def reopened(broker: LiveBroker, pid: int) -> Wire:
+    """A channel to "/" once its process is another."""
+    wait_until(
+        lambda: pid_of(broker) not in (0, pid) and state_of(broker, "/") == "running",
+        "another process",
+    )
+    return open_channel(broker)
+
+
+# --- the hand-over ---
+
+
+def test_everything_sent_at_once_arrives(shared: LiveBroker) -> None:
+    """Handshake, channel, declare and 300 publishes in one piece."""
+    methods: list[tuple[int, Any]] = [
+        (0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+        (0, commands.Connection.TuneOk(2047, 131072, 0)),
+        (0, commands.Connection.Open("/")),
+        (1, commands.Channel.Open()),
+        (1, commands.Confirm.Select()),
+        (1, commands.Queue.Declare(queue="q", durable=True)),
+    ]
+    data = PROTOCOL_HEADER + b"".join(frame.marshal(method, at) for at, method in methods)
+    one = frame.marshal(commands.Basic.Publish(routing_key="q"), 1)
+    for n in range(300):
+        body = b"%050d" % n
+        header = (
+            b"\x02\0\x01\0\0\0\x0f\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\x10\0\x02\xce"
+        )
+        data += one + header + b"\x03\0\x01" + len(body).to_bytes(4, "big") + body + b"\xce"
+    with Wire(shared) as wire:
+        wire.send_raw(data)
+        wire.expect(commands.Connection.Start)
+        wire.expect(commands.Connection.Tune)
+        wire.expect(commands.Connection.OpenOk)
+        wire.expect(commands.Channel.OpenOk, 1)
+        wire.expect(commands.Confirm.SelectOk, 1)
+        wire.expect(commands.Queue.DeclareOk, 1)
+        while wire.expect(commands.Basic.Ack, 1).delivery_tag < 300:
+            pass
+        assert count_of(wire, "q") == 300
+
+
+def test_each_vhost_is_a_process_and_the_supervisor_holds_no_client(shared: LiveBroker) -> None:
+    add_vhost(shared, "second")
+    assert state_of(shared, "second") == "stopped"
+    with Wire(shared).open("/"), Wire(shared).open("second"):
+        assert pid_of(shared, "/") != pid_of(shared, "second")
+        found = control(shared, "list_connections")
+        assert {row["vhost"] for row in found} >= {"/", "second"}
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{shared.pid}/fd").iterdir()))
+
+    before = held()
+    wires = [Wire(shared).open("second") for _ in range(20)]
+    wait_until(lambda: held() < before + 20, "the supervisor to let go")
+    for wire in wires:
+        wire.channel()
+        wire.sock.close()
+
+
+def test_who_may_not_is_told(shared: LiveBroker) -> None:
+    assert refused(shared, "none") == (530, "NOT_ALLOWED - vhost none not found")
+    control(shared, "add_user", name="ann", password="ann")
+    text = "NOT_ALLOWED - access to vhost '/' refused for user 'ann'"
+    assert refused(shared, "/", "ann") == (530, text)
+
+
+def test_permissions_hold_at_once_for_open_connections(shared: LiveBroker) -> None:
+    control(shared, "add_user", name="bob", password="bob")
+    control(shared, "set_permissions", "/", user="bob", configure="^a", write="", read="")
+    with Wire(shared) as wire:
+        wire.hello()
+        wire.log_in("bob", "bob")
+        wire.agree()
+        wire.send(commands.Connection.Open(virtual_host="/"))
+        wire.expect(commands.Connection.OpenOk)
+        wire.channel()
+        wire.declare("a1")
+        control(shared, "set_permissions", "/", user="bob", configure="^b", write="", read="")
+        wire.send(commands.Queue.Declare(queue="a2", exclusive=True), 1)
+        assert wire.channel_closed()[0] == 403
+        wire.channel()
+        wire.declare("b1")
+        control(shared, "delete_user", name="bob")
+        assert wire.closed() == (320, "CONNECTION_FORCED - user 'bob' was deleted")
+
+
+# --- failures ---
+
+
+def test_a_killed_vhost_is_back_with_what_was_confirmed(shared: LiveBroker) -> None:
+    add_vhost(shared, "other")
+    with open_channel(shared) as wire, Wire(shared).open("other") as bystander:
+        bystander.channel()
+        bystander.declare("b")
+        wire.declare("k", durable=True, exclusive=False)
+        confirmed_publish(wire, "k", 50)
+        pid, other = pid_of(shared), pid_of(shared, "other")
+        os.kill(pid, signal.SIGKILL)
+        wire.ended()
+        with reopened(shared, pid) as again:
+            assert count_of(again, "k") == 50
+        assert vhosts(shared)["/"]["restarts"] >= 1
+        assert count_of(bystander, "b") == 0
+        assert pid_of(shared, "other") == other
+
+
+def test_a_hung_vhost_is_replaced(shared: LiveBroker) -> None:
+    with open_channel(shared) as wire:
+        pid = pid_of(shared)
+        os.kill(pid, signal.SIGSTOP)
+        wire.ended()
+    wait_until(lambda: is_gone(pid), "the end of the hung process")
+    with reopened(shared, pid):
+        pass
+    assert "did not answer for" in shared.log_text()
+
+
+def test_one_that_fails_too_often_stays_down_alone(shared: LiveBroker) -> None:
+    add_vhost(shared, "third")
+    with Wire(shared).open("third"):
+        pass
+    for _ in range(3):
+        pid = wait_until(lambda: pid_of(shared, "third"), "a process")
+        wait_until(lambda: state_of(shared, "third") == "running", "it to run")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: pid_of(shared, "third") != pid, "its end")  # type: ignore[misc]
+    wait_until(lambda: state_of(shared, "third") == "down", "it to be down")
+    code, text = refused(shared, "third")
+    assert code == 541
+    assert text.startswith("INTERNAL_ERROR - vhost 'third' is down: its process ended")
+    with open_channel(shared):
+        pass
+    control(shared, "restart_vhost", name="third")
+    with Wire(shared).open("third"):
+        pass
+
+
+def test_a_damaged_vhost_stays_down_and_says_where(broker: LiveBroker) -> None:
+    add_vhost(broker, "other")
+    with Wire(broker).open("other") as wire:
+        wire.channel()
+        wire.declare("q", durable=True, exclusive=False)
+    broker.stop()
+    directory = broker.data / "vhosts" / hash_name(b"other")
+    (checkpoint,) = directory.glob("checkpoint-*")
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    checkpoint.write_bytes(data)
+    broker.start()
+    code, text = refused(broker, "other")
+    assert code == 541
+    assert checkpoint.name in text
+    assert "at byte" in vhosts(broker)["other"]["error"]
+    assert vhosts(broker)["other"]["restarts"] == 0
+    with open_channel(broker):
+        pass
+
+
+def test_the_strategy_may_be_that_nothing_serves(tmp_path: Path) -> None:
+    environment = {
+        "PENSTOCK_VHOST_RESTARTS_MAX": "0",
+        "PENSTOCK_VHOST_RESTART_STRATEGY": "stop_node",
+    }
+    with LiveBroker(tmp_path / "data", environment=environment) as broker:
+        os.kill(pid_of(broker), signal.SIGKILL)
+        assert broker.process is not None
+        assert broker.process.wait(30) == 74
+        assert "vhost '/' is down" in broker.log_text()
+
+
+def test_vhosts_end_with_their_supervisor(broker: LiveBroker) -> None:
+    with open_channel(broker) as wire:
+        wire.declare("q", durable=True, exclusive=False)
+        confirmed_publish(wire, "q", 5)
+        vhost = pid_of(broker)
+        os.kill(broker.pid, signal.SIGKILL)
+        assert wire.closed()[0] == 320
+        wait_until(lambda: is_gone(vhost), "the end of the vhost")
+    broker.kill()
+    broker.start()
+    with open_channel(broker) as wire:
+        assert count_of(wire, "q") == 5
+
+
+def test_a_vhost_that_lost_its_supervisor_is_waited_for(tmp_path: Path) -> None:
+    second = LiveBroker(tmp_path / "data")
+    with LiveBroker(tmp_path / "data") as broker, contextlib.closing(Ending(second)):
+        orphan = pid_of(broker)
+        os.kill(orphan, signal.SIGSTOP)
+        os.kill(broker.pid, signal.SIGKILL)
+        assert broker.process is not None
+        broker.process.wait()
+        second.launch()
+        try:
+            wait_until(lambda: "waits: " in second.log_text(), "the second to wait")
+        finally:
+            os.kill(orphan, signal.SIGCONT)
+        wait_until(lambda: state_of(second, "/") == "running", "the second to serve")
+        assert is_gone(orphan)
+
+
+# --- vhosts come and go ---
+
+
+def test_a_deleted_vhost_is_gone_with_its_clients(shared: LiveBroker) -> None:
+    add_vhost(shared, "v")
+    directory = shared.data / "vhosts" / hash_name(b"v")
+    with Wire(shared).open("v") as wire:
+        wire.channel()
+        wire.declare("q", durable=True, exclusive=False)
+        confirmed_publish(wire, "q", 5)
+        pid = pid_of(shared, "v")
+        control(shared, "delete_vhost", name="v")
+        wire.ended()
+    assert is_gone(pid)
+    assert not directory.exists()
+    assert refused(shared, "v")[0] == 530
+    with pytest.raises(ControlError, match="no vhost 'v'"):
+        control(shared, "delete_vhost", name="v")
+    add_vhost(shared, "v")
+    with Wire(shared).open("v") as wire:
+        wire.channel()
+        wire.send(commands.Queue.Declare(queue="q", passive=True), 1)
+        assert wire.channel_closed()[0] == 404
+
+
+def test_vhosts_and_users_outlive_a_kill(broker: LiveBroker) -> None:
+    add_vhost(broker, "v")
+    control(broker, "add_user", name="ann", password="ann", tags=["management"])
+    broker.kill()
+    broker.start()
+    assert set(vhosts(broker)) == {"/", "v"}
+    assert {"name": "ann", "tags": ["management"]} in control(broker, "list_users")
+    with Wire(broker).open("v"):
+        pass
+
+
+def test_the_memory_is_shared_by_all_that_run(tmp_path: Path) -> None:
+    whole = 64 << 20
+    with LiveBroker(tmp_path / "data", "--memory", "64MiB") as broker:
+        add_vhost(broker, "v")
+        with Wire(broker).open("v"), open_channel(broker) as wire:
+            assert sum(row["memory_bytes"] for row in vhosts(broker).values()) <= whole
+            wire.declare("q", durable=True, exclusive=False)
+            confirmed_publish(wire, "q", 100)
+
+            def parts() -> bool:
+                rows = vhosts(broker)
+                return bool(rows["/"]["memory_bytes"] > 2 * rows["v"]["memory_bytes"])
+
+            wait_until(parts, "the vhost that holds something to get more")
+            assert sum(row["memory_bytes"] for row in vhosts(broker).values()) <= whole
+
+
+# --- clients that are no good ---
+
+
+def test_a_thousand_half_handshakes(shared: LiveBroker) -> None:
+    socks = [socket.create_connection((shared.host, shared.port)) for _ in range(1000)]
+    try:
+        for sock in socks[::2]:
+            sock.sendall(PROTOCOL_HEADER)
+        with open_channel(shared) as wire:  # meanwhile others get in
+            wire.declare()
+        for sock in socks:
+            sock.settimeout(30)
+            try:
+                while sock.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+        assert wait_until(lambda: control(shared, "status")["half_open"] == 0)
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def test_a_client_that_is_silent_is_closed_and_one_that_beats_is_not(shared: LiveBroker) -> None:
+    with Wire(shared) as silent, Wire(shared) as beating:
+        for wire in (silent, beating):
+            wire.open(heartbeat_s=1)
+        wire = beating
+        beats = 0
+        while beats < 4:  # the broker sends one every half second of silence
+            wire.receive()
+            wire.send_raw(b"\x08\0\0\0\0\0\0\xce")
+            beats += 1
+        silent.ended()
+        wire.channel()
+
+
+# --- ends ---
+
+
+def test_a_stop_tells_the_clients_and_leaves_a_clean_store(broker: LiveBroker) -> None:
+    with open_channel(broker) as wire:
+        wire.declare("q", durable=True, exclusive=False)
+        confirmed_publish(wire, "q", 5)
+        control(broker, "stop")
+        assert wire.closed()[0] == 320
+    assert broker.process is not None
+    assert broker.process.wait(30) == 0
+    assert not (broker.data / "control.sock").exists()
+    broker.kill()
+    broker.start()
+    with open_channel(broker) as wire:
+        assert count_of(wire, "q") == 5
+
+
+def test_sigterm_is_an_orderly_stop(broker: LiveBroker) -> None:
+    with open_channel(broker) as wire:
+        pids = broker.pids()
+        os.kill(broker.pid, signal.SIGTERM)
+        assert wire.closed()[0] == 320
+        for pid in pids:
+            wait_until(lambda pid=pid: is_gone(pid), "the end")  # type: ignore[misc]
+    assert broker.process is not None
+    assert broker.process.wait(30) == 0
+
+
+def test_the_directory_and_the_port_belong_to_one(broker: LiveBroker, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", "--data"]
+    same_data = [*command, str(broker.data), "--port", "0"]
+    same_port = [*command, str(tmp_path / "other"), "--port", str(broker.port)]
+    for arguments, code in ((same_data, 75), (same_port, 69)):
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+    with open_channel(broker):
+        pass
+
+
+def test_the_control_socket_is_its_owners(shared: LiveBroker) -> None:
+    path = shared.data / "control.sock"
+    assert path.stat().st_mode & 0o777 == 0o600
+    status = control(shared, "status")
+    assert status["port"] == shared.port
+    assert json.dumps(status)
+    with pytest.raises(ControlError, match="unknown argument 'nmae', expected name") as wrong:
+        control(shared, "add_vhost", nmae="v")
+    assert wrong.value.code == 406

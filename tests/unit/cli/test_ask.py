@@ -1,0 +1,43 @@
+"""Which broker a command asks: by option, environment, configuration, default."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_control import FakeControl
+
+
+def asked(*words: str) -> str:
+    broker = FakeControl(list_queues=[])
+    assert broker.run("list_queues", *words) == 0
+    return broker.data[0]
+
+
+def test_which_directory_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_DATA", raising=False)
+    assert asked() == "./penstock-data"
+    (tmp_path / "penstock.toml").write_text("port = 1")
+    assert asked() == "./penstock-data"
+    (tmp_path / "penstock.toml").write_text("data = 'there'")
+    assert asked() == "there"
+    (tmp_path / "other.toml").write_text("data = 'elsewhere'")
+    monkeypatch.setenv("PENSTOCK_CONFIG", "other.toml")
+    assert asked() == "elsewhere"
+    monkeypatch.setenv("PENSTOCK_DATA", "env")
+    assert asked() == "env"
+    assert asked("--data", "here") == "here"
+
+
+def test_a_configuration_that_is_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_DATA", raising=False)
+    broker = FakeControl()
+    (tmp_path / "penstock.toml").write_text("data = 5")
+    assert broker.run("status") == 64
+    assert "penstock.toml: data" in capsys.readouterr().err
+    monkeypatch.setenv("PENSTOCK_CONFIG", "none.toml")
+    assert broker.run("status") == 66
+    assert not broker.asked

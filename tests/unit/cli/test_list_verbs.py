@@ -1,0 +1,86 @@
+"""`penstock list_...`: columns, formats, and what is asked of the broker."""
+
+import json
+
+import pytest
+
+from penstock.cli import shown
+from penstock.cli.list_verbs import COLUMNS
+from tests.helpers.fake_control import FakeControl
+
+QUEUES = [
+    {"name": "jobs", "messages": 3, "consumers": 1, "arguments": {"x-max-length": 5}},
+    {"name": "a\tb\n", "messages": 0, "consumers": 0, "arguments": {}},
+]
+
+
+def test_without_columns_there_are_a_few(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=QUEUES)
+    assert broker.run("list_queues") == 0
+    out = capsys.readouterr().out
+    assert out == "name\tmessages\tconsumers\njobs\t3\t1\na\\tb\\n\t0\t0\n"
+    assert broker.asked == [("list_queues", "/", {})]
+    assert broker.data == ["./penstock-data"]
+
+
+def test_columns_in_the_order_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=QUEUES[:1])
+    assert broker.run("list_queues", "messages", "arguments", "durable", "-p", "/x") == 0
+    out = capsys.readouterr().out
+    assert out == 'messages\targuments\tdurable\n3\t{"x-max-length": 5}\t\n'
+    assert broker.asked == [("list_queues", "/x", {})]
+
+
+def test_json_has_everything_or_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=QUEUES)
+    assert broker.run("list_queues", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == QUEUES
+    assert broker.run("list_queues", "name", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == [{"name": "jobs"}, {"name": "a\tb\n"}]
+
+
+def test_an_unknown_column_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=QUEUES)
+    assert broker.run("list_queues", "mesages") == 64
+    assert "did you mean 'messages'?" in capsys.readouterr().err
+
+
+def test_what_a_later_broker_tells_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=[{"name": "q", "moons": 2}])
+    assert broker.run("list_queues", "moons") == 0
+    assert capsys.readouterr().out == "moons\n2\n"
+
+
+def test_nothing_to_list_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert FakeControl(list_queues=[]).run("list_queues") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_terminal_a_table_is_drawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "is_terminal", lambda: True)
+    assert FakeControl(list_queues=[{"name": "[red]q", "messages": 3}]).run("list_queues") == 0
+    out = capsys.readouterr().out
+    assert "\t" not in out
+    assert "[red]q" in out
+
+
+@pytest.mark.parametrize("words", [["list", "queues"], ["list-queues"], ["list_queues"]])
+def test_two_words_or_hyphens_will_do(words: list[str]) -> None:
+    broker = FakeControl(list_queues=[])
+    assert broker.run(*words, "name") == 0
+    assert broker.asked[0][0] == "list_queues"
+
+
+@pytest.mark.parametrize("command", sorted(COLUMNS))
+def test_each_listing_asks_its_own_operation(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, others = COLUMNS[command]
+    row = {name: f"the {name}" for name in (*first, *others)}
+    broker = FakeControl(**{command: [row]})
+    assert broker.run(command, "--data", "there") == 0
+    assert broker.asked[0][0] == command
+    assert broker.data == ["there"]
+    assert capsys.readouterr().out.splitlines()[1].split("\t") == [f"the {n}" for n in first]

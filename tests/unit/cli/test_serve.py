@@ -1,0 +1,105 @@
+"""`penstock serve` up to where the broker begins: Config, ready line, errors of listening."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import serve
+from penstock.cli.main import UnavailableError, exit_code, main, one_line, version_text
+from penstock.config import Config
+from penstock.server.serve_settings import ReadyFacts
+from penstock.storage.durability import INTERVAL
+
+pytestmark = pytest.mark.real
+
+
+def config(directory: Path, path: str | None = None, /, **flags: object) -> Config:
+    return serve.configured(flags, path, {}, str(directory))
+
+
+def facts(host: str = "127.0.0.1", port: int = 5672) -> ReadyFacts:
+    return ReadyFacts(host=host, port=port, data="d", memory_bytes=1, mode=3)
+
+
+def test_a_file_beside_us_is_read(tmp_path: Path) -> None:
+    assert config(tmp_path).port == 5672
+    (tmp_path / "penstock.toml").write_text("port = 1234\nmemory = '0.5'")
+    assert config(tmp_path).port == 1234
+    assert config(tmp_path, port=0).port == 0
+    (tmp_path / "other.toml").write_text("port = 4321")
+    assert config(tmp_path, str(tmp_path / "other.toml")).port == 4321
+    environment = {"PENSTOCK_CONFIG": str(tmp_path / "other.toml")}
+    assert serve.configured({}, None, environment, str(tmp_path)).port == 4321
+
+
+def test_memory_is_a_part_of_what_there_is(tmp_path: Path) -> None:
+    whole, half = config(tmp_path, memory="max"), config(tmp_path, memory="0.5")
+    assert abs(whole.memory_bytes - 2 * half.memory_bytes) <= 1
+
+
+def test_a_file_that_is_missing_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", str(tmp_path / "no.toml")]) == 66
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    assert main(["serve", "--config", str(tmp_path / "bad.toml")]) == 64
+    (tmp_path / "typo.toml").write_text("prot = 5")
+    assert main(["serve", "--config", str(tmp_path / "typo.toml")]) == 64
+    assert "did you mean 'port'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--port", "x"], "'--port'"),
+        (["--port", "70000"], "--port: given 70000"),
+        (["--memory", "lots"], "--memory: given 'lots'"),
+        (["--durability", "none"], "disk, interval=<ms> or os"),
+        (["--log-level", "loud"], "one of debug, info, warning, error"),
+        (["--dta", "x"], "--data"),
+        (["extra"], "extra"),
+    ],
+)
+def test_a_bad_option_is_64(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *words]) == 64
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("127.0.0.1", "localhost"), ("0.0.0.0", "localhost"), ("::1", "localhost"),
+     ("10.0.0.5", "10.0.0.5"), ("fe80::1", "[fe80::1]")],
+)  # fmt: skip
+def test_the_ready_line_has_a_url_to_copy(tmp_path: Path, host: str, shown: str) -> None:
+    made = config(tmp_path, data="here", memory="64MiB")
+    assert serve.ready_line(made, facts(host, 1234)) == (
+        f"penstock {version_text()} is ready: amqp://guest:guest@{shown}:1234/  "
+        "data here  memory 64 MiB  durability disk"
+    )
+
+
+def test_the_ready_line_tells_the_interval(tmp_path: Path) -> None:
+    made = config(tmp_path, durability="interval=50")
+    assert made.mode == INTERVAL
+    assert serve.ready_line(made, facts()).endswith("durability interval=50")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (OSError(errno.EADDRINUSE, "in use"), 69, "127.0.0.1:80 is taken by another process"),
+        (OSError(errno.EADDRNOTAVAIL, "no"), 69, "no address of this machine"),
+        (PermissionError(errno.EACCES, "no"), 77, "below 1024"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "d/LOCK"), 74, "d/LOCK: No space left"),
+    ],
+)
+def test_an_error_of_listening_says_what_to_do(
+    error: OSError, code: int, told: str, tmp_path: Path
+) -> None:
+    said = serve.told(config(tmp_path, port=80), error)
+    assert exit_code(said) == code
+    assert told in one_line(said)
+    if code == 69:
+        assert isinstance(said, UnavailableError)

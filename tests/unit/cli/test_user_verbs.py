@@ -1,0 +1,72 @@
+"""Users and permissions: what is asked of the broker, and where passwords come from."""
+
+import io
+
+import pytest
+
+from tests.helpers.fake_control import FakeControl
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_user_comes_and_goes() -> None:
+    broker = FakeControl()
+    assert broker.run("add_user", "ann", "secret", "--tag", "monitoring") == 0
+    assert broker.run("set_user_tags", "ann", "administrator", "management") == 0
+    assert broker.run("set_permissions", "ann", "^a", "", ".*", "-p", "/x") == 0
+    assert broker.run("clear_permissions", "ann", "--vhost", "/x") == 0
+    assert broker.run("delete_user", "ann") == 0
+    assert broker.asked == [
+        ("add_user", None, {"name": "ann", "password": "secret", "tags": ["monitoring"]}),
+        ("set_user_tags", None, {"name": "ann", "tags": ["administrator", "management"]}),
+        ("set_permissions", "/x", {"user": "ann", "configure": "^a", "write": "", "read": ".*"}),
+        ("clear_permissions", "/x", {"user": "ann"}),
+        ("delete_user", None, {"name": "ann"}),
+    ]
+
+
+def test_a_password_from_stdin_is_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin(monkeypatch, " s e\r\nmore\n")
+    broker = FakeControl()
+    assert broker.run("change_password", "ann", "--stdin") == 0
+    assert broker.asked == [("change_password", None, {"name": "ann", "password": " s e"})]
+
+
+def test_a_password_is_asked_for_without_showing_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def hidden(prompt: str = "", stream: object = None) -> str:
+        asked.append(prompt)
+        return "secret"
+
+    monkeypatch.setattr("click.termui.hidden_prompt_func", hidden)
+    broker = FakeControl()
+    assert broker.run("change_password", "ann") == 0
+    assert len(asked) == 2
+    assert broker.asked == [("change_password", None, {"name": "ann", "password": "secret"})]
+    captured = capsys.readouterr()
+    assert "secret" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (["x", "--stdin"], "y\n", "do not go together"),
+        (["--stdin"], "", "stdin is empty"),
+        (["--stdin"], "\n", "the password is empty"),
+        ([""], "", "the password is empty"),
+    ],
+)
+def test_no_password_is_64(
+    words: list[str], text: str, told: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stdin(monkeypatch, text)
+    broker = FakeControl()
+    assert broker.run("add_user", "ann", *words) == 64
+    assert told in capsys.readouterr().err
+    assert not broker.asked

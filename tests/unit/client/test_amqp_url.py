@@ -1,0 +1,63 @@
+"""AmqpUrl: what each part means, what is left out, what is refused."""
+
+import pytest
+
+from penstock.client.amqp_url import AmqpUrl
+from penstock.errors import OptionError
+
+
+def test_every_part() -> None:
+    url = AmqpUrl.parse(
+        "amqp://us%40er:p%2Fw@host.example:5673/a%2Fb"
+        "?heartbeat=30&connection_timeout=2.5&channel_max=10&frame_max=8192&name=worker"
+    )
+    assert url == AmqpUrl(
+        host="host.example", port=5673, user="us@er", password="p/w", vhost="a/b", heartbeat_s=30,
+        connection_timeout_s=2.5, channel_max=10, frame_max=8192, name="worker",
+    )  # fmt: skip
+    assert str(url) == "amqp://us@er@host.example:5673/a/b"
+    assert "p/w" not in str(url)
+
+
+@pytest.mark.parametrize("text", ["amqp://", "amqp://localhost", "amqp://localhost/"])
+def test_what_is_left_out(text: str) -> None:
+    assert AmqpUrl.parse(text) == AmqpUrl()
+
+
+def test_an_address_of_version_6() -> None:
+    url = AmqpUrl.parse("amqp://[::1]:1/")
+    assert (url.host, url.port) == ("::1", 1)
+    assert str(url) == "amqp://guest@[::1]:1/"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("amqps://host/", "no TLS yet"),
+        ("http://host/", "expected amqp://user:password@host:port/vhost"),
+        ("amqp://host:port/", "expected amqp://user:password@host:port/vhost"),
+        ("amqp://host/?heartbeat=often", "heartbeat: given 'often', expected a whole number"),
+        ("amqp://host/?heartbeat=65536", "from 0 to 65535"),
+        ("amqp://host/?connection_timeout=0", "connection_timeout: given '0', expected seconds"),
+        ("amqp://host/?hartbeat=5", "unknown option 'hartbeat', did you mean 'heartbeat'"),
+        ("amqp://host/" + "x" * 256, "at most 255 bytes"),
+    ],
+)
+def test_what_is_wrong_is_told(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        AmqpUrl.parse(text)
+
+
+def test_a_password_is_not_told() -> None:
+    with pytest.raises(OptionError) as caught:
+        AmqpUrl.parse("amqp://user:secret@host:port/")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_environment() -> None:
+    penstock, other = "amqp://penstock/", "amqp://other/"
+    assert AmqpUrl.of(None, {"PENSTOCK_URL": penstock, "AMQP_URL": other}).host == "penstock"
+    assert AmqpUrl.of(None, {"PENSTOCK_URL": "", "AMQP_URL": other}).host == "other"
+    assert AmqpUrl.of(None, {}) == AmqpUrl()
+    assert AmqpUrl.of("amqp://given/", {"PENSTOCK_URL": penstock}).host == "given"
+    assert AmqpUrl.of(AmqpUrl(host="made"), {"AMQP_URL": other}).host == "made"

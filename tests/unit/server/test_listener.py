@@ -1,0 +1,328 @@
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from penstock.access.users import Users
+from penstock.clock import ManualClock
+from penstock.codec.frames import PROTOCOL_HEADER, method_frame
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    ChannelOpen,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    decode_method,
+)
+from penstock.errors import AMQPConnectionError
+from penstock.server.handoff import Opened
+from penstock.server.listener import Listener, bind
+from penstock.server.login import Login
+from penstock.server.serve_settings import ServeSettings
+from penstock.storage.user_store import UserStore
+
+CAPABILITIES: dict[str, object] = {"capabilities": {"authentication_failure_close": True}}
+
+
+class Node:
+    """A listener; who comes through is kept, and closed."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.store = UserStore(":memory:")
+        clock = ManualClock()
+        self.users = Users(self.store, clock=clock, rng=random.Random(1), log2_n=1)
+        self.users.add_user("ann", b"secret")
+        self.listener = Listener(bind("127.0.0.1", 0), settings, self.users, clock, self._admit)
+        self.opened: list[tuple[Opened, bytes]] = []
+        self.has_opened = asyncio.Event()
+        self.error: AMQPConnectionError | None = None
+
+    async def _admit(self, login: Login, opened: Opened) -> None:
+        if self.error is not None:
+            raise self.error
+        self.opened.append((opened, login.leftover))
+        login.sock.close()
+        self.has_opened.set()
+
+    async def client(self) -> "Client":
+        host, port = self.listener.socks[0].getsockname()
+        return Client(*await asyncio.open_connection(host, port))
+
+
+class Client:
+    """Frames over a stream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *methods: Method, header: bool = False) -> None:
+        data = PROTOCOL_HEADER if header else b""
+        self.writer.write(data + b"".join(method_frame(0, m.encode()) for m in methods))
+
+    async def method(self) -> Method:
+        head = await self.reader.readexactly(7)
+        payload = await self.reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+        return decode_method(payload[:-1])
+
+    async def at_end(self) -> bool:
+        """Whether the other side has closed."""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def start_ok(user: str = "ann", password: str = "secret", **more: object) -> ConnectionStartOk:
+    values: dict[str, object] = {
+        "client_properties": CAPABILITIES,
+        "mechanism": "PLAIN",
+        "response": f"\0{user}\0{password}".encode(),
+        "locale": "en_US",
+    }
+    return ConnectionStartOk(**(values | more))  # type: ignore[arg-type]
+
+
+def tune_ok(channel_max: int = 2047, frame_max: int = 131072, beat: int = 60) -> ConnectionTuneOk:
+    return ConnectionTuneOk(channel_max=channel_max, frame_max=frame_max, heartbeat=beat)
+
+
+def with_node(scenario: Callable[[Node], Awaitable[None]], **settings: float) -> None:
+    async def run() -> None:
+        values: dict[str, float] = {"silent_close_s": 0.01, **settings}
+        node = Node(ServeSettings(**values))  # type: ignore[arg-type]
+        node.listener.start()
+        try:
+            async with asyncio.timeout(20):
+                await scenario(node)
+        finally:
+            await node.listener.stop()
+            node.store.close()
+
+    asyncio.run(run())
+
+
+def test_a_handshake_step_by_step() -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.send(header=True)
+        start = await client.method()
+        assert isinstance(start, ConnectionStart)
+        assert set(start.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
+        assert start.server_properties["product"] == "RabbitMQ"
+        capabilities = start.server_properties["capabilities"]
+        assert isinstance(capabilities, dict)
+        assert capabilities["publisher_confirms"] is True
+        assert capabilities["penstock.box"] is True
+        client.send(start_ok())
+        tune = await client.method()
+        assert isinstance(tune, ConnectionTune)
+        assert (tune.channel_max, tune.frame_max, tune.heartbeat) == (2047, 131072, 60)
+        client.send(tune_ok(2000, 8192, 5), ConnectionOpen(virtual_host="v"))
+        await node.has_opened.wait()
+        opened, leftover = node.opened[0]
+        assert (opened.user, opened.vhost, leftover) == ("ann", "v", b"")
+        assert (opened.channel_max, opened.frame_max, opened.heartbeat_s) == (2000, 8192, 5)
+        assert opened.client_properties == CAPABILITIES
+        assert opened.name.startswith("127.0.0.1:")
+        assert node.listener.half_open == 0
+        client.close()
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
+def test_all_at_once_and_more_behind(piece_bytes: int) -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        behind = method_frame(1, ChannelOpen().encode()) + b"\1\0\1\0"
+        methods = (start_ok(), tune_ok(), ConnectionOpen(virtual_host="/"))
+        whole = PROTOCOL_HEADER + b"".join(method_frame(0, m.encode()) for m in methods) + behind
+        for at in range(0, len(whole), piece_bytes):
+            client.writer.write(whole[at : at + piece_bytes])
+            await client.writer.drain()
+        await node.has_opened.wait()
+        opened, leftover = node.opened[0]
+        assert opened.vhost == "/"
+        assert behind.startswith(leftover)
+        if piece_bytes > len(whole):
+            assert leftover == behind
+        client.close()
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize(
+    "header", [b"AMQP\x00\x00\x09\x00", b"AMQP\x01\x01\x00\x09", b"GET /", b"X"]
+)
+def test_a_wrong_header_is_told_the_right_one(header: bytes) -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.writer.write(header)
+        assert await client.reader.read(-1) == PROTOCOL_HEADER
+        client.close()
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("nobody", "secret")])
+def test_a_wrong_password_is_told_to_who_understands(user: str, password: str) -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.send(start_ok(user, password), header=True)
+        assert isinstance(await client.method(), ConnectionStart)
+        close = await client.method()
+        assert isinstance(close, ConnectionClose)
+        assert close.reply_code == 403
+        assert close.reply_text == (
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. "
+            "For details see the broker logfile."
+        )
+        client.send(ConnectionCloseOk())
+        assert await client.at_end()
+        client.close()
+
+    with_node(scenario)
+
+
+def test_to_others_nothing_is_said() -> None:
+    async def scenario(node: Node) -> None:
+        for wrong in (
+            start_ok(password="wrong", client_properties={}),
+            start_ok(mechanism="EXTERNAL"),
+            start_ok(response=b"no nul"),
+            start_ok(mechanism="AMQPLAIN", response=b"\1"),
+            tune_ok(),
+        ):
+            client = await node.client()
+            client.send(wrong, header=True)
+            assert isinstance(await client.method(), ConnectionStart)
+            assert await client.at_end()
+            client.close()
+        assert not node.opened
+
+    with_node(scenario)
+
+
+def test_amqplain() -> None:
+    response = b"\x05LOGINS\0\0\0\x03ann\x08PASSWORDS\0\0\0\x06secret"
+
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        first = start_ok(mechanism="AMQPLAIN", response=response)
+        client.send(first, tune_ok(), ConnectionOpen(virtual_host="/"), header=True)
+        await node.has_opened.wait()
+        client.close()
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize("wrong", [tune_ok(2048), tune_ok(frame_max=131073), tune_ok(1, 4095)])
+def test_a_tune_ok_beyond_the_offer(wrong: ConnectionTuneOk) -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.send(start_ok(), wrong, ConnectionOpen(virtual_host="/"), header=True)
+        assert isinstance(await client.method(), ConnectionStart)
+        assert isinstance(await client.method(), ConnectionTune)
+        assert await client.at_end()
+        client.close()
+
+    with_node(scenario)
+
+
+def test_what_admit_refuses_is_told() -> None:
+    async def scenario(node: Node) -> None:
+        node.error = AMQPConnectionError(530, "vhost v not found", 10, 40)
+        client = await node.client()
+        client.send(start_ok(), tune_ok(), ConnectionOpen(virtual_host="v"), header=True)
+        await client.method()
+        await client.method()
+        close = await client.method()
+        assert isinstance(close, ConnectionClose)
+        assert (close.reply_code, close.reply_text) == (530, "NOT_ALLOWED - vhost v not found")
+        assert (close.class_id, close.method_id) == (10, 40)
+        assert await client.at_end()
+        client.close()
+
+    with_node(scenario)
+
+
+def test_a_client_may_leave_politely() -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.send(header=True)
+        await client.method()
+        client.send(ConnectionClose(reply_code=200, reply_text="bye", class_id=0, method_id=0))
+        assert isinstance(await client.method(), ConnectionCloseOk)
+        assert await client.at_end()
+        client.close()
+
+    with_node(scenario)
+
+
+def test_a_half_open_client_is_gone_in_time() -> None:
+    async def scenario(node: Node) -> None:
+        clients = [await node.client() for _ in range(3)]
+        clients[1].send(header=True)
+        clients[2].send(start_ok(), header=True)
+        for client in clients:
+            assert (await client.reader.read(-1)) is not None  # until the end
+            client.close()
+        assert node.listener.half_open == 0
+        assert not node.opened
+
+    with_node(scenario, handshake_timeout_s=0.05)
+
+
+def test_of_too_many_the_oldest_go() -> None:
+    async def scenario(node: Node) -> None:
+        clients = [await node.client() for _ in range(40)]
+        for client in clients[:30]:
+            assert await client.at_end()
+        assert node.listener.half_open == 10
+        last = clients[-1]
+        last.send(start_ok(), tune_ok(), ConnectionOpen(virtual_host="/"), header=True)
+        await node.has_opened.wait()
+        for client in clients:
+            client.close()
+
+    with_node(scenario, half_open_max=10)
+
+
+def test_a_frame_larger_than_allowed_is_not_waited_for() -> None:
+    async def scenario(node: Node) -> None:
+        client = await node.client()
+        client.send(header=True)
+        await client.method()
+        client.writer.write(b"\1\0\0\x7f\xff\xff\xff")
+        assert await client.at_end()
+        client.close()
+
+    with_node(scenario)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with bind("127.0.0.1", 0)[0] as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use") as error:
+            bind("127.0.0.1", port)
+        assert error.value.filename == f"127.0.0.1:{port}"
+
+
+def test_all_addresses_of_a_name_share_the_port() -> None:
+    socks = bind("localhost", 0)
+    try:
+        assert len({sock.getsockname()[1] for sock in socks}) == 1
+        assert all(sock.family in (socket.AF_INET, socket.AF_INET6) for sock in socks)
+    finally:
+        for sock in socks:
+            sock.close()

@@ -1,0 +1,13 @@
+import json
+
+from penstock.server.serve_settings import ServeSettings
+from penstock.storage.durability import OS
+from penstock.storage.options import StorageOptions
+
+
+def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
+    storage = StorageOptions(checkpoint_seconds=5, interval_ms=7)
+    settings = ServeSettings(mode=OS, is_strict=True, log_level="debug", storage=storage)
+    told = json.loads(json.dumps(settings.vhost_settings(123)))
+    assert StorageOptions.of(told.pop("storage")) == storage
+    assert told == {"mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug"}

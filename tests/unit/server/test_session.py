@@ -1,0 +1,281 @@
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.codec.frames import HEARTBEAT_FRAME
+from penstock.errors import StoppedError
+from penstock.server.hub import Hub
+from penstock.server.session import HIGH_WATER_BYTES, Session
+
+
+class FakeHandler:
+    """Notes what happens; answers as it is told."""
+
+    def __init__(self, session: Session, heartbeat_s: float) -> None:
+        self.outlet = session.outlet
+        self.facts = SimpleNamespace(name="a -> b", heartbeat_s=heartbeat_s)
+        self.connection = SimpleNamespace(is_broken=False)
+        self.is_closing = False
+        self.received = b""
+        self.log: list[object] = []
+        self.changed = asyncio.Event()
+        self.on_receive: Callable[[bytes], None] | None = None
+
+    def note(self, what: object) -> None:
+        self.log.append(what)
+        self.changed.set()
+
+    def receive(self, data: bytes) -> None:
+        self.received += data
+        self.changed.set()
+        if self.on_receive is not None:
+            self.on_receive(data)
+
+    def writable(self, is_writable: bool) -> None:
+        self.note(is_writable)
+
+    def lost(self) -> None:
+        self.note("lost")
+
+    def shutdown(self, code: int, text: str) -> None:
+        self.note((code, text))
+        self.is_closing = True
+
+    async def until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class FakeVhost:
+    """Turns are counted."""
+
+    def __init__(self) -> None:
+        self.engine = SimpleNamespace(failed=None)
+        self.turns = 0
+        self.other_bytes = 0
+        self.on_turn: Callable[[], None] | None = None
+
+    def turn(self) -> bool:
+        self.turns += 1
+        if self.on_turn is not None:
+            self.on_turn()
+        return False
+
+    def completed(self) -> bool:
+        return self.turn()
+
+    def tick(self) -> float:
+        return 60.0
+
+    def add_other(self, delta: int) -> None:
+        self.other_bytes += delta
+
+
+class Rig:
+    """A hub with one session, and the client's end of its socket."""
+
+    def __init__(self) -> None:
+        self.vhost = FakeVhost()
+        self.failures: list[BaseException] = []
+        self.hub = Hub(self.vhost, self.failures.append)
+        self.client, self._server = socket.socketpair()
+        self.client.setblocking(False)
+        self._server.setblocking(False)
+        self.session: Session
+        self.handler: FakeHandler
+
+    async def start(self, leftover: bytes, heartbeat_s: float) -> None:
+        self.hub.start()
+        self.session = await self.hub.adopt(self._server)
+        self.handler = FakeHandler(self.session, heartbeat_s)
+        handler: Any = self.handler
+        self.session.start(handler, leftover)
+
+    async def read(self, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = b""
+        while len(data) < size:
+            piece = await loop.sock_recv(self.client, size - len(data))
+            if not piece:
+                break
+            data += piece
+        return data
+
+
+def with_session(
+    scenario: Callable[[Rig], Awaitable[None]], leftover: bytes = b"", heartbeat_s: float = 0
+) -> None:
+    async def run() -> None:
+        rig = Rig()
+        await rig.start(leftover, heartbeat_s)
+        try:
+            async with asyncio.timeout(20):
+                await scenario(rig)
+        finally:
+            rig.client.close()
+            rig.hub.stop()
+            await asyncio.sleep(0)
+            assert not rig.hub.sessions
+            assert rig.vhost.other_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_was_read_before_comes_first() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.client.send(b"later")
+        await rig.handler.until(lambda: rig.handler.received == b"first later")
+
+    with_session(scenario, b"first ")
+
+
+def test_output_leaves_at_the_end_of_the_turn() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.handler.on_receive = lambda _: rig.session.outlet.send(b"1")
+        turned = asyncio.Event()
+
+        def turn() -> None:
+            rig.session.outlet.send(b"2")
+            with pytest.raises(BlockingIOError):
+                rig.client.recv(9)
+            turned.set()
+
+        rig.vhost.on_turn = turn
+        rig.client.send(b"x")
+        await turned.wait()
+        assert rig.client.recv(9) == b"12"
+
+    with_session(scenario)
+
+
+def test_many_clients_share_a_turn() -> None:
+    async def scenario(rig: Rig) -> None:
+        before = rig.vhost.turns
+        for _ in range(100):
+            rig.hub.wake()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert rig.vhost.turns == before + 1
+
+    with_session(scenario)
+
+
+def test_one_that_does_not_read_is_not_read_and_its_output_is_counted() -> None:
+    async def scenario(rig: Rig) -> None:
+        outlet, handler = rig.session.outlet, rig.handler
+        sent = 0
+        while outlet.is_writable:
+            outlet.send(bytes(100_000))
+            sent += 100_000
+            outlet.flush()
+        assert handler.log == [False]
+        assert rig.vhost.other_bytes > HIGH_WATER_BYTES
+        rig.client.send(b"more")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert handler.received == b""
+        assert len(await rig.read(sent)) == sent
+        await handler.until(lambda: handler.received == b"more")
+        assert handler.log == [False, True]
+        assert outlet.is_writable
+
+    with_session(scenario)
+
+
+def test_the_core_has_the_reins() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.session.outlet.pause()
+        rig.session.outlet.pause()
+        rig.client.send(b"x")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert rig.handler.received == b""
+        rig.session.outlet.resume()
+        await rig.handler.until(lambda: rig.handler.received == b"x")
+
+    with_session(scenario)
+
+
+def test_the_last_words_arrive_although_the_client_goes_on_sending() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.client.send(bytes(10_000))
+        rig.session.outlet.send(b"close")
+        rig.session.outlet.close()
+        rig.client.send(bytes(10_000))
+        assert await rig.read(100) == b"close"
+        assert rig.handler.received == b""
+        rig.client.shutdown(socket.SHUT_WR)
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+
+    with_session(scenario)
+
+
+def test_a_client_that_leaves_is_lost_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.client.shutdown(socket.SHUT_RDWR)
+        await rig.handler.until(lambda: "lost" in rig.handler.log)
+        rig.session.outlet.send(b"nobody")
+        rig.session.outlet.close()
+        rig.session.shutdown(320, "again")
+        assert rig.handler.log == ["lost"]
+
+    with_session(scenario)
+
+
+def test_a_mistake_of_ours_costs_this_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(rig: Rig) -> None:
+        def fail(_data: bytes) -> None:
+            raise KeyError("k")
+
+        rig.handler.on_receive = fail
+        rig.client.send(b"x")
+        await rig.handler.until(lambda: bool(rig.handler.log))
+        assert rig.handler.log == [(541, "KeyError: 'k'")]
+        assert rig.failures == []
+
+    with_session(scenario)
+    assert "a mistake of ours" in caplog.text
+
+
+def test_a_failure_of_the_storage_is_the_end_of_the_vhost() -> None:
+    async def scenario(rig: Rig) -> None:
+        failure = StoppedError("sync failed")
+
+        def fail(_data: bytes) -> None:
+            rig.vhost.engine.failed = failure
+            raise StoppedError("later")
+
+        rig.handler.on_receive = fail
+        turns = rig.vhost.turns
+        rig.client.send(b"x")
+        assert await rig.read(1) == b""
+        assert rig.failures == [failure]
+        assert rig.vhost.turns == turns
+        assert rig.handler.log == []
+
+    with_session(scenario)
+
+
+def test_heartbeats_go_out_when_nothing_else_does_and_silence_ends_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        assert await rig.read(len(HEARTBEAT_FRAME)) == HEARTBEAT_FRAME
+        while await rig.read(8) == HEARTBEAT_FRAME:
+            pass
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+
+    with_session(scenario, heartbeat_s=0.05)
+
+
+def test_whoever_is_not_read_may_be_silent() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.session.outlet.pause()
+        for _ in range(12):
+            assert await rig.read(8) == HEARTBEAT_FRAME
+        assert rig.handler.log == []
+
+    with_session(scenario, heartbeat_s=0.02)

@@ -1,0 +1,146 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.access.users import Users
+from penstock.clock import ManualClock
+from penstock.server import vhost_directories
+from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+class CrashingFileSystem(OsFileSystem):
+    """Raises Crash at the n-th change of names."""
+
+    def __init__(self, crash_at: int) -> None:
+        super().__init__(0)
+        self.left = crash_at
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+
+    def unlink(self, path: str) -> None:
+        self._count()
+        super().unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        self._count()
+        super().rmdir(path)
+
+    def mkdir(self, path: str) -> None:
+        self._count()
+        super().mkdir(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._count()
+        super().rename(old, new)
+
+    def sync_dir(self, path: str) -> None:
+        self._count()
+        super().sync_dir(path)
+
+
+class Opened:
+    """A data directory and its users, as a start of the node has them."""
+
+    def __init__(self, path: Path, crash_at: int = 0) -> None:
+        self.data = DataDirectory(OsFileSystem(0), str(path))
+        self.data.fs = CrashingFileSystem(crash_at)
+        self.store = UserStore(str(path / "node.db"))
+        self.users = Users(self.store, clock=ManualClock(), rng=random.Random(1), log2_n=1)
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+        self.data.close()
+
+
+def directory(path: Path, name: str) -> Path:
+    return path / "vhosts" / hash_name(name.encode())
+
+
+def fill(path: Path) -> None:
+    (path / "wal").mkdir()
+    for name in ("CURRENT", "checkpoint-1", "LOCK", "wal/1.wal", "wal/2.wal"):
+        (path / name).write_bytes(b"x")
+
+
+def test_a_first_start_makes_what_is_creating(tmp_path: Path) -> None:
+    with Opened(tmp_path) as node:
+        assert node.users.vhosts() == {"/": CREATING}
+        vhost_directories.finish(node.data, node.users)
+        assert node.users.vhosts() == {"/": READY}
+        assert directory(tmp_path, "/").is_dir()
+
+
+def test_adding_survives_a_crash_at_each_step(tmp_path: Path) -> None:
+    for crash_at in range(1, 100):
+        at = tmp_path / str(crash_at)
+        with Opened(at) as node:
+            vhost_directories.finish(node.data, node.users)
+        try:
+            with Opened(at, crash_at) as node:
+                node.users.add_vhost("v")
+                vhost_directories.make(node.data, node.users, "v")
+                break
+        except Crash:
+            pass
+        with Opened(at) as node:
+            vhost_directories.finish(node.data, node.users)
+            assert node.users.vhosts() == {"/": READY, "v": READY}
+            assert sorted(node.data.vhost_names()) == [b"/", b"v"]
+    assert crash_at > 3
+
+
+def test_deleting_survives_a_crash_at_each_step(tmp_path: Path) -> None:
+    for crash_at in range(1, 100):
+        at = tmp_path / str(crash_at)
+        with Opened(at) as node:
+            vhost_directories.finish(node.data, node.users)
+            node.users.add_vhost("v")
+            vhost_directories.make(node.data, node.users, "v")
+            fill(directory(at, "v"))
+        try:
+            with Opened(at, crash_at) as node:
+                node.users.delete_vhost("v")
+                vhost_directories.remove(node.data, "v")
+                node.users.vhost_gone("v")
+                assert not directory(at, "v").exists()
+                break
+        except Crash:
+            pass
+        with Opened(at) as node:
+            assert node.users.vhosts()["v"] == DELETING
+            vhost_directories.finish(node.data, node.users)
+            assert node.users.vhosts() == {"/": READY}
+            assert node.data.vhost_names() == [b"/"]
+        assert not directory(at, "v").exists()
+    assert crash_at > 8
+
+
+def test_what_the_library_made_is_adopted(tmp_path: Path) -> None:
+    with Opened(tmp_path) as node:
+        node.data.vhost_path(b"box")
+        vhost_directories.finish(node.data, node.users)
+        assert node.users.vhosts() == {"/": READY, "box": READY}
+
+
+def test_one_that_cannot_be_told_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Opened(tmp_path) as node:
+        vhost_directories.finish(node.data, node.users)
+        (directory(tmp_path, "/") / ".vhost").write_bytes(b"another")
+        vhost_directories.finish(node.data, node.users)
+        assert node.users.vhosts() == {"/": READY}
+    assert "not all vhosts can be told" in caplog.text

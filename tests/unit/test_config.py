@@ -1,0 +1,134 @@
+"""Config: what wins over what, and what is said of each wrong value."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from penstock.config import DEFAULTS, Config, config_of, parse_file
+from penstock.errors import OptionError
+from penstock.storage.durability import DISK, INTERVAL, OS
+from penstock.storage.options import StorageOptions
+
+GIB = 1 << 30
+
+
+def config(
+    file: str = "", environment: Mapping[str, str] | None = None, /, **flags: object
+) -> Config:
+    return config_of(
+        whole_bytes=10 * GIB,
+        flags=flags,
+        environment=environment or {},
+        file=parse_file("penstock.toml", file),
+    )
+
+
+def test_nothing_is_needed() -> None:
+    made = config()
+    assert (made.data, made.host, made.port) == ("./penstock-data", "127.0.0.1", 5672)
+    assert made.memory_bytes == 4 * GIB
+    assert made.mode == DISK
+    assert not made.is_strict
+    assert made.storage == StorageOptions()
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default() -> None:
+    file, environment = "port = 1", {"PENSTOCK_PORT": "2"}
+    assert config(file).port == 1
+    assert config(file, environment).port == 2
+    assert config(file, environment, port=3).port == 3
+    assert config(file, environment, port=None).port == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [("64MiB", 64 << 20), ("0.5", 5 * GIB), (0.25, 10 * GIB // 4), ("max", 10 * GIB), (GIB, GIB)],
+)
+def test_memory_is_a_size_or_a_fraction(given: object, size: int) -> None:
+    assert config(memory=given).memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "interval_ms"),
+    [("disk", DISK, 200), ("os", OS, 200), ("interval=50", INTERVAL, 50)],
+)
+def test_durability(given: str, mode: int, interval_ms: int) -> None:
+    made = config(durability=given)
+    assert (made.mode, made.storage.interval_ms) == (mode, interval_ms)
+
+
+def test_the_engine_is_set_by_its_own_names() -> None:
+    file = "[storage]\ncheckpoint_seconds = 5\nslice_ms = 1"
+    made = config(file, {"PENSTOCK_STORAGE_CHECKPOINT_SECONDS": "7.5"})
+    assert (made.storage.checkpoint_seconds, made.storage.slice_ms) == (7.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"port": 70000}, "option --port: given 70000, expected a whole number from 0 to 65535"),
+        ({"port": True}, "--port"),
+        ({"durability": "none"}, "disk, interval=<ms> or os"),
+        ({"durability": "fast"}, "--durability: given 'fast'"),
+        ({"memory": "much"}, "--memory: given 'much'"),
+        ({"memory": "12"}, "at least 1MiB"),
+        ({"memory": []}, "a size"),
+        ({"log_level": "loud"}, "--log-level: given 'loud', expected one of debug"),
+        ({"data": ""}, "--data"),
+        ({"host": "a\0b"}, "--host"),
+        ({"vhost_hang": 0}, "seconds, above 0"),
+        ({"vhost_hang": "soon"}, "seconds, above 0"),
+        ({"vhost_hang": True}, "seconds, above 0"),
+        ({"strict": "perhaps"}, "true or false"),
+        ({"vhost_restart_strategy": "hope"}, "continue, stop_node"),
+        ({"durability": 3}, "disk, interval"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_flag(flags: dict[str, object], told: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        config(**flags)
+    assert told in str(caught.value)
+
+
+def test_a_wrong_value_is_named_by_where_it_was_given() -> None:
+    with pytest.raises(OptionError, match=r"penstock\.toml: port"):
+        config("port = 'x'")
+    with pytest.raises(OptionError, match="PENSTOCK_PORT"):
+        config("", {"PENSTOCK_PORT": "x"})
+    with pytest.raises(OptionError, match=r"penstock\.toml: storage\.slice_ms"):
+        config("[storage]\nslice_ms = 'x'")
+    with pytest.raises(OptionError, match="PENSTOCK_STORAGE_SEGMENT_SLOTS: given '7'"):
+        config("", {"PENSTOCK_STORAGE_SEGMENT_SLOTS": "7"})
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("prot = 1", "unknown option 'prot', did you mean 'port'?"),
+        ("[storge]", "did you mean 'storage'?"),
+        ("[storage]\nslice = 1", "did you mean 'slice_ms'?"),
+        ("storage = 1", "a table"),
+        ("port =", "TOML"),
+    ],
+)
+def test_an_unknown_name_in_the_file_suggests_the_right_one(file: str, told: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        config(file)
+    assert told in str(caught.value)
+
+
+def test_the_environment_is_shared_with_others() -> None:
+    others = {"HOME": "/", "PENSTOCK_URL": "amqp://", "PENSTOCK_PURE": "1", "PENSTOCK_XYZZY": "1"}
+    assert config("", others) == config()
+    with pytest.raises(OptionError, match="did you mean 'PENSTOCK_MEMORY'"):
+        config("", {"PENSTOCK_MEMRY": "1"})
+
+
+def test_true_and_false_of_the_environment() -> None:
+    assert config("", {"PENSTOCK_STRICT": "true"}).is_strict
+    assert not config("strict = true", {"PENSTOCK_STRICT": "0"}).is_strict
+
+
+def test_each_default_is_a_good_value() -> None:
+    for name, value in DEFAULTS.items():
+        config(**{name: value})

@@ -68,6 +68,7 @@ HOT_MODULES = (
     "penstock.queues.delays",
     "penstock.queues.arrivals",
     "penstock.queues.amq_queue",
+    "penstock.embedded.box_headers",
     "penstock.embedded.job",
     "penstock.codec.fields",
     "penstock.codec.properties",

@@ -61,7 +61,6 @@ class ScriptedBroker:
         self.answers = plain_answers()
         self.greeting_error: AMQPConnectionError | None = None  # instead of connection.tune
         self.is_rude = False  # closes the socket instead of connection.tune
-        self.is_deaf = False  # reads nothing more
         self.connections = 0
         self.refusals = 0  # of the next connections
         self._changed = threading.Condition()
@@ -154,12 +153,12 @@ class ScriptedBroker:
             if not data:
                 return
             with self._changed:
+                is_over = False
                 for event in self._machine.receive(data):
-                    if not self._handle(sock, event):
-                        return
+                    is_over = not self._handle(sock, event) or is_over
                 self._changed.notify_all()
-            while self.is_deaf:
-                time.sleep(0.001)
+            if is_over:
+                return
 
     def _handle(self, sock: socket.socket, event: Any) -> bool:
         """False: the connection is over."""

@@ -64,7 +64,7 @@ NO_PROPERTIES: Final = BasicProperties().encode()
 
 def settle(future: "Future[Any]", value: object, error: Exception | None = None) -> None:
     """Give a future its outcome, unless it has one or nobody wants it any more."""
-    if future.set_running_or_notify_cancel():
+    if not future.done() and future.set_running_or_notify_cancel():
         if error is None:
             future.set_result(value)
         else:

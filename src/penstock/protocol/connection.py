@@ -41,6 +41,8 @@ CLIENT: Final = Role.CLIENT
 _PUBLISH: Final = 0x003C0028
 _ACK: Final = 0x003C0050
 
+FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
+
 # Tails that are not yet a frame are joined when there are so many: a peer that sends byte by byte
 # costs neither a copy per byte nor an object per byte.
 _TAILS_MAX: Final = 64
@@ -180,7 +182,7 @@ class Connection(ConnectionMachine):
     def _parse(self, data: bytes) -> int:  # noqa: C901, PLR0915  # the one loop
         """Take all whole frames into `_events`; returns how many bytes they were."""
         at = 0
-        self._needed_bytes = FRAME_OVERHEAD_BYTES
+        self._needed_bytes = FRAME_HEADER_BYTES
         if self.state is ConnectionState.HEADER:
             at = self._take_protocol_header(data)
         end = len(data)
@@ -237,6 +239,10 @@ class Connection(ConnectionMachine):
             payload_max = self._payload_max()
             number = -1
             run = None
+        if end - at == FRAME_HEADER_BYTES and not self._is_paused:
+            size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
+            if size > payload_max:  # it is told at once, not when a first byte follows
+                raise self._too_large(size)
         return at
 
     def _take_protocol_header(self, data: bytes) -> int:

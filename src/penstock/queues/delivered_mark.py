@@ -36,8 +36,11 @@ class DeliveredMark:
         self._lsn: int = 0
         self.half: int = index.mark - BLOCK // 2  # a delivery from here on reserves more
         self.holds: deque[tuple[int, int, int]] = deque()  # (seq, lsn, mode)
-        if index.is_durable and index.mark < index.next_seq + BLOCK // 2:
-            self.reserve(index.next_seq, 0.0)
+        # Ahead of the head, and not of a whole backlog, all of which would then come redelivered
+        # after the next crash. What is below the mark needs no more of it.
+        head = min([s.lo for s in index.segments.values()], default=index.next_seq)
+        if index.is_durable and index.mark < head + BLOCK // 2:
+            self.reserve(max(self.delivered, head), 0.0)
 
     def reserve(self, seq: int, out_per_s: float) -> None:
         """Log a mark a block beyond `seq` and what is reserved already."""

@@ -17,7 +17,7 @@ SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
 CRASH_IMAGES_ALL := 1000000
-TEST_EXTRAS := [test,check]
+TEST_EXTRAS := [test,check,clients]
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 help:
 	@echo "make setup   both development environments, .venv (compiled) and .venv-pure"
-	@echo "make run     the main job: flight events through a queue of 8 MiB, killed twice, proven"
+	@echo "make run     the main job: flight events through a broker with 64 MiB, killed twice, proven"
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"

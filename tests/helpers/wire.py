@@ -178,14 +178,15 @@ class Wire:
         except Ended:
             pass
 
-    def rest(self) -> bytes:
-        """All bytes until the end of the connection, as they are."""
+    def rest(self, until: bytes = b"") -> bytes:
+        """All bytes until the end of the connection, or until these have come, as they are."""
         try:
-            while True:
+            while not until or until not in self._unread:
                 self._read_more()
         except Ended:
-            data, self._unread = self._unread, b""
-            return data
+            pass
+        data, self._unread = self._unread, b""
+        return data
 
     # --- the usual beginning ---
 

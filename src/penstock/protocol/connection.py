@@ -86,22 +86,34 @@ class Connection(ConnectionMachine):
         """
         if self.is_broken and not self._is_closing_in_step():
             return []
+        frame = b""
+        start = 0
         if self._tail_bytes or self._is_paused:
+            missing = self._needed_bytes - self._tail_bytes
             self._tails.append(data)
             self._tail_bytes += len(data)
-            if self._tail_bytes < self._needed_bytes or self._is_paused:
+            if len(data) < missing or self._is_paused:
                 if len(self._tails) >= _TAILS_MAX:
                     self._tails = [b"".join(self._tails)]
                 return []
-            data = b"".join(self._tails)
+            if missing > 0 and self._needed_bytes > FRAME_HEADER_BYTES and len(data) > 2 * missing:
+                # The frame that was begun goes by itself, so that the rest need not be copied.
+                start = missing
+                self._tails[-1] = data[:start]
+                frame = b"".join(self._tails)
+            else:
+                data = b"".join(self._tails)
             self._tails = []
             self._tail_bytes = 0
         self._events = []
         try:
-            used = self._parse(data)
+            if frame:
+                self._parse(frame, 0)
+                frame = b""
+            used = self._parse(data, start)
         except AMQPConnectionError:
             is_told = not self._is_closing()
-            self._break(data)
+            self._break(frame + data[start:] if frame else data)
             if is_told:
                 raise
             return self.events_before_error
@@ -179,9 +191,9 @@ class Connection(ConnectionMachine):
 
     # -------------------------------------------------------------------------------- parse
 
-    def _parse(self, data: bytes) -> int:  # noqa: C901, PLR0915  # the one loop
-        """Take all whole frames into `_events`; returns how many bytes they were."""
-        at = 0
+    def _parse(self, data: bytes, start: int) -> int:  # noqa: C901, PLR0915  # the one loop
+        """Take all whole frames from `start` on into `_events`; returns where they end."""
+        at = start
         self._needed_bytes = FRAME_HEADER_BYTES
         if self.state is ConnectionState.HEADER:
             at = self._take_protocol_header(data)
@@ -239,7 +251,8 @@ class Connection(ConnectionMachine):
             payload_max = self._payload_max()
             number = -1
             run = None
-        if end - at == FRAME_HEADER_BYTES and not self._is_paused:
+        is_header = self.state is ConnectionState.HEADER
+        if end - at == FRAME_HEADER_BYTES and not (is_header or self._is_paused):
             size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
             if size > payload_max:  # it is told at once, not when a first byte follows
                 raise self._too_large(size)

@@ -127,7 +127,9 @@ class ConnectionMachine:
         return run
 
     def _payload_max(self) -> int:
-        return self.frame_max - FRAME_OVERHEAD_BYTES if self.frame_max else self.body_bytes_max
+        """What a frame of the peer may carry. By the specification frame_max counts the frame's own
+        8 bytes; many clients are off by them, and RabbitMQ takes what they send."""
+        return self.frame_max or self.body_bytes_max
 
     # --------------------------------------------------------------------- the long way: frames
 

@@ -193,10 +193,16 @@ class Session(asyncio.Protocol):
     # ---- what the outlet and the hub want ------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Onto the transport."""
+        """Onto the transport. Behind the end nothing goes; whatever ails a transport is its own
+        client's trouble, and never ends a turn of the others."""
+        if self._is_ending or self._transport is None or self._transport.is_closing():
+            return
         self._has_sent = True
-        if self._transport is not None and not self._transport.is_closing():
+        try:
             self._transport.write(data)
+        except (OSError, RuntimeError) as error:
+            logger.warning("connection of %s: it cannot be written to: %s", self.user, error)
+            self.abort()
 
     def pause(self, account: str) -> None:
         """Read the client no more, on somebody's account."""

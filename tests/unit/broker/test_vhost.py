@@ -140,6 +140,8 @@ def test_close_and_open(rig: VHostRig) -> None:
 def test_a_queue_that_cannot_stop_in_order_loses_nothing(rig: VHostRig) -> None:
     queue = rig.queue()
     rig.put(queue, b"a", b"b")
+    if not hasattr(type(queue.amq.delays).terminate, "__code__"):
+        pytest.skip("nothing of a compiled queue can be replaced")
     queue.amq.delays.terminate = None  # type: ignore[method-assign, assignment]
     with pytest.raises(TypeError):
         rig.vhost.close()

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import broker_report
 import queue_report
 import report
 from report import Result
 from runner import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
-REPORTS = {"storage": report, "queues": queue_report}
+REPORTS = {"storage": report, "queues": queue_report, "broker": broker_report}
 
 
 def results(part: str) -> Path:
@@ -57,6 +58,11 @@ def text() -> str:
 
 
 def render() -> None:
-    """Write the page."""
+    """Write the page, and draw what it shows."""
+    broker = last("broker")
+    if broker is not None:
+        import broker_plot
+
+        broker_plot.draw(broker, PAGE.parent)
     PAGE.write_text(text(), encoding="utf-8")
     print(f"rendered to {PAGE.relative_to(ROOT)}")

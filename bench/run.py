@@ -1,14 +1,16 @@
 """The figures: measured, held against their goals, kept, rendered.
 
-    make bench                      all of it, about six minutes
-    make bench ARGS=--quick         the same with smaller numbers, about a minute
+    make bench                      all of it, about twenty minutes
+    make bench ARGS=--quick         the same with smaller numbers, about four minutes
     make bench ARGS='--part queues --only flat'          one scenario
+    make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/performance.md anew, from the last full runs that were kept
 
-Two parts: the storage engine (here), and the queues with the embedded library (queue_bench.py). A
-full run of a part is appended to bench/results/storage.jsonl or queues.jsonl with commit, machine
-and date, and rendered to docs/performance.md; a quick one only if --save says so. Every scenario is
-a process of its own. The kill -9 is a real one, of a process that has just written that log.
+Three parts: the storage engine (here), the queues with the embedded library (queue_bench.py), and
+the broker beside RabbitMQ (broker_bench.py). A full run of a part is appended to bench/results with
+commit, machine and date, and rendered to docs/performance.md; a quick one only if --save says so.
+Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
+just written that log.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import page
+from broker_bench import BrokerBench
 from queue_bench import QueueBench
 from report import facts
 from runner import ROOT, Progress, Result, Runner, spread
@@ -148,7 +151,11 @@ class StorageBench(Runner):
         self.figures["ram"] = rows
 
 
-PARTS: dict[str, type[Runner]] = {"storage": StorageBench, "queues": QueueBench}
+PARTS: dict[str, type[Runner]] = {
+    "storage": StorageBench,
+    "queues": QueueBench,
+    "broker": BrokerBench,
+}
 
 
 def measure(part: str, data: Path, *, is_quick: bool, only: list[str]) -> Result:
@@ -160,6 +167,7 @@ def measure(part: str, data: Path, *, is_quick: bool, only: list[str]) -> Result
             if not only or name in only:
                 scenario()
     finally:
+        bench.end()
         progress.end()
         shutil.rmtree(data, ignore_errors=True)
     return bench.figures
@@ -172,7 +180,7 @@ def main() -> int:
         for name in part(Path(), is_quick=True, say=print).scenarios()
     ]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller numbers, less than a minute")
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, about four minutes")
     parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "bench",
                         help="on the disk to measure; deleted afterwards")  # fmt: skip
     parser.add_argument("--part", action="append", default=[], choices=PARTS)

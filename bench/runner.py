@@ -37,6 +37,9 @@ class Runner:
         """What can be measured: a name, and what puts it into `figures`."""
         raise AssertionError("each part of the bench has its own")
 
+    def end(self) -> None:
+        """Whatever still runs is ended."""
+
     def pick(self, quick: Any, full: Any) -> Any:
         return quick if self.is_quick else full
 

@@ -1,6 +1,7 @@
 """The bench itself: a run of its smallest scenarios, and what it makes of their results."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,84 @@ def test_a_peer(tmp_path: Path, peer: str, mode: str) -> None:
         assert isinstance(one, dict)
         assert len(one["cpu_us"]) == len(one["per_s"]) == 3
         assert min(one["cpu_us"]) > 0
+
+
+def bench_code(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python that finds the bench's modules."""
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, 'bench'); {code}"],
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
+def test_a_cell_of_the_broker(tmp_path: Path) -> None:
+    """The load generator compiles, the server starts, stops and is killed, nothing is lost."""
+    code = f"""
+import json
+from pathlib import Path
+import load
+from broker_cells import measured, persistent, shapes, transient
+from penstock_node import PenstockNode
+load.build()
+node = PenstockNode(Path({str(tmp_path / "node")!r}), "os", is_pure=False)
+try:
+    node.start()
+    rows = {{}}
+    for cell in (transient(0.01)[3], persistent(0.01)[-1], shapes(0.02)[1]):
+        rows.update(measured(node, cell))
+    node.restart()
+    node.load()("publish", "-q", "kept", "-d", "-D", "-w", 100, "-n", 50)
+    node.kill()
+    node.start()
+    there = node.load()("consume", "-q", "kept", "--passive", "-n", 50)
+    rows["after kill -9"] = {{"is_ok": there["exit"] == 0, "server_us_per_msg": 1}}
+    rows["memory"] = {{"is_ok": node.memory()[0] > node.memory()[1] > 0, "server_us_per_msg": 1}}
+    rows["disk"] = {{"is_ok": node.disk() > 0, "server_us_per_msg": 1}}
+    node.stop()
+finally:
+    node.end()
+print(json.dumps(rows))
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {name for name, row in rows.items() if not row["is_ok"]} == set(), done.stderr
+    assert all(0 < row["server_us_per_msg"] < 10_000 for row in rows.values())
+    assert len(rows) == 7
+
+
+def broker_run(us: float, *, is_ok: bool = True) -> dict[str, object]:
+    return {"server_us_per_msg": [us, us + 1], "msgs_s": [1e4, 2e4], "is_ok": is_ok}
+
+
+def test_what_the_broker_s_tables_say() -> None:
+    """A goal missed is told, so is a row in which RabbitMQ is better, and one with losses."""
+    peers = {
+        "Penstock disk": broker_run(5.0),
+        "Penstock os": broker_run(5.0),
+        "RabbitMQ": broker_run(4.0, is_ok=False),
+    }
+    figures = {
+        "persistent": [{"what": "256 B, confirms and acks", "peers": peers}],
+        "shapes": [{"what": "varied", "peers": peers}],
+    }
+    code = f"""
+import broker_report
+for goal in broker_report.goals({figures!r}):
+    print(goal.name, '|', goal.mode, '|', goal.goal, '|', goal.is_met)
+print(broker_report.wrong_rows({figures!r}))
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    name = "persistent, 256 B, confirms and acks: CPU per message"
+    assert done.stdout.splitlines() == [
+        f"{name} | disk | ≤ 7 µs, aim 3 | True",
+        f"{name} | os | ≤ 8.3 µs | True",
+        "persistent: 256 B, confirms and acks | disk | ≤ RabbitMQ, 4.50 µs | False",
+        "shapes: varied | disk | ≤ RabbitMQ, 4.50 µs | False",
+        "persistent, 256 B, confirms and acks, RabbitMQ; shapes, varied, RabbitMQ",
+    ]
 
 
 def test_what_the_plot_is_made_of(tmp_path: Path) -> None:

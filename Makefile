@@ -17,11 +17,11 @@ SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
 CRASH_IMAGES_ALL := 1000000
-TEST_EXTRAS := [test,check,clients]
+TEST_EXTRAS := [test,check,conformance]
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run test check lint crash soak bench plot format clean FORCE
+.PHONY: help setup run test check lint conformance crash soak bench plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -30,9 +30,10 @@ help:
 	@echo "make run     the main job: flight events through a broker with 64 MiB, killed twice, proven"
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
-	@echo "make crash   $(CRASH_IMAGES_ALL) crash images"
+	@echo "make conformance  the test suites of client libraries against a live broker (needs PyPI)"
+	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
-	@echo "make bench   the figures, beside those of other libraries"
+	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
@@ -55,6 +56,9 @@ lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/mypy --strict src tests/helpers
 	PYTHONPATH=src .venv/bin/lint-imports --no-logo
+
+conformance: .venv/ready
+	.venv/bin/python -m tests.conformance.suites $(ARGS)
 
 crash: .venv/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) .venv/bin/python -m pytest tests/crash --timeout=0 -s

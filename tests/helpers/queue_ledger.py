@@ -173,6 +173,8 @@ class Books:
         left = [place for place in self.at if place[0] == number]
         if left and not self.deleting:
             raise Violation(f"queue {self.names[number]!r} is deleted with {len(left)} messages")
+        if number in self.parts:
+            self._note_mark(number)  # reserved in this very call, by a delivery
         self.ledger.note(lsn, ("delete", number))
         self._explained.add(lsn)
         for place in left:

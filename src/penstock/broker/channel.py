@@ -64,6 +64,18 @@ class ChannelOwner(Peer):
         """The channel waits no more: handle its backlog."""
 
     @abstractmethod
+    def hold_cancels(self) -> None:
+        """Consumers that are cancelled from here on are told at `send_cancels`, not before."""
+
+    @abstractmethod
+    def cancel(self, channel: "Channel", method: BasicCancel) -> None:
+        """Tell the client that a consumer of the channel is cancelled."""
+
+    @abstractmethod
+    def send_cancels(self) -> None:
+        """Tell of those that were held back."""
+
+    @abstractmethod
     def has_capability(self, name: str) -> bool:
         """Whether the client said that it can do this."""
 
@@ -151,7 +163,7 @@ class Channel(ConsumerChannel):
             if self.prefetch and self.consumer_unacked >= self.prefetch:
                 self.can_deliver = False
         consumer.delivered += 1
-        write_delivery(output.writer(), self.number, consumer, tag, delivery, output.frame_max)
+        write_delivery(output, self.number, consumer, tag, delivery)
         if output.is_full():
             self.handler.went_full()
 
@@ -176,7 +188,7 @@ class Channel(ConsumerChannel):
         if self.consumers.pop(consumer.tag, None) is None or self.is_closed:
             return
         if self.handler.has_capability("consumer_cancel_notify"):
-            self.send(BasicCancel(consumer_tag=consumer.tag, nowait=True))
+            self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
 
     def add_pending(self, queue: ServedQueue, delivery: Delivery) -> int:
         """A message that was fetched for the client otherwise than by a consumer; its tag."""
@@ -355,6 +367,8 @@ class Channel(ConsumerChannel):
         self.is_closed = True
         self.can_deliver = False
         self.backlog.clear()
+        if self.is_waiting:
+            self.handler.send_cancels()
         if self.spooled is not None:
             self.spooled.abort()
             self.spooled = None

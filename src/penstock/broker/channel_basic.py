@@ -198,11 +198,7 @@ def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no
     else:
         tag = channel.add_pending(queue, delivery)
     queue.got += 1
-    output = channel.output
-    write_get_ok(
-        output.writer(), channel.number, queue.name, tag, delivery, queue.amq.len(),
-        output.frame_max,
-    )  # fmt: skip
+    write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len())
     channel.vhost.dispatch.mark(queue)
 
 

@@ -156,17 +156,31 @@ def on_queue_purge(channel: Channel, method: Method) -> None:
 
 
 def on_queue_delete(channel: Channel, method: Method) -> None:
-    """queue.delete: one that is not there is deleted already."""
+    """queue.delete: one that is not there is deleted already. The answer comes before what the
+    connection's own consumers of the queue are told."""
     assert isinstance(method, QueueDelete)
     vhost = channel.vhost
     name = queue_named(channel, method.queue)
     check_configure(channel, "queue", name)
-    count = lsn = 0
-    if vhost.has_queue(name):
-        queue = vhost.find_queue(name, channel.handler, is_crashed_allowed=True)
+    if not vhost.has_queue(name):
+        channel.answer(0, None if method.nowait else QueueDeleteOk())
+        return
+    queue = vhost.find_queue(name, channel.handler, is_crashed_allowed=True)
+    handler = channel.handler
+    handler.hold_cancels()
+    try:
         count, lsn = vhost.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    except BaseException:
+        handler.send_cancels()
+        raise
     answer = QueueDeleteOk(message_count=min(count, 0xFFFFFFFF))
-    channel.answer(lsn, None if method.nowait else answer)
+
+    def then() -> None:
+        if not method.nowait:
+            channel.send(answer)
+        handler.send_cancels()
+
+    channel.wait_for(lsn, vhost.mode, then)
 
 
 TOPOLOGY_METHODS: Final[dict[int, Callable[[Channel, Method], None]]] = {

@@ -45,6 +45,7 @@ from penstock.codec.spec import (
     INTERNAL_ERROR,
     NOT_IMPLEMENTED,
     RESOURCE_ERROR,
+    BasicCancel,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -103,6 +104,7 @@ class ConnectionHandler(ChannelOwner):
         self.sent_bytes: int = 0
         self.output: Output = Output(vhost.dispatch, facts.frame_max)
         self.output.sender = self
+        self._cancels: list[tuple[Channel, BasicCancel]] | None = None
         self._held: deque[Event] = deque()  # kept while the vhost is short of something
         self._backlog: int = 0
         self._is_paused: bool = False
@@ -114,10 +116,21 @@ class ConnectionHandler(ChannelOwner):
         vhost.handlers.add(self)
         self._say(0, ConnectionOpenOk())
 
-    @property
-    def heartbeat_s(self) -> int:
-        """Seconds between two heartbeats, as it was tuned; 0 for none."""
-        return self.facts.heartbeat_s
+    def hold_cancels(self) -> None:
+        if self._cancels is None:
+            self._cancels = []
+
+    def cancel(self, channel: Channel, method: BasicCancel) -> None:
+        if self._cancels is None:
+            channel.send(method)
+        else:
+            self._cancels.append((channel, method))
+
+    def send_cancels(self) -> None:
+        cancels, self._cancels = self._cancels, None
+        for channel, method in cancels or ():
+            if not channel.is_closed:
+                channel.send(method)
 
     # ---- what the transport does ---------------------------------------------------------------
 
@@ -153,11 +166,12 @@ class ConnectionHandler(ChannelOwner):
         self.account()
 
     def flush(self) -> None:
-        data = self.output.take()
-        if self._is_lost or not data:
+        pieces = self.output.take()
+        if self._is_lost or not pieces:
             return
-        self.sent_bytes += len(data)
-        self.outlet.send(data)
+        for piece in pieces:
+            self.sent_bytes += len(piece)
+            self.outlet.send(piece)
         if self.is_closed and not self.is_closing:
             self.outlet.close()
         else:
@@ -327,6 +341,8 @@ class ConnectionHandler(ChannelOwner):
             return
         channel = self.channels.get(number)
         if channel is None:
+            if isinstance(method, ChannelClose):  # it crossed with ours
+                self._say(number, ChannelCloseOk())
             return
         if isinstance(method, ChannelClose):
             self._drop_channel(number)

@@ -19,9 +19,10 @@ Not here: which message, and to whom (dispatch.py).
 
 from typing import Final
 
-from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
+from librt.strings import write_i16_be, write_i32_be, write_i64_be
 
 from penstock.broker.consumers import Consumer
+from penstock.broker.output import Output
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
 
@@ -33,6 +34,7 @@ CONTENT: Final = b"\x00\x3c\x00\x00"  # class 60, weight 0
 METHOD_FIXED_BYTES: Final = 4 + 8 + 1  # class and method, delivery tag, redelivered
 HEADER_FIXED_BYTES: Final = 4 + 8
 FRAME_EXTRA_BYTES: Final = 8  # type, channel, length, end
+APART_BYTES: Final = 8192  # bodies from here on are not copied into the buffer
 
 HEADERS: Final = AmqpHeaders()
 
@@ -44,9 +46,8 @@ def address_of(header: bytes, queue: str) -> tuple[bytes, bytes]:
 
 
 def write_delivery(
-    out: BytesWriter, channel: int, consumer: Consumer, delivery_tag: int, delivery: Delivery,
-    frame_max: int,
-) -> None:  # fmt: skip
+    output: Output, channel: int, consumer: Consumer, delivery_tag: int, delivery: Delivery
+) -> None:
     """A basic.deliver with its content."""
     message = delivery.message
     header = message.header
@@ -61,12 +62,13 @@ def write_delivery(
         props = header[at:]
     if address != consumer.address or not consumer.front:
         _set_address(consumer, channel, address)
+    out = output.writer()
     out.write(consumer.front)
     write_i64_be(out, delivery_tag)
     out.write(consumer.redelivered if delivery.is_redelivered else consumer.fresh)
     body = message.body
     assert body is not None, "a message is fetched with its body"
-    write_content(out, channel, props, body, frame_max)
+    write_content(output, channel, props, body)
 
 
 def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
@@ -80,11 +82,10 @@ def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
     consumer.redelivered = b"\x01%b\xce" % address
 
 
-def write_content(
-    out: BytesWriter, channel: int, props: bytes, body: bytes, frame_max: int
-) -> None:
+def write_content(output: Output, channel: int, props: bytes, body: bytes) -> None:
     """Content header and body frames."""
     size = len(body)
+    out = output.writer()
     out.append(2)
     write_i16_be(out, signed16(channel))
     write_i32_be(out, HEADER_FIXED_BYTES + len(props))
@@ -92,21 +93,28 @@ def write_content(
     write_i64_be(out, size)
     out.write(props)
     out.append(END)
-    if 0 < size <= frame_max - FRAME_EXTRA_BYTES:
+    piece_bytes = output.frame_max - FRAME_EXTRA_BYTES
+    if size > piece_bytes:
+        for start in range(0, size, piece_bytes):
+            _write_body(output, channel, body[start : start + piece_bytes])
+    elif size >= APART_BYTES:
+        _write_body(output, channel, body)
+    elif size:
         out.append(3)
         write_i16_be(out, signed16(channel))
         write_i32_be(out, size)
         out.write(body)
         out.append(END)
-    elif size:
-        piece_bytes = frame_max - FRAME_EXTRA_BYTES
-        for start in range(0, size, piece_bytes):
-            piece = body[start : start + piece_bytes]
-            out.append(3)
-            write_i16_be(out, signed16(channel))
-            write_i32_be(out, len(piece))
-            out.write(piece)
-            out.append(END)
+
+
+def _write_body(output: Output, channel: int, body: bytes) -> None:
+    """A body frame whose content is not copied."""
+    out = output.writer()
+    out.append(3)
+    write_i16_be(out, signed16(channel))
+    write_i32_be(out, len(body))
+    out = output.put(body)
+    out.append(END)
 
 
 def signed16(number: int) -> int:
@@ -115,14 +123,14 @@ def signed16(number: int) -> int:
 
 
 def write_get_ok(
-    out: BytesWriter, channel: int, queue: str, delivery_tag: int, delivery: Delivery,
-    ready: int, frame_max: int,
-) -> None:  # fmt: skip
+    output: Output, channel: int, queue: str, delivery_tag: int, delivery: Delivery, ready: int
+) -> None:
     """A basic.get-ok with its content. ready: how many messages are left."""
     message = delivery.message
     address, props = address_of(message.header, queue)
     if delivery.attempts:
         props = HEADERS.delivered_props(props, delivery.attempts)
+    out = output.writer()
     out.append(1)
     write_i16_be(out, signed16(channel))
     write_i32_be(out, METHOD_FIXED_BYTES + len(address) + 4)
@@ -133,15 +141,15 @@ def write_get_ok(
     out.write(min(ready, 0xFFFFFFFF).to_bytes(4, "big"))
     out.append(END)
     assert message.body is not None, "a message is fetched with its body"
-    write_content(out, channel, props, message.body, frame_max)
+    write_content(output, channel, props, message.body)
 
 
 def write_return(
-    out: BytesWriter, channel: int, code: int, text: str, address: bytes, props: bytes,
-    body: bytes, frame_max: int,
-) -> None:  # fmt: skip
+    output: Output, channel: int, code: int, text: str, address: bytes, props: bytes, body: bytes
+) -> None:
     """A basic.return with its content: a mandatory message that no queue got."""
     reply = text.encode("utf-8", "surrogateescape")
+    out = output.writer()
     out.append(1)
     write_i16_be(out, signed16(channel))
     write_i32_be(out, 4 + 2 + 1 + len(reply) + len(address))
@@ -151,4 +159,4 @@ def write_return(
     out.write(reply)
     out.write(address)
     out.append(END)
-    write_content(out, channel, props, body, frame_max)
+    write_content(output, channel, props, body)

@@ -25,7 +25,8 @@ class Outlet(ABC):
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Frames for the client, in order. Never blocks; after `close` nothing happens."""
+        """Frames for the client, or pieces of them, in order; they go together at the end of the
+        turn. Never blocks; after `close` nothing happens."""
 
     @abstractmethod
     def pause(self) -> None:

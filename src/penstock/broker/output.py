@@ -1,10 +1,11 @@
 """Output: what a connection has to say, gathered until the end of the turn.
 
 Frames of all channels of a connection go into one buffer in the order they are made; the end of the
-turn hands it to the transport in one piece. A buffer of more than 128 KiB counts as full: nothing
-more is delivered to that client in this turn. (Much larger buffers cost more per delivery, in page
-faults, than the writes that they save.) Answers, confirms and returns still get in; a client that
-does not read them is not read either.
+turn hands it to the transport. A body of 8 KiB or more is not copied into it: it stands between two
+pieces of the buffer as it is, and the transport sends the pieces together. A buffer of more than
+128 KiB counts as full: nothing more is delivered to that client in this turn. (Much larger buffers
+cost more per delivery, in page faults, than the writes that they save.) Answers, confirms and
+returns still get in; a client that does not read them is not read either.
 """
 
 from typing import Final
@@ -28,6 +29,8 @@ class Output:
         self.sender: Peer | None = None
         self._dispatch: Dispatch = dispatch
         self._writer: BytesWriter = BytesWriter()
+        self._pieces: list[bytes] = []  # what was written before the last body that stands apart
+        self._piece_bytes: int = 0
         self._is_due: bool = False
 
     def writer(self) -> BytesWriter:
@@ -41,13 +44,26 @@ class Output:
         """A method without content."""
         self.writer().write(method_frame(channel, method.encode()))
 
+    def put(self, data: bytes) -> BytesWriter:
+        """Bytes that are large enough not to be copied. Where to write on, behind them."""
+        written = self._writer.getvalue()
+        self._pieces.append(written)
+        self._pieces.append(data)
+        self._piece_bytes += len(written) + len(data)
+        self._writer = BytesWriter()
+        return self._writer
+
     def is_full(self) -> bool:
         """Whether nothing more should be delivered in this turn."""
-        return len(self._writer) >= FULL_BYTES
+        return self._piece_bytes + len(self._writer) >= FULL_BYTES
 
-    def take(self) -> bytes:
-        """All there is; the buffer is empty then."""
-        data = self._writer.getvalue()
-        self._writer = BytesWriter()
+    def take(self) -> list[bytes]:
+        """All there is, in order; the buffer is empty then."""
+        pieces = self._pieces
+        if len(self._writer):
+            pieces.append(self._writer.getvalue())
+            self._writer = BytesWriter()
+        self._pieces = []
+        self._piece_bytes = 0
         self._is_due = False
-        return data
+        return pieces

@@ -282,11 +282,7 @@ class Publisher:
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """A mandatory message that no queue gets."""
-        output = self.output
-        write_return(
-            output.writer(), self.number, NO_ROUTE, "NO_ROUTE", route.address, props, body,
-            output.frame_max,
-        )  # fmt: skip
+        write_return(self.output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, body)
 
 
 def fan_out(

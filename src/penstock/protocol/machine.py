@@ -179,9 +179,6 @@ class ConnectionMachine:
         self, kind: int, number: int, payload: bytes, channel: ChannelInput | None
     ) -> None:
         """A frame on a channel that is not open: only channel.open is right."""
-        if number > (self.channel_max or CHANNEL_MAX):
-            text = f"channel {number} is above the negotiated channel_max of {self.channel_max}"
-            raise AMQPConnectionError(CHANNEL_ERROR, text)
         if kind != FRAME_METHOD:
             raise _unexpected("expected method frame, got non method frame instead")
         if channel is None:
@@ -190,6 +187,10 @@ class ConnectionMachine:
         after = self._machines.channel_in.get((channel.state, method.INDEX))
         if after is None or channel.state is not ChannelState.CLOSED:
             raise _of(method, CHANNEL_ERROR, "expected 'channel.open'")
+        limit = self.channel_max or CHANNEL_MAX
+        if len(self._channels) >= limit:  # how many, as in RabbitMQ, and not which numbers
+            text = f"number of channels opened ({len(self._channels)}) has reached the negotiated"
+            raise _of(method, NOT_ALLOWED, f"{text} channel_max ({limit})")
         self._channels[number] = channel
         self._enter_channel(channel, after)
         self._events.append(MethodReceived(number, method))

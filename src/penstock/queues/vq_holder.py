@@ -20,6 +20,8 @@ class VqHolder(Holder):
     def __init__(self, queue: VqPending) -> None:
         self._queue = queue
         self._state = queue.state
+        # What is below it in q1, q4 and pending, and persistent, is on its slot.
+        self._on_slots_below: int = 0
 
     def add(self, entry: Entry) -> None:
         self._queue.arrive(entry)
@@ -39,16 +41,29 @@ class VqHolder(Holder):
         return None
 
     def materialise(self, below: int) -> Iterable[Entry]:
+        """A queue may have millions in RAM that earlier checkpoints have put onto their slots: they
+        are the oldest, so the looking goes from the end, and stops there."""
         state = self._state
+        least = self._on_slots_below
         found: list[Entry] = []
-        for alphas in (state.q4, state.q1, state.ram_pending.values()):
-            found += [
-                entry
-                for entry in alphas
-                if not entry.on_slot and entry.seq < below and entry.message.persistent
-            ]
-        found.sort(key=seq_of)
+        for alphas in (state.q1, state.q4):  # ascending, q1 behind q4
+            for entry in reversed(alphas):
+                if entry.seq < least:
+                    break
+                if not entry.on_slot and entry.seq < below and entry.message.persistent:
+                    found.append(entry)
+        found.reverse()
+        pending = [
+            entry
+            for entry in state.ram_pending.values()
+            if not entry.on_slot and entry.seq < below and entry.message.persistent
+        ]
+        if pending:
+            found += pending
+            found.sort(key=seq_of)
         return found
 
     def materialised(self, entries: list[Entry]) -> None:
-        """Nothing: that they are on their slots makes paging them out free, and no more."""
+        """They are on their slots, and so is all before them: they come in ascending order."""
+        if entries:
+            self._on_slots_below = max(self._on_slots_below, entries[-1].seq + 1)

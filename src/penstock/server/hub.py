@@ -169,6 +169,7 @@ class Hub:
     async def adopt(self, sock: socket.socket) -> Session:
         """A session on a connected socket that was handed over; it waits for its `start`."""
         session = Session(self)
+        session.sock = sock
         self.sessions.add(session)
         try:
             await self.loop.connect_accepted_socket(lambda: session, sock)

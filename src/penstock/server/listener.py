@@ -23,6 +23,8 @@ from typing import Final
 
 from penstock.access.users import Users
 from penstock.clock import Clock
+from penstock.codec.frames import method_frame
+from penstock.codec.spec import ConnectionCloseOk
 from penstock.errors import AMQPError
 from penstock.server.handoff import Opened
 from penstock.server.login import READ_BYTES, Gone, Login, Silent, WrongHeader
@@ -31,7 +33,8 @@ from penstock.server.serve_settings import ServeSettings
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then others get in
 PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
-LINGER_S: Final = 1.0
+LINGER_S: Final = 3.0
+CLOSE_OK: Final = method_frame(0, ConnectionCloseOk().encode())
 SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger(__name__)
@@ -199,6 +202,14 @@ class Listener:
 
     async def _told(self, login: Login, error: AMQPError) -> None:
         await login.refuse(error)
+        # Our end only behind the client's close-ok: an end in between would meet its answer with a
+        # reset, and it would never read why.
+        came = b""
+        while CLOSE_OK not in came:
+            data = await self._loop.sock_recv(login.sock, READ_BYTES)
+            if not data:
+                return
+            came = came[-len(CLOSE_OK) :] + data
         await self._farewell(login.sock)
 
     async def _farewell(self, sock: socket.socket) -> None:

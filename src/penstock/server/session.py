@@ -23,6 +23,7 @@ Not here: turns, time and the vhost (hub.py), the protocol (broker.connection_ha
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.connection_handler import ConnectionHandler
@@ -32,6 +33,7 @@ from penstock.codec.frames import HEARTBEAT_FRAME
 if TYPE_CHECKING:
     from penstock.server.hub import Hub
 
+PARTS_MAX: Final = 512  # in one call; the system's own limit is 1,024
 WRITE_BYTES: Final = 128 << 10
 HIGH_WATER_BYTES: Final = 256 << 10
 LOW_WATER_BYTES: Final = 64 << 10
@@ -66,10 +68,9 @@ class SocketOutlet(Outlet):
         """To the transport with it. Again: nothing."""
         parts = self._parts
         if parts:
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
+            self._parts = []
             self._bytes = 0
-            self._session.write(data)
+            self._session.write(parts)
 
     def pause(self) -> None:
         """See Outlet."""
@@ -93,6 +94,7 @@ class Session(asyncio.Protocol):
         self.outlet = SocketOutlet(self)
         self.handler: ConnectionHandler | None = None
         self.user: str = ""
+        self.sock: socket.socket | None = None  # the transport's, for sending several parts at once
         self._transport: asyncio.Transport | None = None
         self._paused: set[str] = set()  # on whose account it is not read: "core", "output"
         self._is_ending = False
@@ -192,17 +194,33 @@ class Session(asyncio.Protocol):
 
     # ---- what the outlet and the hub want ------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
+    def write(self, parts: list[bytes]) -> None:
         """Onto the transport. Behind the end nothing goes; whatever ails a transport is its own
         client's trouble, and never ends a turn of the others."""
         if self._is_ending or self._transport is None or self._transport.is_closing():
             return
         self._has_sent = True
         try:
-            self._transport.write(data)
+            waits = self._transport.get_write_buffer_size()
+            if len(parts) > 1 and not waits and self.sock is not None:
+                parts = self._sent(self.sock, parts)
+            for part in parts:
+                self._transport.write(part)
         except (OSError, RuntimeError) as error:
             logger.warning("connection of %s: it cannot be written to: %s", self.user, error)
             self.abort()
+
+    def _sent(self, sock: socket.socket, parts: list[bytes]) -> list[bytes]:
+        """Send parts at once, none of them copied, as nothing else waits; what is left of them."""
+        try:
+            n = sock.sendmsg(parts[:PARTS_MAX])
+        except (BlockingIOError, InterruptedError):
+            return parts
+        for i, part in enumerate(parts):
+            if n < len(part):
+                return [part[n:], *parts[i + 1 :]]
+            n -= len(part)
+        return []
 
     def pause(self, account: str) -> None:
         """Read the client no more, on somebody's account."""
@@ -225,8 +243,12 @@ class Session(asyncio.Protocol):
         self._is_ending = True
         if self._transport.is_closing():
             return
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        try:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        except OSError:  # the client has hung up already
+            self.abort()
+            return
         self._paused.clear()
         self._transport.resume_reading()
         # What waits for the socket goes first, so a client that takes it slowly has more time.
@@ -293,6 +315,6 @@ class Session(asyncio.Protocol):
         if not self._has_sent and not self._is_ending:
             self.outlet.flush()
             if not self._has_sent:
-                self.write(HEARTBEAT_FRAME)
+                self.write([HEARTBEAT_FRAME])
         self._has_received = self._has_sent = False
         self._beat_later()

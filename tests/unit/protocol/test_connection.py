@@ -338,7 +338,7 @@ WITHOUT_BODY = publish()[:-12]
 
 ERRORS: list[tuple[str, bytes, int, str]] = [
     ("end octet", raw(1, 1, frame(1, spec.TxSelect())[7:-1], end=0), 501, "ends with octet 0"),
-    ("size", b"\x01\x00\x01\x00\x01\xff\xf9\x00", 501, "frame of 131065 bytes"),
+    ("size", b"\x01\x00\x01\x00\x02\x00\x01\x00", 501, "frame of 131073 bytes"),
     ("size of 4 GiB", b"\x03\x00\x01\xff\xff\xff\xff\x00", 501, "frame of 4294967295 bytes"),
     ("type of frame", raw(4, 1, b""), 501, "unknown type 4"),
     ("heartbeat with payload", raw(8, 0, b"x"), 501, "heartbeat"),
@@ -365,7 +365,12 @@ ERRORS: list[tuple[str, bytes, int, str]] = [
     ("not open", frame(2, spec.QueueDeclare()), 504, "expected 'channel.open'"),
     ("publish not open", publish(2), 504, "expected 'channel.open'"),
     ("close-ok not open", frame(2, spec.ChannelCloseOk()), 504, "expected 'channel.open'"),
-    ("channel_max", frame(2048, spec.ChannelOpen()), 504, "channel 2048 is above"),
+    (
+        "channel_max",
+        b"".join(frame(n, spec.ChannelOpen()) for n in range(2, 2049)),
+        530,
+        "number of channels opened (2047) has reached the negotiated channel_max (2047)",
+    ),
     ("channel class on 0", frame(0, spec.ChannelOpen()), 504, "in connection state running"),
     ("tune-ok again", frame(0, spec.ConnectionTuneOk()), 504, "in connection state running"),
     ("content on 0", raw(2, 0, bytes(14)), 505, "expected method frame"),

@@ -197,7 +197,7 @@ class Checkpointer:
                 except CorruptionError as error:
                     self._engine.event("corruption", f"queue {queue.number}: {error}")
                     return False
-        for entry in ram:
+        for entry in ram if section.rows else ():
             kept = section.rows.get(entry.seq)
             if kept is not None and entry.message.body is None:
                 entry.message.body = kept.message.body

@@ -54,6 +54,7 @@ from typing import Final, TypeAlias
 from penstock.errors import LockedError
 from penstock.storage.mounts import NETWORK_KINDS, UNKNOWN_KIND, mounted_kind
 from penstock.storage.worker_pool import Completions, WorkerPool
+from penstock.storage.zeros import write_zeros
 
 Names: TypeAlias = list[str]  # named because inside a FileSystem "list" is its method
 
@@ -291,8 +292,12 @@ class OsFile(File):
         # write into each has to mark it as written, which is what a sync would then wait for.
         if self.size() > size:
             self.truncate(size)
-        zeros = bytes(min(size, ALLOCATE_PIECE_BYTES))
-        for offset in range(0, size, ALLOCATE_PIECE_BYTES):
+        try:
+            done = write_zeros(self._descriptor, size)
+        except OSError as error:
+            raise _with_path(error, self.path) from error
+        zeros = bytes(min(size - done, ALLOCATE_PIECE_BYTES))
+        for offset in range(done, size, ALLOCATE_PIECE_BYTES):
             self.pwrite(zeros[: size - offset], offset)
 
     def sync(self) -> None:

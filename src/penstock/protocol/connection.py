@@ -181,7 +181,8 @@ class Connection(ConnectionMachine):
         channel = self._channels.get(number)
         state = ChannelState.CLOSED if channel is None else channel.state
         next_state = self._machines.channel_out.get((state, method.INDEX))
-        if next_state is None or not 0 < number <= (self.channel_max or CHANNEL_MAX):
+        highest = CHANNEL_MAX if self._is_server else self.channel_max or CHANNEL_MAX
+        if next_state is None or not 0 < number <= highest:
             raise ProtocolMistake(f"{method.NAME} while channel {number} is {state.value}")
         if channel is None:
             channel = ChannelInput(number)

@@ -1,4 +1,4 @@
-"""DeliveredMark of a queue with a backlog: what comes redelivered after crashes, and what does not."""
+"""DeliveredMark of a queue with a backlog: what comes redelivered after crashes, and what not."""
 
 from penstock.queues.delivered_mark import BLOCK
 from penstock.queues.variable_queue import VariableQueue

@@ -18,7 +18,7 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-ERRORS: Final = frozenset({"corruption", "failed"})
+ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
 WARNINGS: Final = frozenset({"disk_full", "torn_tail", "warning", "memory_alarm", "crashed"})
 
 

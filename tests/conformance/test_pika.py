@@ -333,7 +333,9 @@ def test_what_was_not_acked_comes_back_in_its_place_and_redelivered(
     wait_until(lambda: depth(second, name) == 9, "the requeued")
     found = [get(second, name) for _ in range(9)]
     assert [data for _, _, data in found] == [b"%d" % i for i in (0, 1, 3, 4, 5, 6, 7, 8, 9)]
-    assert [method.redelivered for method, _, _ in found] == [True] * 5 + [False] * 4
+    redelivered = [method.redelivered for method, _, _ in found]
+    del redelivered[4]  # 5 was on its way to the first if the ack came well before the close
+    assert redelivered == [True] * 4 + [False] * 4
     second.queue_delete(name)
 
 

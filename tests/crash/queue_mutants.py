@@ -26,20 +26,26 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "pending-not-materialised", "lost",
-        "for alphas in (state.q4, state.q1, state.ram_pending.values()):",
-        "for alphas in (state.q4, state.q1):",
+        "            found += pending\n",
+        "            found += []\n",
         QUEUES + "purging",
     ),
     Mutant(
         "arrivals-not-materialised", "lost",
-        "for alphas in (state.q4, state.q1, state.ram_pending.values()):",
-        "for alphas in (state.q4, state.ram_pending.values()):",
+        "for alphas in (state.q1, state.q4):  # ascending, q1 behind q4",
+        "for alphas in (state.q4,):",
+        QUEUES + "random",
+    ),
+    Mutant(
+        "looks-not-far-enough", "lost",
+        "max(self._on_slots_below, entries[-1].seq + 1)",
+        "max(self._on_slots_below, entries[-1].seq + 4)",
         QUEUES + "random",
     ),
     Mutant(
         "transients-materialised", "transient",
-        "                if not entry.on_slot and entry.seq < below and entry.message.persistent\n",
-        "                if not entry.on_slot and entry.seq < below\n",
+        "entry.seq < below and entry.message.persistent:\n",
+        "entry.seq < below:\n",
         QUEUES + "random",
     ),
     Mutant(

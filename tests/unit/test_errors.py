@@ -7,6 +7,9 @@ import pytest
 
 from penstock import errors
 from penstock.errors import (
+    AMQPConnectionError,
+    AMQPError,
+    ChannelError,
     CorruptionError,
     DiskFullError,
     ForkedError,
@@ -37,6 +40,9 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (StoppedError(reason="sync failed"), ["sync failed"]),
     (TransactionTooLargeError(size_bytes=300, limit_bytes=256), ["300", "256"]),
     (UnknownQueueError("orders"), ["orders"]),
+    (AMQPError(541, "a mistake"), ["INTERNAL_ERROR", "a mistake"]),
+    (ChannelError(404, "no queue 'q'", 50, 10), ["NOT_FOUND", "'q'"]),
+    (AMQPConnectionError(501, "frame of 9 bytes"), ["FRAME_ERROR", "9"]),
     (UnknownQueueError(17), ["17"]),
     (QueueFullError(queue="jobs", limit="messages", given=11, allowed=10), ["jobs", "11", "10"]),
     (QueueEmptyError(queue="jobs", timeout_s=0.5), ["jobs", "0.5 s"]),
@@ -66,7 +72,9 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
-    others = (ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError)
+    others = (
+        AMQPError, ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError
+    )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 
 

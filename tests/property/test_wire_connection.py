@@ -15,6 +15,7 @@ from penstock.errors import AMQPConnectionError
 from penstock.protocol.connection import Connection
 from penstock.protocol.events import (
     AckRun,
+    ChannelFault,
     Event,
     PublishBegan,
     PublishEnded,
@@ -64,6 +65,8 @@ def said(events: list[Event]) -> list[object]:
         elif isinstance(event, AckRun):
             acks = zip(event.tags, event.multiples, strict=True)
             found += [("ack", event.channel, *ack) for ack in acks]
+        elif isinstance(event, ChannelFault):
+            found.append(("fault", event.channel, str(event.error)))
         else:
             found.append(event)
     return found

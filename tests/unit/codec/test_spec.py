@@ -39,6 +39,8 @@ def filled(method: type[Method]) -> Method:
 
 
 def test_generating_again_gives_the_same_file() -> None:
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff, which formats what is generated, is not in this environment")
     found = importlib.util.spec_from_file_location("gen_spec", ROOT / "tools" / "gen_spec.py")
     assert found is not None
     assert found.loader is not None

@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from librt.strings import write_i16_be, write_i32_be, write_i64_be
+from librt.strings import write_i64_be
 
 from penstock.access.permissions import Identity
 from penstock.broker.confirms import Confirms
 from penstock.broker.consumers import Consumer, ConsumerChannel
-from penstock.broker.deliver import END, signed16, write_delivery
+from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
 from penstock.broker.roles import Peer
@@ -139,9 +139,7 @@ class Channel(ConsumerChannel):
             return False
         for run in confirms.settle(settled):
             out = self.output.writer()
-            out.append(1)
-            write_i16_be(out, signed16(self.number))
-            write_i32_be(out, 13)
+            begin_frame(out, METHOD, self.number, 13)
             out.write(ACK if run.is_ack else NACK)
             write_i64_be(out, run.last_tag)
             out.append(1 if run.is_multiple else 0)

@@ -19,13 +19,16 @@ Not here: which message, and to whom (dispatch.py).
 
 from typing import Final
 
-from librt.strings import write_i16_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 
 from penstock.broker.consumers import Consumer
 from penstock.broker.output import Output
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
 
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
 END: Final = 0xCE
 DELIVER: Final = b"\x00\x3c\x00\x3c"  # class 60, method 60
 GET_OK: Final = b"\x00\x3c\x00\x47"  # 60, 71
@@ -82,13 +85,18 @@ def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
     consumer.redelivered = b"\x01%b\xce" % address
 
 
+def begin_frame(out: BytesWriter, kind: int, channel: int, size: int) -> None:
+    """What stands in front of a frame's payload of `size` bytes. END is to follow it."""
+    out.append(kind)
+    write_i16_be(out, channel if channel < 0x8000 else channel - 0x10000)  # as signed ones
+    write_i32_be(out, size)
+
+
 def write_content(output: Output, channel: int, props: bytes, body: bytes) -> None:
     """Content header and body frames."""
     size = len(body)
     out = output.writer()
-    out.append(2)
-    write_i16_be(out, signed16(channel))
-    write_i32_be(out, HEADER_FIXED_BYTES + len(props))
+    begin_frame(out, HEADER, channel, HEADER_FIXED_BYTES + len(props))
     out.write(CONTENT)
     write_i64_be(out, size)
     out.write(props)
@@ -100,9 +108,7 @@ def write_content(output: Output, channel: int, props: bytes, body: bytes) -> No
     elif size >= APART_BYTES:
         _write_body(output, channel, body)
     elif size:
-        out.append(3)
-        write_i16_be(out, signed16(channel))
-        write_i32_be(out, size)
+        begin_frame(out, BODY, channel, size)
         out.write(body)
         out.append(END)
 
@@ -110,16 +116,9 @@ def write_content(output: Output, channel: int, props: bytes, body: bytes) -> No
 def _write_body(output: Output, channel: int, body: bytes) -> None:
     """A body frame whose content is not copied."""
     out = output.writer()
-    out.append(3)
-    write_i16_be(out, signed16(channel))
-    write_i32_be(out, len(body))
+    begin_frame(out, BODY, channel, len(body))
     out = output.put(body)
     out.append(END)
-
-
-def signed16(number: int) -> int:
-    """The signed number of 16 bits that has the same bits."""
-    return number if number < 0x8000 else number - 0x10000
 
 
 def write_get_ok(
@@ -131,9 +130,7 @@ def write_get_ok(
     if delivery.attempts:
         props = HEADERS.delivered_props(props, delivery.attempts)
     out = output.writer()
-    out.append(1)
-    write_i16_be(out, signed16(channel))
-    write_i32_be(out, METHOD_FIXED_BYTES + len(address) + 4)
+    begin_frame(out, METHOD, channel, METHOD_FIXED_BYTES + len(address) + 4)
     out.write(GET_OK)
     write_i64_be(out, delivery_tag)
     out.append(1 if delivery.is_redelivered else 0)
@@ -150,9 +147,7 @@ def write_return(
     """A basic.return with its content: a mandatory message that no queue got."""
     reply = text.encode("utf-8", "surrogateescape")
     out = output.writer()
-    out.append(1)
-    write_i16_be(out, signed16(channel))
-    write_i32_be(out, 4 + 2 + 1 + len(reply) + len(address))
+    begin_frame(out, METHOD, channel, 4 + 2 + 1 + len(reply) + len(address))
     out.write(RETURN)
     write_i16_be(out, code)
     out.append(len(reply))

@@ -28,9 +28,11 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from penstock.access.permissions import Identity
+from penstock.broker import refusals
 from penstock.broker.confirms import Confirms
 from penstock.broker.copies import copies, has_copies
 from penstock.broker.deliver import HEADERS, write_return
+from penstock.broker.dispatch import Dispatch
 from penstock.broker.output import Output
 from penstock.broker.publish_facts import (
     Facts,
@@ -42,8 +44,8 @@ from penstock.broker.publish_facts import (
 from penstock.broker.served_queue import ServedQueue
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, scan
-from penstock.codec.spec import ACCESS_REFUSED, NO_ROUTE, NOT_FOUND, NOT_IMPLEMENTED
-from penstock.errors import AMQPConnectionError, ChannelError, DiskFullError, QueueFullError
+from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED
+from penstock.errors import AMQPConnectionError, DiskFullError, QueueFullError
 from penstock.message import Message
 from penstock.native import mypyc_attr
 from penstock.queues.arrivals import Plan
@@ -94,6 +96,8 @@ class Publisher:
 
     def __init__(self, vhost: VHost, identity: Identity, number: int, output: Output) -> None:
         self.vhost: VHost = vhost
+        self._dispatch: Dispatch = vhost.dispatch
+        self._mode: int = vhost.mode
         self.identity: Identity = identity
         self.number: int = number
         self.output: Output = output
@@ -154,18 +158,13 @@ class Publisher:
         route = Route(raw, exchange, key)
         if raw[-1] & IMMEDIATE:
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
+        what = refusals.called("exchange", exchange, vhost.name)
         if not vhost.router.has(exchange):
-            text = f"no exchange '{exchange}' in vhost '{vhost.name}'"
-            raise ChannelError(NOT_FOUND, text, 60, 40)
-        if not self.identity.may_write(exchange or "amq.default"):
-            text = (
-                f"write access to exchange '{exchange or 'amq.default'}' in vhost '{vhost.name}' "
-                f"refused for user '{self.identity.name}'"
-            )
-            raise ChannelError(ACCESS_REFUSED, text, 60, 40)
+            raise refusals.not_found(what)
+        if not self.identity.may_write(exchange or refusals.DEFAULT):
+            raise refusals.no_access("write", "exchange", exchange, vhost.name, self.identity.name)
         if vhost.is_internal(exchange):
-            text = f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'"
-            raise ChannelError(ACCESS_REFUSED, text, 60, 40)
+            raise refusals.access_refused(f"cannot publish to internal {what}")
         route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
         if not route.by_headers:
@@ -193,8 +192,7 @@ class Publisher:
             self.publish_with(route, queues, props, body, facts)
             return
         queue = queues[0]
-        vhost = self.vhost
-        mode = vhost.mode if info & 0xFF == PERSISTENT and queue.is_durable else NONE
+        mode = self._mode if info & 0xFF == PERSISTENT and queue.is_durable else NONE
         priority = info >> 8 & 0xFF
         if priority > queue.priorities:
             priority = queue.priorities
@@ -206,12 +204,12 @@ class Publisher:
             self._refused(queue)
             return
         queue.published += 1
-        vhost.dispatch.mark(queue)
+        self._dispatch.mark(queue)
         if self.confirms is not None:
             self.confirms.published(lsn)
 
     def _refused(self, queue: ServedQueue) -> None:
-        self.vhost.dispatch.mark(queue)
+        self._dispatch.mark(queue)
         if self.confirms is not None:
             self.confirms.refused()
 
@@ -251,8 +249,7 @@ class Publisher:
 
     def _with_reply_queue(self, props: bytes) -> bytes:
         if not self.reply_queue:
-            text = "fast reply consumer does not exist"
-            raise ChannelError(406, text, 60, 40)
+            raise refusals.precondition_failed("fast reply consumer does not exist")
         return with_reply_to(props, self.reply_queue)
 
     def publish_with(

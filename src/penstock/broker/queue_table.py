@@ -238,6 +238,7 @@ class QueueTable:
         if amq.is_durable:
             lsn = factory.store_arguments(self._engine, amq.name, encode_arguments(arguments))
         amq.set_options(options)
+        queue.is_immediate = options.ttl_ms == 0
         self._opener.register(amq.backing, options)
         queue.arguments = arguments
         return lsn

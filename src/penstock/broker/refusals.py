@@ -6,13 +6,14 @@ prints one of its own terms is it said in words what was given and what was expe
 
 Codes: AMQP 0-9-1 specification, 1.2. Which class and method failed whoever handles the method adds.
 
-Not here: refusals of publishing and consuming, which are the channel's.
+Not here: refusals that only one method of a channel has (channel_basic.py, publish_facts.py).
 """
 
 from typing import Final
 
 from penstock.errors import AMQPConnectionError, ChannelError, DiskFullError
 
+DEFAULT: Final = "amq.default"  # by which permissions know the default exchange
 ACCESS_REFUSED: Final = 403
 NOT_FOUND: Final = 404
 RESOURCE_LOCKED: Final = 405
@@ -44,6 +45,12 @@ def no_space(what: str, error: DiskFullError) -> ChannelError:
 def access_refused(text: str) -> ChannelError:
     """403."""
     return ChannelError(ACCESS_REFUSED, text)
+
+
+def no_access(verb: str, kind: str, name: str, vhost: str, user: str) -> ChannelError:
+    """403: this user may not configure, write or read it."""
+    what = called(kind, name or DEFAULT, vhost)
+    return access_refused(f"{verb} access to {what} refused for user '{user}'")
 
 
 def locked(what: str) -> ChannelError:

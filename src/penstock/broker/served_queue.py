@@ -33,6 +33,8 @@ class ServedQueue:
         self.arguments: dict[str, object] = arguments or {}
         self.owner: object | None = owner
         self.priorities: int = amq.options.priorities
+        # Whether its messages are for whoever is waiting when they come. Asked at each publish.
+        self.is_immediate: bool = amq.options.ttl_ms == 0
         self.consumers: Consumers = Consumers(
             is_single_active=self.arguments.get("x-single-active-consumer") is True
         )
@@ -51,11 +53,6 @@ class ServedQueue:
         self.redelivered: int = 0
         self.acked: int = 0
         self.got: int = 0
-
-    @property
-    def is_immediate(self) -> bool:
-        """Whether its messages are for whoever is waiting when they come (a ttl of 0)."""
-        return self.amq.options.ttl_ms == 0
 
     def wake_waiters(self) -> None:
         """Something may be there, or the queue is gone."""

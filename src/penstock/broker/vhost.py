@@ -49,16 +49,10 @@ from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.tick_pace import TickPace
 from penstock.routing.router import Router
-from penstock.storage.checkpointer import IDLE, SLICES
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
-
-BUSY_S: Final = 0.1
-IDLE_AGAIN_S: Final = 2.5
-MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
-CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
@@ -86,10 +80,8 @@ class VHost:
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self._event = on_event
         self._rng = rng
-        self._seen_lsn: int = 0
+        self._pace: TickPace = TickPace(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know
-        # A sync by the clock is started by a tick.
-        self._busy_s: float = min(BUSY_S, settings.storage.interval_ms / 1000)
         self.headers: AmqpHeaders = AmqpHeaders()
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
@@ -365,20 +357,8 @@ class VHost:
             self._rounds = self.monitor.rounds
             self._touch_those_in_ram()
         engine.flush()
-        if has_more:
-            return MORE_S
-        if engine.checkpoints.phase == SLICES:
-            return CHECKPOINT_S
-        lsn = engine.last_lsn
-        is_busy = (
-            lsn != self._seen_lsn
-            or engine.settled(DISK) < lsn
-            or engine.has_pending
-            or engine.checkpoints.phase != IDLE
-        )
-        self._seen_lsn = lsn
-        seconds = self._busy_s if is_busy else IDLE_AGAIN_S
-        return min(seconds, self.clockwork.next_s(wall_ms, now_s))
+        due_s = self.clockwork.next_s(wall_ms, now_s)
+        return self._pace.next_s(engine, due_s, has_more=has_more)
 
     def _touch_those_in_ram(self) -> None:
         """Shares may have become smaller: who holds something is asked to page out."""

@@ -15,14 +15,12 @@ import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
-    Generator,
     Iterable,
 )
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from penstock import errors
 from penstock.client import remote_calls
@@ -35,9 +33,10 @@ from penstock.client.remote_job import RemoteJobView
 from penstock.client.remote_message import RemoteMessage
 from penstock.client.remote_queue import Bodies, RemoteQueueView
 from penstock.client.taken import Taken
+from penstock.embedded.awaited import AwaitedSettling, Opening
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.spellings import Given, Time, time_ms
-from penstock.errors import AMQPError, PenstockError, SettledError
+from penstock.errors import AMQPError
 
 T = TypeVar("T")
 
@@ -96,7 +95,7 @@ class RemoteLoopDriver(RemoteDriver):
             pass
 
 
-class RemoteAioJob(RemoteJobView):
+class RemoteAioJob(AwaitedSettling, RemoteJobView):
     """A message in somebody's hands; see remote_job.py. It settles itself in `async with`."""
 
     __slots__ = ("_queue",)
@@ -104,63 +103,6 @@ class RemoteAioJob(RemoteJobView):
     def __init__(self, queue: "RemoteAioQueue", taken: Taken) -> None:
         super().__init__(taken)
         self._queue: RemoteAioQueue = queue
-
-    async def ack(self) -> None:
-        """It is done, and gone."""
-        await self._queue.ack(self)
-
-    async def nack(self, delay: Time | None = None) -> None:
-        """It failed: it comes back, after the back-off of the queue or this delay."""
-        await self._queue.nack(self, delay)
-
-    async def reject(self) -> None:
-        """It is not wanted back: it goes to the dead-letter queue, or away if there is none."""
-        await self._queue.reject(self)
-
-    async def __aenter__(self) -> "RemoteAioJob":
-        if self.is_settled:
-            raise SettledError(self._queue.name, self.tag)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if self.is_settled:
-            return
-        if error is None:
-            await self.ack()
-            return
-        try:
-            await self.nack()
-        except PenstockError as second:
-            error.add_note(f"the job could not be returned: {second}")
-
-
-class Opening(Generic[T]):
-    """What can be awaited, and what can be entered by `async with` without."""
-
-    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
-        self._make = make
-        self._made: Any = None
-
-    def __await__(self) -> Generator[object, None, T]:
-        return self._make().__await__()
-
-    async def __aenter__(self) -> T:
-        made = self._made = await self._make()
-        return made
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        made, self._made = self._made, None
-        await made.__aexit__(kind, error, at)
 
 
 class RemoteAioQueue(RemoteQueueView):

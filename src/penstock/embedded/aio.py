@@ -20,7 +20,6 @@ import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -28,10 +27,11 @@ from collections.abc import (
 )
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 from penstock import errors
 from penstock.embedded import calls, upkeep_calls
+from penstock.embedded.awaited import AwaitedSettling, Opening
 from penstock.embedded.box import BoxView, OnAlert, OnEvent, ScopeView
 from penstock.embedded.box_thread import BoxThread
 from penstock.embedded.core import Core, Settings
@@ -43,7 +43,7 @@ from penstock.embedded.queue_state import QueueState
 from penstock.embedded.settings import settings_of
 from penstock.embedded.spellings import Given, Size, Time
 from penstock.embedded.waiting import FAILED, WOKEN, Waiter
-from penstock.errors import PenstockError, SettledError, StoppedError
+from penstock.errors import StoppedError
 from penstock.queues.backing_queue import Delivery
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class LoopDriver(Driver):
             pass
 
 
-class Job(JobView):
+class Job(AwaitedSettling, JobView):
     """A message in somebody's hands; see penstock.embedded.job. It settles itself in `async
     with`."""
 
@@ -198,67 +198,6 @@ class Job(JobView):
     def __init__(self, queue: "Queue", delivery: Delivery) -> None:
         super().__init__(delivery)
         self._queue: Queue = queue
-
-    async def ack(self) -> None:
-        """It is done, and gone."""
-        await self._queue.ack(self)
-
-    async def nack(self, delay: Time | None = None) -> None:
-        """It failed: it comes back, after the back-off of the queue or this delay."""
-        await self._queue.nack(self, delay)
-
-    async def reject(self) -> None:
-        """It is not wanted back: it goes to the dead-letter queue, or away if there is none."""
-        await self._queue.reject(self)
-
-    async def __aenter__(self) -> "Job":
-        if self.is_settled:
-            raise SettledError(self._queue.name, self.tag)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if self.is_settled:
-            return
-        if error is None:
-            await self.ack()
-            return
-        try:
-            await self.nack()
-        except PenstockError as second:
-            error.add_note(f"the job could not be returned: {second}")
-
-
-class _Opening(Generic[T]):
-    """What can be awaited, and what can be entered by `async with` without."""
-
-    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
-        self._make = make
-        self._made: T | None = None
-
-    def __await__(self) -> Generator[object, None, T]:
-        return self._make().__await__()
-
-    async def __aenter__(self) -> T:
-        self._made = await self._make()
-        return self._made
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        made, self._made = self._made, None
-        assert isinstance(made, Job | Box)
-        await made.__aexit__(kind, error, at)
-
-
-# ---- queues --------------------------------------------------------------------------------------
 
 
 class Queue(QueueView):
@@ -306,9 +245,9 @@ class Queue(QueueView):
         )  # fmt: skip
         await self._driver.run_async(call)
 
-    def get(self, timeout: float | None = None, block: bool = True) -> _Opening[Job]:
+    def get(self, timeout: float | None = None, block: bool = True) -> Opening[Job]:
         """As penstock.Queue.get: `job = await q.get()`, or `async with q.get() as job:`."""
-        return _Opening(lambda: self._get(timeout, block))
+        return Opening(lambda: self._get(timeout, block))
 
     async def _get(self, timeout: float | None, block: bool) -> Job:
         self._driver.check_loop()
@@ -483,7 +422,7 @@ def open(  # noqa: A001  # penstock.aio.open
     path: str | Path, *, durability: str = "disk", memory: Size = "32 MiB",
     strict: bool = False, on_event: OnEvent | None = None, on_alert: OnAlert | None = None,
     **storage: object,
-) -> _Opening[Box]:  # fmt: skip
+) -> Opening[Box]:  # fmt: skip
     """As penstock.open: `box = await open(...)`, or `async with open(...) as box:`."""
 
     async def make() -> Box:
@@ -495,4 +434,4 @@ def open(  # noqa: A001  # penstock.aio.open
 
         return await asyncio.to_thread(in_thread)
 
-    return _Opening(make)
+    return Opening(make)

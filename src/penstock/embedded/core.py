@@ -31,7 +31,7 @@ from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.delays import find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.queues.tick_pace import IDLE_AGAIN_S, TickPace
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine
@@ -41,12 +41,8 @@ from penstock.storage.options import StorageOptions
 VHOST: Final = b"/"
 WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
 NAME_BYTES_MAX: Final = 255
-BUSY_S: Final = 0.1
-IDLE_AGAIN_S: Final = 2.5
 AGE_CHECK_MS: Final = 1000  # between two looks at a queue with an alert on age
 SLICE: Final = 1000  # queues that one tick looks at
-MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
-CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
 
 HEADERS: Final = BoxHeaders()
 
@@ -98,9 +94,7 @@ class Core:
         self._touched: list[QueueState] = []
         self._due: list[tuple[int, int, QueueState]] = []  # heap of (wall ms, n, queue)
         self._due_n: int = 0
-        self._seen_lsn: int = 0
-        # A sync by the clock is started by a tick.
-        self._busy_s: float = min(BUSY_S, settings.storage.interval_ms / 1000)
+        self._pace: TickPace = TickPace(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
@@ -292,22 +286,8 @@ class Core:
             self._rounds = self.monitor.rounds
             self._touch_those_in_ram()
         engine.flush()
-        if has_more:
-            return MORE_S
-        if engine.checkpoints.phase == SLICES:
-            return CHECKPOINT_S
-        lsn = engine.last_lsn
-        is_busy = (
-            lsn != self._seen_lsn
-            or engine.settled(DISK) < lsn
-            or engine.has_pending
-            or engine.checkpoints.phase != IDLE
-        )
-        self._seen_lsn = lsn
-        seconds = self._busy_s if is_busy else IDLE_AGAIN_S
-        if self._due:
-            seconds = min(seconds, max(self._due[0][0] - wall_ms, 0) / 1000)
-        return seconds
+        due_s = max(self._due[0][0] - wall_ms, 0) / 1000 if self._due else IDLE_AGAIN_S
+        return self._pace.next_s(engine, due_s, has_more=has_more)
 
     def _touch_those_in_ram(self) -> None:
         """Shares may have become smaller: who holds something is asked to page out."""

@@ -5,9 +5,6 @@ import pytest
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
-    BasicConsume,
-    BasicConsumeOk,
-    BasicDeliver,
     BasicGet,
     BasicGetEmpty,
     BasicGetOk,
@@ -35,33 +32,12 @@ from penstock.codec.spec import (
 from penstock.protocol.events import MessageReceived
 from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_steps import consuming, declared, deliveries
 
 
 @pytest.fixture
 def rig() -> BrokerRig:
     return BrokerRig()
-
-
-def declared(
-    client: RigClient, name: str = "q", *, durable: bool = True, **arguments: object
-) -> str:
-    given = {key.replace("_", "-"): value for key, value in arguments.items()}
-    method = QueueDeclare(queue=name, durable=durable, arguments=given)
-    return client.call(1, method, QueueDeclareOk).queue
-
-
-def consuming(client: RigClient, queue: str = "q", tag: str = "t", **options: object) -> None:
-    client.call(1, BasicConsume(queue=queue, consumer_tag=tag, **options), BasicConsumeOk)  # type: ignore[arg-type]
-
-
-def deliveries(client: RigClient) -> list[tuple[int, bool, bytes]]:
-    """(delivery tag, redelivered, body) of what came."""
-    client.rig.turn()
-    found = []
-    for message in client.messages():
-        assert isinstance(message.method, BasicDeliver)
-        found.append((message.method.delivery_tag, message.method.redelivered, message.body))
-    return found
 
 
 # ---- confirms ------------------------------------------------------------------------------------

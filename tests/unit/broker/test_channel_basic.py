@@ -7,8 +7,6 @@ from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
     BasicCancelOk,
-    BasicConsume,
-    BasicConsumeOk,
     BasicDeliver,
     BasicGet,
     BasicNack,
@@ -25,37 +23,14 @@ from penstock.codec.spec import (
     ExchangeDeclareOk,
     QueueBind,
     QueueBindOk,
-    QueueDeclare,
-    QueueDeclareOk,
 )
-from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_rig import BrokerRig
+from tests.helpers.broker_steps import consuming, declared, deliveries
 
 
 @pytest.fixture
 def rig() -> BrokerRig:
     return BrokerRig()
-
-
-def declared(
-    client: RigClient, name: str = "q", *, durable: bool = True, **arguments: object
-) -> str:
-    given = {key.replace("_", "-"): value for key, value in arguments.items()}
-    method = QueueDeclare(queue=name, durable=durable, arguments=given)
-    return client.call(1, method, QueueDeclareOk).queue
-
-
-def consuming(client: RigClient, queue: str = "q", tag: str = "t", **options: object) -> None:
-    client.call(1, BasicConsume(queue=queue, consumer_tag=tag, **options), BasicConsumeOk)  # type: ignore[arg-type]
-
-
-def deliveries(client: RigClient) -> list[tuple[int, bool, bytes]]:
-    """(delivery tag, redelivered, body) of what came."""
-    client.rig.turn()
-    found = []
-    for message in client.messages():
-        assert isinstance(message.method, BasicDeliver)
-        found.append((message.method.delivery_tag, message.method.redelivered, message.body))
-    return found
 
 
 # ---- publish and deliver -------------------------------------------------------------------------

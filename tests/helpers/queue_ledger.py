@@ -21,7 +21,6 @@ they are the driver's business, since no crash may bring one back.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from penstock.message import Entry
 from penstock.queues.variable_queue import VariableQueue
@@ -103,7 +102,7 @@ class Tap(Holder):
     def get(self, seq: int) -> Entry | None:
         return self._inner.get(seq)
 
-    def materialise(self, below: int) -> Iterable[Entry]:
+    def materialise(self, below: int) -> list[Entry]:
         return self._inner.materialise(below)
 
     def materialised(self, entries: list[Entry]) -> None:

@@ -20,7 +20,7 @@ Not here: which priority a message has (its publisher says so), declaring and fi
 (factory.py).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from penstock.message import Entry
@@ -67,7 +67,7 @@ class PartHolder(Holder):
     def get(self, seq: int) -> Entry | None:
         return self._holder.get(seq)
 
-    def materialise(self, below: int) -> Iterable[Entry]:
+    def materialise(self, below: int) -> list[Entry]:
         return self._holder.materialise(below)
 
     def materialised(self, entries: list[Entry]) -> None:

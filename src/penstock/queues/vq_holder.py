@@ -6,7 +6,6 @@ was read back, is on disk already. What dies the queue has let go of before the 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
 from penstock.message import Entry
 from penstock.queues.vq_pending import VqPending
@@ -40,7 +39,7 @@ class VqHolder(Holder):
                 return alphas[at]
         return None
 
-    def materialise(self, below: int) -> Iterable[Entry]:
+    def materialise(self, below: int) -> list[Entry]:
         """A queue may have millions in RAM that earlier checkpoints have put onto their slots: they
         are the oldest, so the looking goes from the end, and stops there."""
         state = self._state

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.errors import StoppedError
+from penstock.server.read_pace import ReadPace
 from penstock.server.session import Session, SocketOutlet
 
 SOON_S: Final = 0.05  # a tick is due so soon after something has happened
@@ -62,6 +63,7 @@ class Hub:
         self.loop = asyncio.get_running_loop()
         self.vhost = vhost
         self.sessions: set[Session] = set()
+        self.pace = ReadPace()
         self.failed: BaseException | None = None
         self._on_failed = on_failed
         self._on_empty: Callable[[], None] | None = None

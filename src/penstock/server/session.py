@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.outlet import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME
+from penstock.server.read_pace import FIRST_BYTES, REST_S, next_bytes
 
 if TYPE_CHECKING:
     from penstock.server.hub import Hub
@@ -95,8 +96,9 @@ class Session(asyncio.Protocol):
         self.handler: ConnectionHandler | None = None
         self.user: str = ""
         self.sock: socket.socket | None = None  # the transport's, for sending several parts at once
-        self._transport: asyncio.Transport | None = None
-        self._paused: set[str] = set()  # on whose account it is not read: "core", "output"
+        self.transport: asyncio.Transport | None = None  # from `connection_made` on
+        self._paused: set[str] = set()  # on whose account it is not read: "core", "output", "pace"
+        self._read_bytes = FIRST_BYTES
         self._is_ending = False
         self._has_sent = False
         self._has_received = False
@@ -110,10 +112,11 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is ours; it is not read before `start`."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self.transport = transport
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
         transport.pause_reading()
         self._paused.add("start")
+        self._read_so_much(FIRST_BYTES)
 
     def start(self, handler: ConnectionHandler, leftover: bytes) -> None:
         """Its handler is there: what was read before the hand-over comes first."""
@@ -130,15 +133,29 @@ class Session(asyncio.Protocol):
         handler = self.handler
         if handler is None or self._is_ending:
             return
+        time = self.hub.loop.time
+        since = time()
         try:
             handler.receive(data)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             self.mistake(error)
+        now = time()
+        is_quick = self.hub.pace.is_quick(data, now)
+        if len(data) >= self._read_bytes:
+            self._read_so_much(next_bytes(self._read_bytes, now - since, is_quick=is_quick))
+            if is_quick:
+                self.pause("pace")
+                self.hub.loop.call_later(REST_S, self.resume, "pace")
         if handler.is_closing and self._deadline is None:
             # The client has been told; nothing that it says now but close-ok is understood, and
             # not even that if its frames cannot be told apart any more.
             self._abort_later(LINGER_S if handler.connection.is_broken else CLOSING_S)
         self.hub.wake()
+
+    def _read_so_much(self, read_bytes: int) -> None:
+        """At once, from now on: the transport asks the socket for `max_size`."""
+        self._read_bytes = read_bytes
+        self.transport.max_size = read_bytes  # type: ignore[union-attr]
 
     def eof_received(self) -> None:
         """The client sends nothing more: the transport closes itself."""
@@ -165,8 +182,8 @@ class Session(asyncio.Protocol):
     def pause_writing(self) -> None:
         """More waits than may: the core delivers nothing, the client is not read."""
         self.outlet.is_writable = False
-        if self._transport is not None:
-            self._count_output(self._transport.get_write_buffer_size())
+        if self.transport is not None:
+            self._count_output(self.transport.get_write_buffer_size())
         self.pause("output")
         self._writable(False)
 
@@ -197,15 +214,15 @@ class Session(asyncio.Protocol):
     def write(self, parts: list[bytes]) -> None:
         """Onto the transport. Behind the end nothing goes; whatever ails a transport is its own
         client's trouble, and never ends a turn of the others."""
-        if self._is_ending or self._transport is None or self._transport.is_closing():
+        if self._is_ending or self.transport is None or self.transport.is_closing():
             return
         self._has_sent = True
         try:
-            waits = self._transport.get_write_buffer_size()
+            waits = self.transport.get_write_buffer_size()
             if len(parts) > 1 and not waits and self.sock is not None:
                 parts = self._sent(self.sock, parts)
             for part in parts:
-                self._transport.write(part)
+                self.transport.write(part)
         except (OSError, RuntimeError) as error:
             logger.warning("connection of %s: it cannot be written to: %s", self.user, error)
             self.abort()
@@ -224,8 +241,8 @@ class Session(asyncio.Protocol):
 
     def pause(self, account: str) -> None:
         """Read the client no more, on somebody's account."""
-        if not self._paused and self._transport is not None:
-            self._transport.pause_reading()
+        if not self._paused and self.transport is not None:
+            self.transport.pause_reading()
         self._paused.add(account)
 
     def resume(self, account: str) -> None:
@@ -233,26 +250,26 @@ class Session(asyncio.Protocol):
         if account in self._paused:
             self._paused.discard(account)
             self._silent_halves = 0
-            if not self._paused and self._transport is not None:
-                self._transport.resume_reading()
+            if not self._paused and self.transport is not None:
+                self.transport.resume_reading()
 
     def end(self) -> None:
         """Everything was said: shut our half, and wait a little for the client's."""
-        if self._is_ending or self._transport is None:
+        if self._is_ending or self.transport is None:
             return
         self._is_ending = True
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         try:
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         except OSError:  # the client has hung up already
             self.abort()
             return
         self._paused.clear()
-        self._transport.resume_reading()
+        self.transport.resume_reading()
         # What waits for the socket goes first, so a client that takes it slowly has more time.
-        waits = self._transport.get_write_buffer_size() > 0
+        waits = self.transport.get_write_buffer_size() > 0
         self._abort_later(CLOSING_S if waits else LINGER_S)
 
     def shutdown(self, code: int, text: str) -> None:
@@ -273,8 +290,8 @@ class Session(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop it, with all that waits."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def mistake(self, error: Exception) -> None:
         """An error that is nobody's answer: the vhost's end if its storage has failed, else of this

@@ -62,6 +62,8 @@ EX_OK: Final = 0
 EX_IOERR: Final = 74
 EXPECTED: Final = (PenstockError, OSError)  # of a start; anything else is a mistake of ours
 # Few of our objects are in cycles; looking for them among a million messages would take long.
+# Workers need the interpreter between two system calls only; the loop gets it back that soon.
+SWITCH_S: Final = 0.0005
 GC_THRESHOLDS: Final = (100_000, 20, 100)
 
 logger = logging.getLogger(__name__)
@@ -184,6 +186,7 @@ class VhostProcess:
         self._fs.on_complete = hub.wake_from_thread
         self._vhost, self._hub = vhost, hub
         hub.start()
+        sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

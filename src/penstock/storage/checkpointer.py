@@ -22,8 +22,6 @@ the engine [10].
 
 import contextlib
 import errno
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
@@ -61,14 +59,15 @@ class Small:
 
 
 class Writing:
-    """A queue whose entries are being written to slots; those that are left, let go of one by one,
-    because the queue may long be done with them."""
+    """A queue whose entries are being written to slots, and those that are left, the next one
+    last. They are let go of chunk by chunk, because the queue may long be done with them."""
 
     __slots__ = ("entries", "queue")
 
     def __init__(self, queue: QueueIndex, entries: list[Entry]) -> None:
         self.queue: QueueIndex = queue
-        self.entries: deque[Entry] = deque(entries)
+        entries.reverse()
+        self.entries: list[Entry] = entries
 
 
 class Checkpointer:
@@ -153,7 +152,7 @@ class Checkpointer:
         section = queue.capture()
         durable = self._engine.log.durable_lsn
         owed = [x.entry for x in queue.limbo or () if x.is_purged or x.lsn > durable]
-        ram = list(queue.holder.materialise(queue.cut_seq))
+        ram = queue.holder.materialise(queue.cut_seq)
         if self._is_small(section) or not self._load_bodies(queue, section, ram):
             owed += [e for e in ram if e.seq not in section.rows]
             fresh = [(e.seq, Row(e.message, 0)) for e in owed]
@@ -206,7 +205,8 @@ class Checkpointer:
     def _write_chunk(self, writing: Writing) -> None:
         """The next entries go to their slots; what paging put there meanwhile is left as it is."""
         queue = writing.queue
-        chunk = list(islice(writing.entries, CHUNK))
+        chunk = writing.entries[-CHUNK:]
+        chunk.reverse()
         fresh = [e for e in chunk if not e.on_slot]
         if fresh:
             self._engine.written_bytes += queue.write(fresh)
@@ -217,8 +217,7 @@ class Checkpointer:
             row = queue.section.pop(entry.seq, None)
             if row is not None and row.body_file:
                 self._engine.state.store.unref(row.body_file, row.message.id)
-        for _ in chunk:
-            writing.entries.popleft()
+        del writing.entries[-len(chunk) :]
         if not writing.entries:
             self._writing = None
 

@@ -7,7 +7,6 @@ collects messages in it while it replays the log, tests and benchmarks use it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
 from penstock.message import Entry
 from penstock.native import mypyc_attr
@@ -31,8 +30,9 @@ class Holder(ABC):
         """The entry, or None if it is not in RAM."""
 
     @abstractmethod
-    def materialise(self, below: int) -> Iterable[Entry]:
-        """Every live persistent entry with seq < below that is not on its slot, ascending."""
+    def materialise(self, below: int) -> list[Entry]:
+        """Every live persistent entry with seq < below that is not on its slot, ascending; the list
+        is the caller's."""
 
     @abstractmethod
     def materialised(self, entries: list[Entry]) -> None:

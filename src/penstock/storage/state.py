@@ -390,7 +390,7 @@ class Replay:
     def spill(self) -> None:
         """Everything that is held goes to its slot; nothing of it has to be synced yet."""
         for queue in self.state.queues.values():
-            entries = list(queue.holder.materialise(queue.next_seq))
+            entries = queue.holder.materialise(queue.next_seq)
             if entries:
                 queue.write(entries)
                 for entry in entries:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.codec.frames import HEARTBEAT_FRAME
+from penstock.codec.frames import HEARTBEAT_FRAME, method_frame
+from penstock.codec.spec import BasicPublish
 from penstock.errors import StoppedError
 from penstock.server.hub import Hub
+from penstock.server.read_pace import FIRST_BYTES
 from penstock.server.session import HIGH_WATER_BYTES, Session
 
 
@@ -197,6 +199,24 @@ def test_the_core_has_the_reins() -> None:
         assert rig.handler.received == b""
         rig.session.outlet.resume()
         await rig.handler.until(lambda: rig.handler.received == b"x")
+
+    with_session(scenario)
+
+
+def test_a_flood_rests_beside_a_single_publish() -> None:
+    publish = method_frame(1, BasicPublish(routing_key="q").encode())
+    flood = bytes(FIRST_BYTES)
+
+    async def scenario(rig: Rig) -> None:
+        transport = rig.session.transport
+        assert transport is not None
+        rig.session.data_received(flood)
+        assert transport.is_reading()
+        rig.session.data_received(publish)
+        rig.session.data_received(bytes(2 * len(flood)))
+        assert not transport.is_reading()
+        rig.client.send(b"more")
+        await rig.handler.until(lambda: rig.handler.received.endswith(b"more"))
 
     with_session(scenario)
 

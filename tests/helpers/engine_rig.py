@@ -31,6 +31,7 @@ OPTIONS = StorageOptions(
     segment_slots=4,
     queue_index_embed_msgs_below=64,
     wal_inline_below=128,
+    transient_inline_below=128,
     wal_segment_bytes_min=4096,
     wal_segment_bytes_max=4096,
     small_queue_entries=0,

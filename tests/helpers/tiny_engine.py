@@ -21,6 +21,7 @@ OPTIONS = StorageOptions(
     segment_slots=4,
     queue_index_embed_msgs_below=64,
     wal_inline_below=128,
+    transient_inline_below=128,
     wal_segment_bytes_min=2048,
     wal_segment_bytes_max=2048,
     group_bytes_max=4096,

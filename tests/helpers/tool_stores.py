@@ -24,6 +24,7 @@ OPTIONS = StorageOptions(
     segment_slots=4,
     queue_index_embed_msgs_below=64,
     wal_inline_below=128,
+    transient_inline_below=128,
     wal_segment_bytes_min=8192,
     wal_segment_bytes_max=8192,
     msg_store_file_size_limit=600,

@@ -8,8 +8,8 @@ and everybody's deliveries waiting.
 Beside somebody who publishes a little at a time, and so waits for each of his messages, the chunks
 shrink to QUICK_S, and after each the publisher is not read for REST_S: for most of the time the
 loop is free when a single message comes. Who he is: a read of less than SHORT_BYTES that begins
-with a basic.publish makes the next RECENT_S such a time. (Acks come in short reads as well; whoever
-sends them waits for nothing.)
+with a basic.publish makes the next RECENT_S such a time, for everybody else. (Acks come in short
+reads as well; whoever sends them waits for nothing.)
 
 Not here: reading itself (session.py).
 """
@@ -32,13 +32,20 @@ class ReadPace:
     """Of one vhost: whether somebody waits for single messages."""
 
     def __init__(self) -> None:
-        self._quick_until = 0.0
+        # The last one who published a little, and the last one before who was somebody else.
+        self._last: object = None
+        self._last_until = 0.0
+        self._other_until = 0.0
 
-    def is_quick(self, data: bytes, now: float) -> bool:
-        """Look at what was just read, at this time (seconds of the loop)."""
+    def is_quick(self, who: object, data: bytes, now: float) -> bool:
+        """Look at what was just read of a client, at this time (seconds of the loop): whether
+        others than that one publish a little at a time."""
         if len(data) < SHORT_BYTES and data[PUBLISH_AT] == PUBLISH:
-            self._quick_until = now + RECENT_S
-        return now < self._quick_until
+            if who is not self._last:
+                self._other_until = self._last_until
+                self._last = who
+            self._last_until = now + RECENT_S
+        return now < (self._other_until if who is self._last else self._last_until)
 
 
 def next_bytes(read_bytes: int, spent_s: float, *, is_quick: bool) -> int:

@@ -140,7 +140,7 @@ class Session(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             self.mistake(error)
         now = time()
-        is_quick = self.hub.pace.is_quick(data, now)
+        is_quick = self.hub.pace.is_quick(self, data, now)
         if len(data) >= self._read_bytes:
             self._read_so_much(next_bytes(self._read_bytes, now - since, is_quick=is_quick))
             if is_quick:

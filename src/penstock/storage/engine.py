@@ -79,6 +79,7 @@ class StorageEngine:
         # Of the options, those that each publish asks for.
         self._embed_below: int = self.options.queue_index_embed_msgs_below
         self._inline_below: int = self.options.wal_inline_below
+        self._transient_below: int = self.options.transient_inline_below
         self._on_event = on_event
         self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
         self._is_ticking: bool = False
@@ -285,16 +286,19 @@ class StorageEngine:
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> Message:
-        """A transient message (`none`): an id and seqs, no log. The queues' holders keep it; a
-        large body goes to the transient store, until every queue has called `release`."""
+        """A transient message (`none`): an id and seqs, no log. The queues' holders keep it. A body
+        for many queues, or a very large one, goes to the transient store until every queue has
+        called `release`; any other is written by its queue, if it ever has to leave RAM."""
         self.check()
         message = self.new_message(header, body, expiry_ms)
         message.persistent = False
-        if self.places_in_store(len(body), len(queues)):
+        size = len(body)
+        is_shared = len(queues) > 1
+        if (is_shared or size >= self._transient_below) and self.places_in_store(size, len(queues)):
             try:
                 message.store_file = self.transient.write(message.id, body, len(queues))
             except OSError as error:
-                raise self.disk_full(error, len(body)) from error
+                raise self.disk_full(error, size) from error
             message.body = None
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))

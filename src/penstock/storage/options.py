@@ -6,10 +6,13 @@ has a good one; an unknown name is an error that suggests the right one.
 """
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from penstock.errors import OptionError
 
 MIB = 1 << 20
+# A whole segment of transient bodies below it is a .qs file of 2 GiB at most.
+TRANSIENT_INLINE_MAX: Final = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class StorageOptions:
     segment_slots: int = 4096
     queue_index_embed_msgs_below: int = 4096
     wal_inline_below: int = 32 << 10
+    transient_inline_below: int = TRANSIENT_INLINE_MAX
     wal_segment_bytes_min: int = 1 * MIB
     wal_segment_bytes_max: int = 64 * MIB
     group_bytes_max: int = 8 * MIB
@@ -56,6 +60,11 @@ class StorageOptions:
         for name, low in _LOWEST.items():
             if getattr(self, name) < low:
                 raise OptionError(name, getattr(self, name), f"at least {low}")
+        if self.transient_inline_below > TRANSIENT_INLINE_MAX:
+            raise OptionError(
+                "transient_inline_below", self.transient_inline_below,
+                f"at most {TRANSIENT_INLINE_MAX}: positions in a .qs file have 4 bytes",
+            )  # fmt: skip
         if self.wal_segment_bytes_max < self.wal_segment_bytes_min:
             raise OptionError(
                 "wal_segment_bytes_max", str(self.wal_segment_bytes_max),
@@ -75,6 +84,7 @@ class StorageOptions:
 _LOWEST = {
     "queue_index_embed_msgs_below": 0,
     "wal_inline_below": 0,
+    "transient_inline_below": 0,
     "wal_segment_bytes_min": 1024,
     "group_bytes_max": 1024,
     "msg_store_file_size_limit": 256,

@@ -20,14 +20,29 @@ ACK = method_frame(1, BasicAck(delivery_tag=7).encode())
 
 def test_a_publish_by_itself_makes_it_quick_for_a_while() -> None:
     pace = ReadPace()
-    assert not pace.is_quick(ACK, 1.0)
-    assert pace.is_quick(PUBLISH + bytes(300), 1.0)
-    assert pace.is_quick(ACK, 1.0 + RECENT_S / 2)
-    assert not pace.is_quick(ACK, 1.0 + RECENT_S)
+    single, flood = object(), object()
+    assert not pace.is_quick(single, ACK, 1.0)
+    assert not pace.is_quick(flood, ACK, 1.0)
+    pace.is_quick(single, PUBLISH + bytes(300), 1.0)
+    assert pace.is_quick(flood, bytes(FIRST_BYTES), 1.0 + RECENT_S / 2)
+    assert not pace.is_quick(flood, bytes(FIRST_BYTES), 1.0 + RECENT_S)
+
+
+def test_nobody_rests_for_his_own_sake() -> None:
+    pace = ReadPace()
+    first, second = object(), object()
+    assert not pace.is_quick(first, PUBLISH, 1.0)
+    assert not pace.is_quick(first, bytes(FIRST_BYTES), 1.0)
+    assert pace.is_quick(second, PUBLISH, 1.05)
+    assert pace.is_quick(first, bytes(FIRST_BYTES), 1.05)
+    assert pace.is_quick(second, bytes(FIRST_BYTES), 1.05)
+    assert not pace.is_quick(second, bytes(FIRST_BYTES), 1.0 + RECENT_S)
 
 
 def test_a_full_read_of_publishes_waits_for_nothing() -> None:
-    assert not ReadPace().is_quick(PUBLISH + bytes(SHORT_BYTES), 1.0)
+    pace = ReadPace()
+    pace.is_quick(object(), PUBLISH + bytes(SHORT_BYTES), 1.0)
+    assert not pace.is_quick(object(), ACK, 1.0)
 
 
 @pytest.mark.parametrize("is_quick", [False, True])

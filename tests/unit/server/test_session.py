@@ -212,7 +212,7 @@ def test_a_flood_rests_beside_a_single_publish() -> None:
         assert transport is not None
         rig.session.data_received(flood)
         assert transport.is_reading()
-        rig.session.data_received(publish)
+        assert not rig.hub.pace.is_quick("another", publish, rig.hub.loop.time())
         rig.session.data_received(bytes(2 * len(flood)))
         assert not transport.is_reading()
         rig.client.send(b"more")

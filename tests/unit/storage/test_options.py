@@ -13,6 +13,7 @@ def test_the_defaults_are_good_and_as_documented() -> None:
     assert options.segment_slots == 4096
     assert options.queue_index_embed_msgs_below == 4096
     assert options.wal_inline_below == 32 * 1024
+    assert options.transient_inline_below == 512 * 1024
     assert options.checkpoint_log_bytes == 64 << 20
     assert options.checkpoint_store_bytes == 256 << 20
     assert (options.checkpoint_seconds, options.checkpoint_records) == (30.0, 1_000_000)
@@ -83,3 +84,8 @@ def test_the_largest_log_segment_is_not_below_the_smallest() -> None:
 def test_options_never_change() -> None:
     with pytest.raises(FrozenInstanceError):
         StorageOptions().segment_slots = 8  # type: ignore[misc]
+
+
+def test_transient_bodies_fit_their_segment() -> None:
+    with pytest.raises(OptionError, match=r"transient_inline_below.*at most 524288"):
+        StorageOptions(transient_inline_below=(512 << 10) + 1)

@@ -1,0 +1,236 @@
+"""One page of a stream: its header and its frames, as bytes.
+
+A stream is a PersistentQueue as the design of rxjava2-extras has it: messages in pages of a fixed
+size, read any number of times and reclaimed by whole pages. This module is the format of a page and
+nothing else: no file is opened here. Little-endian, so that Arrow and NumPy read it in place.
+
+    <base offset, 20 digits>.page
+
+    header, 64 B  magic "PNSTPAGE" 8 | version u16 | kind u16 | stream number u32 | page id u64 |
+                  base offset u64 | base time i64 | zeros to 60 | crc u32 of bytes 0..60
+    frames        crc u32 | payload bytes u32 | meta bytes u32 | flags u32 | time i64 |
+                  payload | meta
+
+    page id   the first 8 bytes of the BLAKE2b of (stream id 16 B, base offset u64): the same
+              stream makes the same page again, byte for byte
+    seed      crc32 of the page id. A frame's crc is of all behind it, seeded with
+              seed ^ (offset - base): no frame verifies in another page, place or stream
+    time      microseconds since 1970, never smaller than the one before
+    flags     0; another value is refused, it is of a later version
+    kind      1: frames. Others may come
+
+A frame is never split: a record larger than a page has a page of its own, and no page reaches
+2^31 bytes, so that every position in it fits Arrow's 32-bit offsets. The frames need no index to be
+found; the index beside them (page_index.py) makes it quick.
+
+Not here: where a page is and what is in it (page_writer.py, page_reader.py).
+"""
+
+import hashlib
+import struct
+from typing import Final
+from zlib import crc32
+
+from penstock.errors import CorruptionError
+from penstock.native import mypyc_attr
+
+VERSION: Final = 1
+KIND: Final = 1
+MAGIC: Final = b"PNSTPAGE"
+FRAME_BYTES: Final = 24
+PAGE_HEADER_BYTES: Final = 64
+PAGE_BYTES_MAX: Final = (1 << 31) - 1
+BLOCK_BYTES: Final = 1 << 20
+
+_HEADER: Final = struct.Struct("<8sHHIQQq")
+_ID: Final = struct.Struct("<16sQ")
+_U64: Final = struct.Struct("<Q")
+_U32: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<IIIIq")
+_ROW: Final = struct.Struct("<IIq")
+pack_checked: Final = struct.Struct("<IIIq").pack  # a frame's header behind its crc
+pack_row: Final = _ROW.pack  # frame start, payload bytes, time
+_unpack_frame: Final = _FRAME.unpack_from
+
+
+@mypyc_attr(acyclic=True)
+class StreamRecord:
+    """A record as it is read. time_us: microseconds since 1970."""
+
+    __slots__ = ("meta", "offset", "payload", "time_us")
+
+    def __init__(self, offset: int, time_us: int, payload: bytes, meta: bytes) -> None:
+        self.offset: int = offset
+        self.time_us: int = time_us
+        self.payload: bytes = payload
+        self.meta: bytes = meta
+
+    def __repr__(self) -> str:
+        return f"StreamRecord({self.offset}, {self.time_us}, {self.payload!r}, {self.meta!r})"
+
+
+def page_name(base: int) -> str:
+    """The name of a page's files, without their endings."""
+    return f"{base:020}"
+
+
+def page_id(stream_id: bytes, base: int) -> int:
+    """The id of the page that begins with offset `base`."""
+    digest = hashlib.blake2b(_ID.pack(stream_id, base)).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def page_seed(id: int) -> int:
+    """What seeds all checksums of a page."""
+    return crc32(_U64.pack(id))
+
+
+def encode_header(number: int, id: int, base: int, base_time_us: int) -> bytes:
+    """The 64 bytes of a page's header."""
+    data: bytes = _HEADER.pack(MAGIC, VERSION, KIND, number, id, base, base_time_us)
+    data = data.ljust(60, b"\0")
+    tail: bytes = _U32.pack(crc32(data))
+    return data + tail
+
+
+class PageHeader:
+    """A decoded header."""
+
+    __slots__ = ("base", "base_time_us", "id", "number")
+
+    def __init__(self, number: int, id: int, base: int, base_time_us: int) -> None:
+        self.number: int = number
+        self.id: int = id
+        self.base: int = base
+        self.base_time_us: int = base_time_us
+
+
+def decode_header(path: str, data: bytes) -> PageHeader:
+    """A page's header. CorruptionError says what is wrong with it."""
+    if len(data) < PAGE_HEADER_BYTES:
+        raise CorruptionError(path, len(data), "the page's header is cut off")
+    if crc32(data[:60]) != _U32.unpack_from(data, 60)[0]:
+        raise CorruptionError(path, 0, "the page's header does not verify")
+    magic, version, kind, number, id, base, base_time = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or kind != KIND:
+        text = f"expected {MAGIC!r} version {VERSION} kind {KIND}, found {magic!r} {version} {kind}"
+        raise CorruptionError(path, 0, text)
+    return PageHeader(number, id, base, base_time)
+
+
+def check_header(path: str, data: bytes, id: int, base: int) -> PageHeader:
+    """A page's header, which must be of this page and no other. CorruptionError."""
+    header = decode_header(path, data)
+    if header.base != base:
+        raise CorruptionError(path, 0, f"the page begins with offset {header.base}, not {base}")
+    if header.id != id:
+        text = f"page id {header.id:016x}, expected {id:016x}: it is of another stream"
+        raise CorruptionError(path, 0, text)
+    return header
+
+
+def encode_frame(seed: int, rel: int, time_us: int, payload: bytes, meta: bytes) -> bytes:
+    """A frame. rel: offset - base of the page."""
+    checked: bytes = pack_checked(len(payload), len(meta), 0, time_us)
+    checked = checked + payload + meta
+    crc = crc32(checked, seed ^ (rel & 0xFFFFFFFF))
+    return crc.to_bytes(4, "little") + checked
+
+
+class Scan:
+    """What `scan_frames` found. end: position in the page behind the last good frame; rows: of the
+    index, one for each; need: bytes of the frame at `end`, if more data is needed to judge it;
+    fault: what is wrong with the frame at `end`, or ""."""
+
+    __slots__ = ("end", "fault", "last_time_us", "need", "rows")
+
+    def __init__(self, end: int, last_time_us: int) -> None:
+        self.end: int = end
+        self.last_time_us: int = last_time_us
+        self.rows: list[bytes] = []
+        self.need: int = 0
+        self.fault: str = ""
+
+
+def scan_frames(
+    data: bytes, position: int, seed: int, rel: int, last_time_us: int, limit: int
+) -> Scan:
+    """Verify the frames in `data`, which begins at `position` of the page with frame `rel`.
+
+    limit: where the page's content ends; a frame that reaches beyond it is a fault. It stops
+    without one where data ends within a frame.
+    """
+    scan = Scan(position, last_time_us)
+    at = 0
+    size = len(data)
+    start = position
+    while start < limit:
+        if size - at < FRAME_BYTES:
+            if limit - start < FRAME_BYTES:
+                scan.fault = "a frame's header is cut off"
+            else:
+                scan.need = FRAME_BYTES
+            break
+        crc, payload_bytes, meta_bytes, flags, time_us = _unpack_frame(data, at)
+        need: int = FRAME_BYTES + payload_bytes + meta_bytes
+        if start + need > limit:
+            scan.fault = f"a frame of {need} bytes reaches beyond byte {limit}"
+            break
+        if size - at < need:
+            scan.need = need
+            break
+        if crc32(data[at + 4 : at + need], seed ^ (rel & 0xFFFFFFFF)) != crc:
+            scan.fault = "the frame does not verify"
+            break
+        if flags:
+            scan.fault = f"the frame has flags {flags:#x}, expected 0"
+            break
+        scan.rows.append(pack_row(start, payload_bytes, time_us))
+        scan.last_time_us = time_us
+        at += need
+        start += need
+        rel += 1
+    scan.end = start
+    return scan
+
+
+def decode_frames(
+    data: bytes, at: int, seed: int, base: int, rel: int, count: int, budget: int,
+    out: list[StreamRecord],
+) -> tuple[int, int, str]:  # fmt: skip
+    """Append the records of up to `count` frames to `out`, the first at data[at] being `rel`.
+
+    budget: bytes of payload and meta to stop at; one record is taken whatever its size, unless
+    `out` has some. Answers (where it stopped, bytes needed for the frame there or 0, fault or "").
+    """
+    size = len(data)
+    while count > 0:
+        if size - at < FRAME_BYTES:
+            return at, FRAME_BYTES, ""
+        crc, payload_bytes, meta_bytes, flags, time_us = _unpack_frame(data, at)
+        body: int = payload_bytes + meta_bytes
+        if size - at < FRAME_BYTES + body:
+            return at, FRAME_BYTES + body, ""
+        middle = at + FRAME_BYTES + payload_bytes
+        end = at + FRAME_BYTES + body
+        if crc32(data[at + 4 : end], seed ^ (rel & 0xFFFFFFFF)) != crc:
+            return at, 0, "the frame does not verify"
+        if flags:
+            return at, 0, f"the frame has flags {flags:#x}, expected 0"
+        if body > budget and out:
+            return at, 0, ""
+        out.append(
+            StreamRecord(base + rel, time_us, data[at + FRAME_BYTES : middle], data[middle:end])
+        )
+        budget -= body
+        at = end
+        rel += 1
+        count -= 1
+        if budget <= 0:
+            break
+    return at, 0, ""
+
+
+def block_crc(seed: int, block: int, data: bytes) -> int:
+    """The CRC of one MiB of a page file (the last one may be shorter)."""
+    return crc32(data, seed ^ block)

@@ -1,0 +1,373 @@
+"""The page of a stream that is being written: frames, index rows and checksums, as they come.
+
+A record costs no file operation: `append` encodes its frame and its row and keeps both. `write`
+gives all that is kept to the page file in one pwrite, and sums it into the CRC of its MiB block, so
+that sealing a full page is one small write however large the page is. Rows go to the index file by
+a few hundred, because nobody needs them for durability; until then they are in RAM.
+
+    append -> pending -> write -> page file        (synced by who needs it, not here)
+           -> rows    -> flush_rows -> index file
+    full   -> seal: the last rows, the block CRCs, and the header that says so
+
+A page that was begun by an earlier process is *resumed*: its place is known, its rows and CRCs are
+not. They come from the page itself, a part with each `write`, or all at once where they are needed
+(`catch_up`); every frame is verified on the way. One that does not verify leaves the page without a
+sealed index: `damage` says where. Readers then find what is readable by the rows that there are.
+
+Failure: an OSError of a write leaves everything as it was, to be tried again: a frame goes to the
+same place whenever it is written.
+"""
+
+from typing import Final
+from zlib import crc32
+
+from penstock.errors import CorruptionError
+from penstock.storage import page_index
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.page import (
+    BLOCK_BYTES,
+    FRAME_BYTES,
+    PAGE_BYTES_MAX,
+    PAGE_HEADER_BYTES,
+    Scan,
+    check_header,
+    encode_header,
+    pack_checked,
+    pack_row,
+    page_id,
+    page_name,
+    page_seed,
+    scan_frames,
+)
+from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, IndexHeader
+
+ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
+STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
+
+
+class PageWriter:
+    """The page that begins with offset `base`.
+
+    count, position: records and bytes, with those that are pending. written, written_count: bytes
+    and records in the file.
+    first_time_us, last_time_us: of its records (microseconds since 1970); 0 while it has none.
+    damage: where a frame of before this start does not verify, if one was met.
+    """
+
+    def __init__(
+        self, fs: FileSystem, directory: str, stream_id: bytes, number: int, base: int
+    ) -> None:
+        self._fs: FileSystem = fs
+        self.stem: str = f"{directory}/{page_name(base)}"
+        self.number: int = number
+        self.base: int = base
+        self.id: int = page_id(stream_id, base)
+        self.seed: int = page_seed(self.id)
+        self.count: int = 0
+        self.position: int = PAGE_HEADER_BYTES
+        self.written: int = 0
+        self.written_count: int = 0
+        self.first_time_us: int = 0
+        self.last_time_us: int = 0
+        self.damage: CorruptionError | None = None
+        self.is_sealed: bool = False
+        self.is_page_due: bool = True  # the page file needs a sync
+        self.is_index_due: bool = False  # so does the index
+        self.is_told: bool = False  # the owner's users know of the damage
+        self.is_new: bool = True  # its files may not exist yet, and their names need a sync
+        self._pending: list[bytes] = []
+        self._rows: list[bytes] = []  # of the last records
+        self._flushed: int = 0  # rows in the index file, or to come there by catching up
+        self._rows_crc: int = 0
+        self._block: int = self.seed  # running CRC of the block in progress
+        self._blocks: list[int] = []
+        self._summed: int = 0  # bytes of the file in those CRCs
+        self._resumed_at: int = 0  # bytes whose rows are to be made from the page
+        self._resumed_count: int = 0
+        self._scanned: int = 0  # rows of them that are made
+        self._scan_time: int = 0
+        self._has_index_header: bool = False
+        self._page: File | None = None
+        self._index: File | None = None
+
+    # ---- records -------------------------------------------------------------------------------
+
+    def append(self, time_us: int, payload: bytes, meta: bytes) -> None:
+        """The next record. The caller has seen to it that it fits."""
+        payload_bytes = len(payload)
+        checked: bytes = pack_checked(payload_bytes, len(meta), 0, time_us)
+        checked = checked + payload + meta
+        count = self.count
+        if not count:
+            self.first_time_us = time_us
+            self._pending.append(encode_header(self.number, self.id, self.base, time_us))
+        crc = crc32(checked, self.seed ^ (count & 0xFFFFFFFF))
+        pending = self._pending
+        pending.append(crc.to_bytes(4, "little"))
+        pending.append(checked)
+        position = self.position
+        self._rows.append(pack_row(position, payload_bytes, time_us))
+        self.position = position + 4 + len(checked)
+        self.count = count + 1
+        self.last_time_us = time_us
+
+    def row(self, rel: int) -> tuple[int, int, int]:
+        """(frame start, payload bytes, time) of record `rel`: exact while its row is in RAM, else
+        what the index file says, (0, 0, 0) if it does not say. OSError."""
+        at = rel - self._flushed
+        if at >= 0:
+            return page_index.decode_row(self._rows[at], 0)
+        data = self._open_index().pread(INDEX_ROW_BYTES, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
+        if len(data) < INDEX_ROW_BYTES:
+            return 0, 0, 0
+        return page_index.decode_row(data, 0)
+
+    @property
+    def exact_from(self) -> int:
+        """The first record whose row is in RAM."""
+        return self._flushed
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Give what is pending to the page file; now and then, rows to the index. OSError."""
+        pending = self._pending
+        if pending:
+            data = b"".join(pending)
+            self.open_page().pwrite(data, self.written)
+            pending.clear()
+            if self._summed == self.written:
+                self._sum(data)
+            self.is_page_due = True
+            self.written += len(data)
+            self.written_count = self.count
+        if self._summed < self.written:
+            self._catch_up_step()
+        elif len(self._rows) >= ROWS_KEPT:
+            self.flush_rows()
+
+    def _sum(self, data: bytes) -> None:
+        """Bytes that follow those summed go into the CRCs of their blocks."""
+        summed = self._summed
+        at = 0
+        size = len(data)
+        while at < size:
+            room = BLOCK_BYTES - (summed & (BLOCK_BYTES - 1))
+            piece = data if not at and size <= room else data[at : at + room]
+            self._block = crc32(piece, self._block)
+            at += len(piece)
+            summed += len(piece)
+            if not summed & (BLOCK_BYTES - 1):
+                self._blocks.append(self._block)
+                self._block = self.seed ^ len(self._blocks)
+        self._summed = summed
+
+    def flush_rows(self) -> None:
+        """Give all rows of written records to the index file. OSError."""
+        if self._summed < self.written and self.damage is None:
+            return  # rows before them are not summed yet
+        rows = self._rows
+        index = self._open_index()
+        if not self._has_index_header:
+            index.pwrite(page_index.active_header(self.id, self.base), 0)
+            self._has_index_header = True
+        if not rows:
+            return
+        data = b"".join(rows)
+        index.pwrite(data, INDEX_HEADER_BYTES + self._flushed * INDEX_ROW_BYTES)
+        self._rows_crc = crc32(data, self._rows_crc)
+        self._flushed += len(rows)
+        rows.clear()
+
+    def begin_index(self) -> None:
+        """See to it that the index says that its page is not sealed. OSError."""
+        self._open_index().pwrite(page_index.active_header(self.id, self.base), 0)
+        self._has_index_header = True
+        self.is_index_due = True
+
+    def seal(self) -> None:
+        """The page is full: complete its index. Everything must be written. OSError."""
+        self.catch_up()
+        self.flush_rows()
+        if self.damage is not None:
+            self.is_sealed = True  # as far as it can be
+            return
+        crcs = list(self._blocks)
+        if self._summed & (BLOCK_BYTES - 1):
+            crcs.append(self._block)
+        data = b"".join([crc.to_bytes(4, "little") for crc in crcs])
+        header = IndexHeader(
+            self.id, self.base, True, self.count, self.written, crc32(data, self._rows_crc),
+            self.first_time_us, self.last_time_us,
+        )  # fmt: skip
+        index = self._open_index()
+        index.pwrite(data, INDEX_HEADER_BYTES + self.count * INDEX_ROW_BYTES)
+        if index.size() > header.file_bytes():
+            index.truncate(header.file_bytes())
+        index.pwrite(header.encode(), 0)
+        self.is_sealed = self.is_index_due = True
+
+    def sync(self) -> None:
+        """Make what was written durable: the page's frames, and the index of a sealed page.
+        OSError [10]."""
+        if self.is_page_due:
+            self.open_page().sync()
+            self.is_page_due = False
+        if self.is_index_due:
+            self._open_index().sync()
+            self.is_index_due = False
+
+    # ---- resuming ------------------------------------------------------------------------------
+
+    def resume(self, position: int, count: int, last_time_us: int) -> None:
+        """Go on with a page that has `count` records, up to byte `position`.
+        CorruptionError, OSError."""
+        path = self.stem + ".page"
+        try:
+            self._page = self._fs.open(path)
+        except FileNotFoundError:
+            raise CorruptionError(path, 0, "the page is missing") from None
+        header = check_header(path, self._page.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
+        size = self._page.size()
+        if size < position:
+            text = f"the page ends here, expected {position} bytes and {count} records"
+            raise CorruptionError(path, size, text)
+        self.first_time_us = self._scan_time = header.base_time_us
+        self.last_time_us = last_time_us if count else header.base_time_us
+        self.position = self.written = position
+        self._resumed_at = position if count else 0
+        self.count = self.written_count = count
+        self._flushed = self._resumed_count = count
+        self.is_new = False
+
+    def extend(self, limit: int) -> str:
+        """Take on the frames that follow, up to byte `limit` of the file; "" if they end there,
+        else what is wrong with the bytes behind the last good one. OSError."""
+        assert not self._pending, "only a page that was just resumed"
+        fault = ""
+        need = 0
+        while not fault and self.written < limit:
+            want = min(max(need, BLOCK_BYTES), limit - self.written)
+            data = self.open_page().pread(want, self.written)
+            if len(data) < want:
+                limit = self.written + len(data)
+            scan = scan_frames(
+                data, self.written, self.seed, self.count, self.last_time_us, limit
+            )  # fmt: skip
+            self._rows += scan.rows
+            self.count += len(scan.rows)
+            self.written_count = self.count
+            self.last_time_us = scan.last_time_us
+            self.position = self.written = scan.end
+            fault, need = scan.fault, scan.need
+        return fault
+
+    def catch_up(self) -> None:
+        """Make the rows and CRCs of what was there before. OSError; damage is kept, not raised."""
+        while self._summed < self.written and self.damage is None:
+            self._catch_up_step()
+
+    def _catch_up_step(self) -> None:
+        """A part of it, or one frame that is larger."""
+        if self.damage is not None:
+            if len(self._rows) >= ROWS_KEPT:
+                self.flush_rows()
+            return
+        at = self._summed
+        page = self.open_page()
+        if at >= self._resumed_at:  # what was written meanwhile: its rows are in RAM
+            self._sum(page.pread(min(STEP_BYTES, self.written - at), at))
+            return
+        skip = 0 if at else PAGE_HEADER_BYTES
+        want = min(STEP_BYTES, self._resumed_at - at)
+        scan = self._scan(page.pread(want, at), at, skip)
+        if not scan.fault and not scan.rows:
+            scan = self._scan(page.pread(skip + scan.need, at), at, skip)
+        rel = self._scanned
+        if scan.fault or not scan.rows:
+            self._damaged(scan.end, rel + len(scan.rows), scan.fault or "the page ends here")
+            return
+        rows = b"".join(scan.rows)
+        content = page.pread(scan.end - at, at)
+        index = self._open_index()
+        if not at:
+            index.pwrite(page_index.active_header(self.id, self.base), 0)
+            self._has_index_header = True
+        index.pwrite(rows, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
+        self._rows_crc = crc32(rows, self._rows_crc)
+        self._scanned = rel + len(scan.rows)
+        self._scan_time = scan.last_time_us
+        self._sum(content)
+        if scan.end == self._resumed_at and self._scanned != self._resumed_count:
+            text = f"{self._scanned} records before it, expected {self._resumed_count}"
+            self._damaged(scan.end, self._scanned, text)
+
+    def _scan(self, data: bytes, at: int, skip: int) -> Scan:
+        return scan_frames(
+            data[skip:], at + skip, self.seed, self._scanned, self._scan_time, self._resumed_at
+        )
+
+    def _damaged(self, position: int, rel: int, text: str) -> None:
+        self.damage = CorruptionError(
+            self.stem + ".page", position, f"the record of offset {self.base + rel}: {text}"
+        )
+
+    def has_rows_due(self) -> bool:
+        """Whether `write` has something to do although nothing is pending."""
+        return len(self._rows) >= ROWS_KEPT or not self.is_caught_up()
+
+    def is_caught_up(self) -> bool:
+        """Whether sealing the page is quick."""
+        return self._summed >= self.written or self.damage is not None
+
+    def find_last_time(self) -> None:
+        """Of a complete page that was resumed with its count alone: the time of its last record,
+        once all are verified. OSError."""
+        self.catch_up()
+        self.last_time_us = self._scan_time
+
+    def pass_over(self, position: int, count: int, last_time_us: int) -> None:
+        """The page is gone, and stands here only for where its records ended."""
+        self.position = self.written = self._summed = position
+        self.count = self.written_count = self._flushed = count
+        self.last_time_us = last_time_us
+
+    def drop(self) -> None:
+        """The page is gone: forget what would be written."""
+        self._pending.clear()
+        self._rows.clear()
+        self._flushed = self.count
+        self.written = self._summed = self.position
+        self.written_count = self.count
+
+    # ---- files ---------------------------------------------------------------------------------
+
+    def open_page(self) -> File:
+        """The page file, made when missing. OSError."""
+        file = self._page
+        if file is None:
+            file = self._page = self._fs.open(self.stem + ".page", create=True)
+        return file
+
+    def _open_index(self) -> File:
+        file = self._index
+        if file is None:
+            file = self._index = self._fs.open(self.stem + ".idx", create=True)
+        return file
+
+    def close(self) -> None:
+        """Close the handles; they are opened again when they are needed."""
+        for file in (self._page, self._index):
+            if file is not None:
+                file.close()
+        self._page = self._index = None
+
+
+def frame_bytes(payload: bytes, meta: bytes) -> int:
+    """What a record takes in a page."""
+    return FRAME_BYTES + len(payload) + len(meta)
+
+
+def fits_any_page(size: int) -> bool:
+    """Whether a frame of that many bytes fits a page of its own."""
+    return PAGE_HEADER_BYTES + size <= PAGE_BYTES_MAX

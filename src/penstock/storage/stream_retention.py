@@ -1,0 +1,92 @@
+"""Retention: which pages of a stream go, and how they are deleted.
+
+Space comes back by whole pages, from the oldest on, and never the page that is written. A page goes
+
+    max_age_s     when its last record is older than that
+    max_bytes     while all pages together have more bytes than that
+    max_records   while the pages behind it have that many records or more
+
+and never one that has a record at or behind what must be kept: the page of the head (what is not
+settled may not be lost, and the head must lead somewhere), and what a named reader still needs.
+
+So at least `max_records` stay, and at most one page more; and at most `max_bytes` stay, but for the
+page that is written. Deleting is in this order, so that a crash in it leaves nothing half true:
+readMeta names the first page that stays, durably; then the others are unlinked, which needs no
+sync: a start deletes what it finds below readMeta.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+from penstock.storage import stream_meta
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.page import page_name
+from penstock.storage.page_table import PageTable
+
+
+class Limits(NamedTuple):
+    """What a stream may keep; None: no limit."""
+
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+    max_records: int | None = None
+
+
+class Retention:
+    """Pages that are to be deleted. bases: theirs; pages: how many; first_base: of the first that
+    stays."""
+
+    def __init__(self, fs: FileSystem, path: str, bases: list[int], first_base: int) -> None:
+        self.fs = fs
+        self.path = path
+        self.bases = bases
+        self.pages = len(bases)
+        self.first_base = first_base
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that go."""
+        stems = [f"{self.path}/{page_name(base)}" for base in self.bases]
+        return [stem + ending for stem in stems for ending in (".page", ".idx")]
+
+    def run(self, unlink: bool = True) -> None:
+        """Move readMeta for good, then delete them; not with unlink=False, if somebody copies them.
+        SyncFailedError, OSError: some are still there, and go at the next start."""
+        tail = stream_meta.encode_tail(self.first_base)
+        stream_meta.replace_small(self.fs, self.path, stream_meta.READ_META, tail)
+        for base in self.bases if unlink else ():
+            unlink_page(self.fs, self.path, base)
+
+
+def unlink_page(fs: FileSystem, path: str, base: int) -> None:
+    """Delete a page's files; what is gone is fine. OSError."""
+    for ending in (".page", ".idx"):
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(f"{path}/{page_name(base)}{ending}")
+
+
+def choose(
+    pages: PageTable, limits: Limits, now_us: int, keep_from: int, next_offset: int,
+    active_bytes: int,
+) -> int:  # fmt: skip
+    """How many of the first pages go. OSError."""
+    bases = pages.bases
+    age, most, records = limits
+    if age is None and most is None and records is None:
+        return 0
+    total = pages.bytes_before_last() + active_bytes if most is not None else 0
+    count = 0
+    while count < len(bases) - 1:
+        base, end = bases[count], bases[count + 1]
+        if end > keep_from:
+            break
+        goes = records is not None and next_offset - end >= records
+        goes = goes or (most is not None and total > most)
+        if not goes and age is not None:
+            goes = pages.info(base).last_time_us < now_us - round(age * 1_000_000)
+        if not goes:
+            break
+        if most is not None:
+            total -= pages.info(base).bytes
+        count += 1
+    return count

@@ -1,0 +1,133 @@
+"""Which pages retention takes: whole ones, the oldest, and never too many."""
+
+import random
+
+import pytest
+
+from penstock.errors import StoppedError, SyncFailedError
+from penstock.storage.persistent_queue import PersistentQueue
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.page_queue_rig import PATH, alone, fill, offsets
+
+SECOND_US = 1_000_000
+
+
+def queue_of(count: int, fs: FaultyFileSystem | None = None) -> PersistentQueue:
+    """Record n came at n seconds."""
+    queue = alone(fs or FaultyFileSystem(), 300)
+    for n in range(count):
+        queue.append(b"x" * 20, b"", n * SECOND_US)
+    queue.force()
+    return queue
+
+
+def test_no_limit_takes_nothing() -> None:
+    queue = queue_of(30)
+    assert queue.retain(now_us=10**15) == 0
+
+
+@pytest.mark.parametrize("records", range(0, 35, 3))
+def test_records_at_least_so_many_stay_and_at_most_a_page_more(records: int) -> None:
+    queue = queue_of(30)
+    per_page = queue.pages.bases[1]
+    queue.retain(max_records=records, now_us=0)
+    stay = queue.next_offset - queue.first_offset
+    assert min(records, 30) <= stay
+    assert stay < records + per_page or queue.first_offset == 0 or len(queue.pages) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 100, 300, 600, 601, 1000, 5000])
+def test_bytes_at_most_so_many_stay(limit: int) -> None:
+    queue = queue_of(30)
+    before = queue.bytes
+    gone = queue.retain(max_bytes=limit, now_us=0)
+    assert queue.bytes <= limit or len(queue.pages) == 1
+    assert (gone == 0) == (before <= limit)
+    fs = queue.fs
+    assert queue.bytes == sum(fs.size(f"{PATH}/{base:020}.page") for base in queue.pages.bases)
+    if gone:
+        assert queue.bytes + 300 > limit  # none too many
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("age_s", [0, 4.5, 5, 10, 29, 100])
+def test_age_takes_pages_whose_last_record_is_older(age_s: float, reopened: bool) -> None:
+    fs = FaultyFileSystem()
+    queue = queue_of(30, fs)
+    bases = list(queue.pages.bases)
+    if reopened:
+        queue.close()
+        queue = alone(fs, 300)
+    queue.retain(max_age_s=age_s, now_us=29 * SECOND_US)
+    expected = [
+        base
+        for base, end in zip(bases, [*bases[1:], 0], strict=True)
+        if not end or (end - 1) >= 29 - age_s
+    ]
+    assert queue.pages.bases == expected
+
+
+def test_the_first_limit_that_is_passed_decides() -> None:
+    queue = queue_of(30)
+    queue.retain(max_age_s=1e9, max_records=10**9, max_bytes=0, now_us=30 * SECOND_US)
+    assert len(queue.pages) == 1
+
+
+@pytest.mark.parametrize("keep", range(0, 31, 4))
+def test_what_must_be_kept_is_kept(keep: int) -> None:
+    queue = queue_of(30)
+    queue.retain(max_records=0, now_us=0, keep_from=keep)
+    assert queue.first_offset <= keep
+    assert queue.pages.end_of(queue.first_offset, 30) > keep or len(queue.pages) == 1
+
+
+def test_what_is_not_forced_is_kept() -> None:
+    queue = queue_of(5)
+    for _ in range(30):
+        queue.append(b"x" * 20, b"", 10 * SECOND_US)
+    queue.retain(max_records=0, now_us=0)
+    assert queue.first_offset < 5
+    queue.force()
+    queue.retain(max_records=0, now_us=0)
+    assert len(queue.pages) == 1
+
+
+def test_readmeta_is_durable_before_a_page_goes() -> None:
+    fs = FaultyFileSystem()
+    queue = queue_of(30, fs)
+    journal = fs.start_journal()
+    queue.retain(max_records=9, now_us=0)
+    kinds = [entry.kind for entry in journal.entries]
+    assert kinds[: kinds.index("unlink")][-3:] == ["sync", "rename", "sync_dir"]
+    assert kinds.count("unlink") == len([k for k in kinds if k == "unlink"]) > 2
+
+
+def test_a_failed_sync_of_readmeta_stops_the_queue_and_deletes_nothing() -> None:
+    fs = FaultyFileSystem()
+    queue = queue_of(30, fs)
+    pages = [name for name in fs.list(PATH) if name.endswith(".page")]
+    fs.fail(5, kinds=["sync"], path="readMeta")
+    with pytest.raises(SyncFailedError):
+        queue.retain(max_records=9, now_us=0)
+    assert [name for name in fs.list(PATH) if name.endswith(".page")] == pages
+    with pytest.raises(StoppedError):
+        queue.force()
+
+
+def test_what_a_crash_left_of_deleted_pages_goes_at_the_next_start() -> None:
+    fs = FaultyFileSystem()
+    queue = queue_of(30, fs)
+    plan = queue.plan_retain(max_records=9, now_us=0)
+    assert plan is not None
+    plan.run(unlink=False)
+    again = alone(fs.crash("kept", random.Random(1)), 300)
+    assert again.first_offset == plan.first_base
+    assert not any(again.fs.exists(path) for path in plan.paths)
+
+
+def test_appending_goes_on_after_everything_but_the_last_page_went() -> None:
+    queue = queue_of(30)
+    queue.retain(max_records=0, now_us=0)
+    fill(queue, 40, first_us=30 * SECOND_US)
+    first = queue.first_offset
+    assert offsets(queue.read(0, 99, 9999)) == list(range(first, 70))

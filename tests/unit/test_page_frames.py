@@ -1,0 +1,186 @@
+"""Frames from pages and chunks: the same records, and never a damaged byte."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy", reason="pages are read by columns with NumPy")
+
+from penstock.errors import CorruptionError
+from penstock.page_frames import (
+    Frames,
+    PageMap,
+    decode_chunk,
+    decode_chunk_head,
+    page_seed,
+)
+from tests.helpers.tiny_pages import Record, TinyPage, page_of
+
+SMALL = [Record(1000 + i, b"payload %d" % i * (i % 4), b"meta%d" % i) for i in range(50)]
+
+
+def records_of(frames: Frames) -> list[tuple[int, bytes]]:
+    """(time, payload) of each."""
+    view = memoryview(frames.data)
+    found = []
+    for row in frames.rows:
+        at = int(row["start"]) - frames.data_start + 24
+        found.append((int(row["time"]), bytes(view[at : at + int(row["size"])])))
+    return found
+
+
+def expected(records: list[Record]) -> list[tuple[int, bytes]]:
+    return [(record.time_us, record.payload) for record in records]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_page_gives_its_records(tmp_path: Path, is_sealed: bool, has_index: bool) -> None:
+    path = page_of(SMALL, 700, is_sealed=is_sealed).write(tmp_path, has_index=has_index)
+    page = PageMap(str(path), 700, len(SMALL))
+    assert records_of(page.frames(700, 750)) == expected(SMALL)
+    part = page.frames(710, 720)
+    assert (part.first_offset, part.count) == (710, 10)
+    assert records_of(part) == expected(SMALL[10:20])
+    assert page.frames(720, 720).count == 0
+
+
+def test_only_settled_records_of_an_active_page_are_seen(tmp_path: Path) -> None:
+    tiny = page_of(SMALL, is_sealed=False)
+    path = tiny.write(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"half a frame that is being written")
+    page = PageMap(str(path), 0, 30, tiny.position(30))
+    assert records_of(page.frames(0, 30)) == expected(SMALL[:30])
+    assert page.end == tiny.position(30)
+    with pytest.raises(ValueError, match="offsets 0 to 31, expected within 0 to 30"):
+        page.frames(0, 31)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 64, 65, 64 + 16 * 7, 64 + 16 * 7 + 5])
+def test_an_index_that_is_short_is_completed_from_the_page(tmp_path: Path, kept: int) -> None:
+    path = page_of(SMALL, is_sealed=False).write(tmp_path)
+    index = path.with_suffix(".idx")
+    index.write_bytes(index.read_bytes()[:kept])
+    assert records_of(PageMap(str(path), 0, 50).frames(0, 50)) == expected(SMALL)
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize(
+    "at", [3, 10, 20, 30, 64, 64 + 16 * 20, 64 + 16 * 20 + 4, 64 + 16 * 49 + 8]
+)
+def test_a_damaged_index_is_found_out(tmp_path: Path, at: int, is_sealed: bool) -> None:
+    path = page_of(SMALL, is_sealed=is_sealed).write(tmp_path)
+    index = path.with_suffix(".idx")
+    raw = bytearray(index.read_bytes())
+    raw[at] ^= 0x40
+    index.write_bytes(raw)
+    assert records_of(PageMap(str(path), 0, 50).frames(0, 50)) == expected(SMALL)
+
+
+def test_the_index_of_another_page_does_not_count(tmp_path: Path) -> None:
+    path = page_of(SMALL, 5).write(tmp_path)
+    other = page_of(list(reversed(SMALL)), 6)
+    path.with_suffix(".idx").write_bytes(other.index)
+    assert records_of(PageMap(str(path), 5, 50).frames(5, 55)) == expected(SMALL)
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_each_damaged_byte_of_a_page_is_found(tmp_path: Path, is_sealed: bool) -> None:
+    tiny = page_of(SMALL[:6], is_sealed=is_sealed)
+    path = tiny.write(tmp_path)
+    for at in range(len(tiny.page)):
+        raw = bytearray(tiny.page)
+        raw[at] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(CorruptionError) as caught:
+            PageMap(str(path), 0, 6).frames(0, 6)
+        assert caught.value.path == str(path)
+        assert caught.value.position <= at
+
+
+def test_damage_is_named_by_its_record(tmp_path: Path) -> None:
+    tiny = page_of(SMALL, 100)
+    path = tiny.write(tmp_path)
+    raw = bytearray(tiny.page)
+    raw[tiny.position(33) + 25] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptionError, match="the CRC of the record at offset 133 is wrong") as e:
+        PageMap(str(path), 100, 50).frames(100, 150)
+    assert e.value.position == tiny.position(33)
+
+
+def test_only_the_blocks_that_are_read_are_checked(tmp_path: Path) -> None:
+    large = [Record(i, bytes([i]) * (300 << 10)) for i in range(12)]
+    tiny = page_of(large)
+    path = tiny.write(tmp_path)
+    raw = bytearray(tiny.page)
+    raw[tiny.position(11) + 1000] ^= 1
+    path.write_bytes(raw)
+    page = PageMap(str(path), 0, 12)
+    assert records_of(page.frames(0, 3)) == expected(large[:3])
+    with pytest.raises(CorruptionError, match="offset 11 is wrong"):
+        page.frames(10, 12)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 2000])
+def test_a_page_that_is_cut_is_damage(tmp_path: Path, cut: int) -> None:
+    tiny = page_of([Record(i, b"x" * 500) for i in range(10)])
+    path = tiny.write(tmp_path)
+    path.write_bytes(tiny.page[:-cut])
+    with pytest.raises(CorruptionError, match="the page ends"):
+        PageMap(str(path), 0, 10).frames(0, 10)
+    path.with_suffix(".idx").unlink()
+    with pytest.raises(CorruptionError, match=r"the page ends|is wrong"):
+        PageMap(str(path), 0, 10).frames(0, 10)
+
+
+def test_a_page_of_another_base_or_no_page_is_refused(tmp_path: Path) -> None:
+    path = page_of(SMALL, 5).write(tmp_path)
+    with pytest.raises(CorruptionError, match="the page of offset 5, expected that of 6"):
+        PageMap(str(path), 6, 50)
+    path.write_bytes(b"")
+    with pytest.raises(CorruptionError, match="a page of 0 bytes"):
+        PageMap(str(path), 5, 50)
+    with pytest.raises(FileNotFoundError):
+        PageMap(str(tmp_path / "9.page"), 9, 1)
+
+
+def chunk_frames(raw: bytes) -> Frames:
+    head = decode_chunk_head(raw[:64], "there")
+    return decode_chunk(head, raw[64:], "there")
+
+
+def test_a_chunk_gives_the_same_records_as_its_page(tmp_path: Path) -> None:
+    tiny = page_of(SMALL, 1000)
+    frames = chunk_frames(tiny.chunk(1007, 1031))
+    assert records_of(frames) == expected(SMALL[7:31])
+    assert frames.first_offset == 1007
+    page = PageMap(str(tiny.write(tmp_path)), 1000, 50).frames(1007, 1031)
+    assert records_of(page) == records_of(frames)
+    assert page.end == frames.end
+
+
+def test_each_damaged_byte_of_a_chunk_is_found() -> None:
+    raw = page_of(SMALL, 3).chunk(4, 7)
+    unused = set(range(10, 12)) | set(range(16, 40)) | set(range(56, 64))
+    for at in range(len(raw)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 1
+        if at in unused or 40 <= at < 44:  # numbers that say where it belongs, not what it holds
+            continue
+        with pytest.raises(CorruptionError, match="there"):
+            chunk_frames(bytes(damaged))
+
+
+def test_a_chunk_that_ends_early_is_damage() -> None:
+    raw = page_of(SMALL, 3).chunk(4, 7)
+    with pytest.raises(CorruptionError, match="expected"):
+        chunk_frames(raw[:-1])
+    with pytest.raises(CorruptionError, match="a chunk's header of 10 bytes"):
+        decode_chunk_head(raw[:10], "there")
+
+
+def test_the_seed_is_that_of_the_page_id() -> None:
+    tiny: TinyPage = page_of(SMALL)
+    assert page_seed(tiny.page_id) != page_seed(tiny.page_id + 1)

@@ -6,7 +6,8 @@ none has to sleep. This is the only module of penstock that asks the system what
 Two times, because they answer different questions. `monotonic` never goes back, and is for
 measuring how long ago something was: when a checkpoint is due, how long a sync took. `wall_ms` is
 the calendar's, may jump either way when somebody sets the clock, and is for what is written to
-disk or shown: the arrival and the expiry of messages.
+disk or shown: the arrival and the expiry of messages. `wall_us` is the same, finer: the times of
+a stream's records, among which somebody may look for the moment just before his own publish.
 """
 
 import time
@@ -24,6 +25,10 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01 00:00 UTC; may jump when the system's clock is set."""
         ...
 
+    def wall_us(self) -> int:
+        """Microseconds since 1970-01-01 00:00 UTC; may jump when the system's clock is set."""
+        ...
+
 
 class SystemClock:
     """The time of this machine."""
@@ -35,6 +40,10 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 00:00 UTC."""
         return time.time_ns() // 1_000_000
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970-01-01 00:00 UTC."""
+        return time.time_ns() // 1000
 
 
 class ManualClock:
@@ -55,6 +64,10 @@ class ManualClock:
     def wall_ms(self) -> int:
         """Milliseconds since 1970, as last advanced."""
         return self._start_ms + round(self._advanced * 1000)
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, as last advanced."""
+        return self._start_ms * 1000 + round(self._advanced * 1_000_000)
 
     def advance(self, seconds: float) -> None:
         """Move both times forward. ValueError if `seconds` is negative: time never goes back."""

@@ -59,6 +59,8 @@ class Explorer:
         self.counts = counts
         self.follow = follow
         self.path: list[str] = []  # how the present image came about
+        self.driver: type[Driver] = Driver
+        self.second_life: tuple[str, ...] = SECOND_LIFE
         self._uid = 1_000_000
 
     def crash(
@@ -76,7 +78,7 @@ class Explorer:
         life = Ledger()
         life.ids, life.numbers = image.ledger.ids, image.ledger.numbers
         self._uid += 1000
-        driver = Driver(
+        driver = self.driver(
             image.fs, self.rng.getrandbits(32), options=self.options, ledger=life,
             first_uid=self._uid,
         )  # fmt: skip
@@ -118,7 +120,7 @@ class Explorer:
         journal = driver.fs.start_journal()
         driver.watch()
         for _ in range(self.rng.randint(1, 5)):
-            driver.step(self.rng.choice(SECOND_LIFE))
+            driver.step(self.rng.choice(self.second_life))
         driver.fs.before_operation = None
         at = self.rng.randint(journal.first, journal.last)
         mode = self.rng.choice(MODES)

@@ -27,6 +27,8 @@ SOURCE = ROOT / "src" / "penstock"
 RUNS_MAX = 400
 QUEUES = "queues:"  # begins the plans of lives of queues; behind it a script, or nothing for all
 QUEUE_IMAGES = 20  # of one life of queues
+STREAMS = "streams"  # the plan of lives with streams
+STREAM_IMAGES = 20
 SECONDS_MAX = 120
 
 
@@ -313,6 +315,8 @@ def finder(runs: int, plan: str) -> int:
     from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
+    if plan == STREAMS:
+        return _stream_finder(runs)
     if plan.startswith(QUEUES):
         return _queue_finder(runs, plan.removeprefix(QUEUES))
     counts = Counts()
@@ -322,6 +326,20 @@ def finder(runs: int, plan: str) -> int:
         else:
             triple = run * 97 % len(triples.TRIPLES)
             _, story = triples.run_unit(triples.Unit(run, triple, 0, 30))
+        if story:
+            print(f"{run}\n{story}")
+            return 1
+    print(runs)
+    return 0
+
+
+def _stream_finder(runs: int) -> int:
+    """The same with lives of a vhost that has streams."""
+    from tests.crash import stream_lives
+
+    for run in range(1, runs + 1):
+        triple = run * 97 % len(stream_lives.TRIPLES)
+        _, story = stream_lives.run_unit(run, triple, 0, STREAM_IMAGES)
         if story:
             print(f"{run}\n{story}")
             return 1

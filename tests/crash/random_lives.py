@@ -23,6 +23,7 @@ from penstock.storage.log_segment import ALIGN_BYTES
 from tests.crash.images import ALL_LANDED, MODES, Counts, Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Ledger, Violation
+from tests.helpers.stream_driver import StreamDriver
 from tests.helpers.tiny_engine import VARIANTS
 from tests.helpers.vhost_driver import Driver
 
@@ -49,13 +50,13 @@ class Plan:
     """What the lives of a run are like. faults: the share of lives with a fault, on paths that
     contain fault_path, of fault_kinds; modes: of the crashes; steps: at most so many; aim: crash
     only next to operations on such paths; variant: of the options, else each run has its own;
-    follow: see Explorer."""
+    follow: see Explorer; driver: of the traffic."""
 
     def __init__(
         self, weights: dict[str, int] | None = None, *, faults: float = 0.2, fault_path: str = "",
         fault_kinds: frozenset[str] = SYNCS | WRITES, modes: tuple[str, ...] = MODES,
         steps: int = STEPS_MAX, follow: float = 0.3,
-        variant: int | None = None, aim: str = "",
+        variant: int | None = None, aim: str = "", driver: type[Driver] = Driver,
     ) -> None:  # fmt: skip
         chosen = weights or WEIGHTS
         self.names = tuple(chosen)
@@ -67,6 +68,7 @@ class Plan:
         self.steps = steps
         self.follow = follow
         self.variant = variant
+        self.driver = driver
         self.aim = aim
 
 
@@ -87,6 +89,14 @@ PLANS = {
     ),
     "syncs": Plan(faults=1.0, fault_path="/wal/", fault_kinds=SYNCS, steps=40, follow=0.0),
     "writes": Plan(faults=1.0, fault_path="/wal/", steps=60),
+    "streams": Plan(
+        {"publish": 8, "ack": 4, "append": 20, "fill": 6, "mixed": 8, "begin_mixed": 3, "commit": 3,
+         "rollback": 1, "one_record": 3, "set_reader": 5, "retain": 6, "declare_stream": 6,
+         "delete_stream": 2, "declare_missing": 2, "roll": 2, "checkpoint": 2,
+         "begin_checkpoint": 6, "finish_checkpoint": 2, "flush": 4, "poll": 6, "sync": 6, "tick": 3,
+         "idle": 1, "read_streams": 2},
+        faults=0.4, driver=StreamDriver,
+    ),
     "tail": Plan(
         {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3},
         faults=0.0, steps=25, follow=0.0,
@@ -139,7 +149,8 @@ def run(
     rng = random.Random(seed)
     options = VARIANTS[rng.randrange(len(VARIANTS)) if plan.variant is None else plan.variant]
     explorer = Explorer(options, rng.getrandbits(32), counts, follow=plan.follow)
-    driver = Driver(FaultyFileSystem(seed=seed), rng.getrandbits(32), options=options)
+    explorer.driver = plan.driver
+    driver = plan.driver(FaultyFileSystem(seed=seed), rng.getrandbits(32), options=options)
     for _ in range(lives):
         if rng.random() < 0.6:
             driver.fs.completion_rng = random.Random(rng.getrandbits(32))

@@ -79,6 +79,7 @@ class FaultyFileSystem(Damage, FileSystem):
         self.before_operation: Callable[[int, str, str], None] | None = None
         self.completion_rng: random.Random | None = None
         self.is_dead = False
+        self.has_readers = False  # other processes live on that read what the last one wrote
         self.handles: dict[int, int] = {}  # node -> open files of it
         self.locks: set[tuple[str, ...]] = set()
         self._faults: list[Fault] = []

@@ -14,7 +14,8 @@ then. After a crash and recovery `Ledger.check` demands:
   * reference counts in the store equal those recomputed from rows, slots and purged slots, and
     nothing else in the store is alive;
   * seqs go on above everything used or marked, ids and queue numbers are none that were given out;
-  * no file is left that nothing names.
+  * no file is left that nothing names;
+  * every stream has the records of the model, read as a reader would (stream_judge.py).
 
 Bodies are made by `body_of` from a uid, so that no two are alike and each tells whose it is.
 
@@ -28,35 +29,23 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.store_state import OWN_FILE
 from penstock.storage.transaction_log import DISK, OS
+from tests.helpers.stream_judge import check_streams
+from tests.helpers.uids import Content, Violation, body_of
+
+__all__ = ["Change", "Content", "Judge", "Ledger", "Model", "Places", "Violation", "body_of"]
 
 Change = tuple[object, ...]
 Places = tuple[tuple[int, int], ...]  # (queue number, seq)
-Content = tuple[int, int, bytes]  # uid, size of the body, header
-
-_BODIES: dict[tuple[int, int], bytes] = {}
-_TOP = re.compile(r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues")
+_TOP = re.compile(
+    r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues|streams"
+)
 _LOG_FILES_MAX = 5  # in use after recovery, ahead, spares, one that is being deleted
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
-
-
-def body_of(uid: int, size: int) -> bytes:
-    """The body of message `uid`: `<uid>:` again and again, cut at `size` bytes."""
-    found = _BODIES.get((uid, size))
-    if found is None:
-        if len(_BODIES) > 4096:
-            _BODIES.clear()
-        word = b"%d:" % uid
-        found = _BODIES[uid, size] = (word * (size // len(word) + 1))[:size]
-    return found
 
 
 class Model:
     """The state of a vhost as a plain fold of changes; numbers are queue numbers."""
 
-    __slots__ = ("attempts", "high", "marks", "names", "params", "queues")
+    __slots__ = ("attempts", "high", "marks", "names", "params", "queues", "readers", "streams")
 
     def __init__(self) -> None:
         self.names: dict[bytes, int] = {}
@@ -65,6 +54,8 @@ class Model:
         self.marks: dict[int, int] = {}
         self.high: dict[int, int] = {}  # one above the highest seq ever used
         self.params: dict[bytes, bytes] = {}
+        self.streams: dict[int, list[Content]] = {}
+        self.readers: dict[int, dict[str, tuple[int, int | None]]] = {}
 
     def copy(self) -> "Model":
         other = Model()
@@ -74,6 +65,8 @@ class Model:
         other.marks = dict(self.marks)
         other.high = dict(self.high)
         other.params = dict(self.params)
+        other.streams = {n: list(s) for n, s in self.streams.items()}
+        other.readers = {n: dict(r) for n, r in self.readers.items()}
         return other
 
     def apply(self, change: Change) -> None:
@@ -103,8 +96,22 @@ class Model:
 
     def delete(self, number: int) -> None:
         self.names = {n: q for n, q in self.names.items() if q != number}
-        for part in (self.queues, self.attempts, self.marks, self.high):
+        for part in (self.queues, self.attempts, self.marks, self.high, self.streams, self.readers):
             part.pop(number, None)
+
+    def declare_stream(self, name: bytes, number: int) -> None:
+        self.names[name] = number
+        self.streams[number], self.readers[number] = [], {}
+
+    def append(self, number: int, content: Content) -> None:
+        if number in self.streams:
+            self.streams[number].append(content)
+
+    def reader(self, number: int, name: str, at: tuple[int, int | None] | None) -> None:
+        if at is None:
+            self.readers[number].pop(name, None)
+        else:
+            self.readers[number][name] = at
 
     def requeue(self, queue: int, attempts: tuple[tuple[int, int], ...]) -> None:
         for seq, count in attempts:
@@ -222,7 +229,12 @@ class Ledger:
         wanted = {n: set(q) for n, q in model.queues.items()}
         params = dict(engine.state.routing.parameters)
         same_params = {name: value for (_, name), value in params.items()} == model.params
-        return model if live == wanted and same_params else without
+        ends = {n: s.next_offset for n, s in engine.streams.items()}
+        same_ends = ends == {n: len(s) for n, s in model.streams.items()}
+        readers = {n: {r: (at.offset, at.kept_from) for r, at in s.readers.items()}
+                   for n, s in engine.streams.items()}  # fmt: skip
+        is_same = live == wanted and same_params and same_ends and readers == model.readers
+        return model if is_same else without
 
 
 class Judge:
@@ -249,6 +261,7 @@ class Judge:
         self._check_references()
         self._check_numbers()
         self._check_files()
+        check_streams(self.engine, self.model.streams, self.model.readers)
 
     def _check_queue(self, queue: QueueIndex) -> None:
         want = self.model.queues[queue.number]

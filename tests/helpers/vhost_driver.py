@@ -88,8 +88,8 @@ class Driver:
 
     def queues(self) -> list[QueueIndex]:
         """The durable queues, by name."""
-        state = self.engine.state
-        return [state.queues[q.number] for _, q in sorted(state.routing.queues.items())]
+        known = self.engine.state.queues.values()
+        return sorted((queue for queue in known if queue.is_durable), key=lambda queue: queue.name)
 
     def some_queue(self, *, live: int = 0) -> QueueIndex | None:
         """A queue with at least that many live messages, if there is one."""

@@ -6,6 +6,8 @@ backup is a fresh checkpoint and the files that it names:
     checkpoint        made first; from before its cut nothing is deleted (`engine.pins`)
     sealed .rdq+.hint, own files      never changed any more: hard links, which cost no room;
                       copied where the disk knows no links, or the backup is on another disk
+    pages of streams  sealed: linked, with their index; the active one copied up to the position at
+                      the cut, its index left out; the head written anew, as of the cut
     .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
                       the checkpoint, and so is harmless
     checkpoint-<n>    written anew: no log behind it, and clean, for nothing followed it
@@ -36,8 +38,17 @@ from penstock.storage.data_directory import write_small
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.recovery import PARTS
 from penstock.storage.store_file import HEADER_BYTES
 from penstock.storage.store_state import FileState
+from penstock.storage.stream_meta import (
+    ALL_META,
+    READ_META,
+    WRITE_META,
+    Head,
+    encode_head,
+    encode_tail,
+)
 
 COPY_BYTES: Final = 1 << 20  # in one step
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP)
@@ -80,10 +91,11 @@ class Backup:
             manifest = checkpoint.read(engine.fs, engine.path, number, engine.state.vhost)
             name = engine.fs.read(engine.path + "/.vhost").removesuffix(b"\n")
             target = self._fresh.vhost(name)
-            for part in ("wal", "msg_store_persistent", "msg_store_transient", "queues"):
+            for part in PARTS:
                 self._make(f"{target}/{part}")
             yield from self._copy_queues(manifest, target + "/queues")
             yield from self._copy_store(manifest, target + "/msg_store_persistent")
+            yield from self._copy_streams(manifest, target + "/streams")
             for directory in self._directories:
                 self._fs.sync_dir(directory)
                 yield True
@@ -160,6 +172,34 @@ class Backup:
                 length = HEADER_BYTES + state.total_bytes
                 yield from self._copy(f"{source}/{name}", f"{target}/{name}", length)
 
+    def _copy_streams(self, manifest: Manifest, target: str) -> Iterator[bool]:
+        """The pages of each stream, from the first one that the checkpoint knows."""
+        fs = self._fs
+        for directory in self._engine.fs.list(self._engine.path + "/streams"):
+            digits = directory.rpartition(".")[2]
+            section = manifest.streams.get(int(digits)) if digits.isdecimal() else None
+            if section is None:
+                continue
+            source, inner = f"{self._engine.path}/streams/{directory}", f"{target}/{directory}"
+            self._make(inner)
+            for name in (".queue_name", ALL_META):
+                write_small(fs, f"{inner}/{name}", fs.read(f"{source}/{name}"))
+            position = section.position
+            for name in fs.list(source):
+                stem, _, ending = name.partition(".")
+                if ending not in ("page", "idx") or not stem.isdecimal():
+                    continue
+                base = int(stem)
+                if position.first_offset <= base < position.page_base:
+                    yield from self._link(source, inner, name)
+                elif base == position.page_base and ending == "page" and position.page_bytes:
+                    length = position.page_bytes
+                    yield from self._copy(f"{source}/{name}", f"{inner}/{name}", length)
+            p = position
+            head = Head(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
+            write_small(fs, f"{inner}/{WRITE_META}", encode_head(head))
+            write_small(fs, f"{inner}/{READ_META}", encode_tail(p.first_offset))
+
     def _link(self, source: str, target: str, name: str) -> Iterator[bool]:
         """A second name for a file that never changes, or a copy of it."""
         old, new = f"{source}/{name}", f"{target}/{name}"
@@ -210,6 +250,8 @@ class Backup:
             sections.append((checkpoint.QUEUE, checkpoint.encode_queue(number, section, slots)))
         sections += [(checkpoint.STORE, data) for data in manifest.store]
         sections.append((checkpoint.REAPING, checkpoint.encode_reaping(manifest.reaping)))
+        for number, stream in manifest.streams.items():
+            sections.append((checkpoint.STREAM, checkpoint.encode_stream(number, stream)))
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)
         data = checkpoint.encode_file(self._engine.state.vhost, number, sections, is_clean=True)

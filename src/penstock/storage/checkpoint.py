@@ -17,6 +17,9 @@
       4 STORE        a file state of the MessageStore (its own format)
       5 REAPING      queue 4 | segment 4 | bitmap bytes 2 | bitmap
                      (purged entries whose store references are not released yet)
+      6 STREAM       number 4 | stream id 16 | first offset 8 | page base 8 | page bytes 4 |
+                     next offset 8 | last time (us) 8 | readers 4
+        reader       offset 8 | kept from 8 (all ones: none) | time (ms) 8 | name length 2 | name
       0 END          number of sections before it 4
     CURRENT          "checkpoint-<n> <crc of that text, 8 hex digits>"
 
@@ -40,6 +43,9 @@ from penstock.message import Message
 from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import IndexSegment, Row, Section
+from penstock.storage.record import NOT_KEPT
+from penstock.storage.stream_meta import Position
+from penstock.storage.streams import ReaderOffset, StreamSection
 
 VERSION: Final = 1
 MAGIC: Final = b"PCKP"
@@ -50,6 +56,8 @@ TOPOLOGY: Final = 2
 QUEUE: Final = 3
 STORE: Final = 4
 REAPING: Final = 5
+STREAM: Final = 6
+KINDS_MAX: Final = STREAM
 
 _FILE: Final = struct.Struct(">4sHHQQ")
 _SECTION: Final = struct.Struct(">III")
@@ -59,6 +67,8 @@ _SEGMENT: Final = struct.Struct(">IHHHHQQH")
 _ROW: Final = struct.Struct(">QQIIQIII")
 _ATTEMPTS: Final = struct.Struct(">QI")
 _REAP: Final = struct.Struct(">IIH")
+_STREAM: Final = struct.Struct(">I16sQQIQQI")
+_READER: Final = struct.Struct(">QQQH")
 _U32: Final = struct.Struct(">I")
 
 
@@ -95,6 +105,7 @@ class Manifest:
     queues: dict[int, Section] = field(default_factory=dict)
     store: list[bytes] = field(default_factory=list)
     reaping: dict[tuple[int, int], bytearray] = field(default_factory=dict)
+    streams: dict[int, StreamSection] = field(default_factory=dict)
 
 
 # ---- encoding ----------------------------------------------------------------------------------
@@ -142,6 +153,24 @@ def encode_reaping(reaping: dict[tuple[int, int], bytearray]) -> bytes:
     for (queue, segment), bits in reaping.items():
         parts += (_REAP.pack(queue, segment, len(bits)), bytes(bits))
     return b"".join(parts)
+
+
+def encode_stream(number: int, section: StreamSection) -> bytes:
+    if section.encoded:
+        return section.encoded
+    p = section.position
+    parts = [
+        _STREAM.pack(
+            number, section.stream_id, p.first_offset, p.page_base, p.page_bytes, p.next_offset,
+            p.last_time_us, len(section.readers),
+        )
+    ]  # fmt: skip
+    for name, reader in section.readers.items():
+        kept = NOT_KEPT if reader.kept_from is None else reader.kept_from
+        data = name.encode()
+        parts += (_READER.pack(reader.offset, kept, reader.time_ms, len(data)), data)
+    section.encoded = b"".join(parts)
+    return section.encoded
 
 
 def encode_file(
@@ -256,8 +285,24 @@ def apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
             at += _REAP.size
             manifest.reaping[queue, segment] = bytearray(data[at : at + length])
             at += length
+    elif kind == STREAM:
+        number, stream = _decode_stream(data)
+        manifest.streams[number] = stream
     else:
         raise ValueError("unknown kind")
+
+
+def _decode_stream(data: bytes) -> tuple[int, StreamSection]:
+    number, id, first, base, size, next_offset, last_time, readers = _STREAM.unpack_from(data)
+    section = StreamSection(id, Position(base, size, next_offset, last_time, first), {})
+    at = _STREAM.size
+    for _ in range(readers):
+        offset, kept, time_ms, length = _READER.unpack_from(data, at)
+        at += _READER.size
+        kept_from = None if kept == NOT_KEPT else kept
+        section.readers[data[at : at + length].decode()] = ReaderOffset(offset, kept_from, time_ms)
+        at += length
+    return number, section
 
 
 def _decode_queue(data: bytes, slots: int) -> tuple[int, Section]:

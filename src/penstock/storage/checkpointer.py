@@ -1,12 +1,12 @@
 """Checkpointer: makes a checkpoint beside the traffic, in slices, in the order of rule [5].
 
     begin     the cut: the open group is closed, the epoch rises; from here on every part keeps its
-              state as of this LSN at its first change (O(1), [3])
+              state as of this LSN at its first change (O(1), [3]); of each stream its position
     slices    queue by queue: what is only in RAM or log goes to slots and .qs, or, for a small
               queue, into a section of the checkpoint with its bodies in one new store file; at most
               `slice_ms` at a time
-    sync      data files, the store and their directories, off the owner's thread; and the log must
-              be durable up to the cut, because counts and bitmaps rely on it [4]
+    sync      data files, pages, the store and their directories, off the owner's thread; and the
+              log must be durable up to the cut, because counts and bitmaps rely on it [4]
     write     checkpoint-<n> and CURRENT (checkpoint.py)
     clean     what no manifest names any more is deleted [6]: segment files, store files, log
               segments, queue directories, the checkpoint before
@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry
-from penstock.storage import checkpoint
+from penstock.storage import checkpoint, streams
 from penstock.storage.checkpoint import Head
 from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Row, Section
 from penstock.storage.message_store import FileState
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.streams import Stream, StreamSection
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
@@ -99,6 +100,8 @@ class Checkpointer:
         self._dead: list[tuple[int, int]] = []
         self._dead_files: list[str] = []
         self._deleted: list[QueueIndex] = []
+        self._streams: list[tuple[int, StreamSection]] = []
+        self._deleted_streams: list[Stream] = []
         self._data_is_synced = False
 
     # ---- the cut -------------------------------------------------------------------------------
@@ -125,6 +128,8 @@ class Checkpointer:
         ticks.dead = []
         self._dead_files = store.take_dead()
         self._deleted, state.deleted = state.deleted, []
+        self._streams = state.streams.capture()
+        self._deleted_streams, state.streams.deleted = state.streams.deleted, []
         self._reaping = dict(state.reaping)
         self.phase = SLICES
 
@@ -225,6 +230,7 @@ class Checkpointer:
         """All queues are done: bodies of the small ones into one store file, encode the rest."""
         state = self._engine.state
         store = state.store
+        state.streams.write()  # at least what the sections say
         if self._states is None:  # what may fail comes first: this may be called again
             self._states = self._store_states()
         bodies: dict[int, tuple[bytes, int]] = {}
@@ -252,6 +258,7 @@ class Checkpointer:
             *((checkpoint.QUEUE, data) for data in self._sections),
             *((checkpoint.STORE, s.encode()) for s in self._states),
             (checkpoint.REAPING, checkpoint.encode_reaping(self._reaping)),
+            *((checkpoint.STREAM, checkpoint.encode_stream(*s)) for s in self._streams),
         ]
         for small in self._small:
             for seq, row in small.fresh:
@@ -277,6 +284,10 @@ class Checkpointer:
         files, ticks.dirty = list(ticks.dirty.values()), {}
         names, ticks.dirty_names = ticks.dirty_names, []
         directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
+        pages, page_directories = engine.state.streams.take_dirty()
+        if self._is_clean:  # so that a reader by path finds all of it
+            pages += [f"{s.path}/writeMeta" for s in engine.streams.values()]
+        names, directories = names + pages, directories + page_directories
         for file in files:
             file.is_syncing = True
         sync_store = engine.state.store.take_unsynced()
@@ -337,6 +348,7 @@ class Checkpointer:
         state = self._engine.state
         state.ticks.dead += self._dead
         state.deleted += self._deleted
+        state.streams.deleted += self._deleted_streams
         state.store.put_back_dead(self._dead_files)
         for queue in [*state.queues.values(), *state.dying.values(), *state.deleted]:
             queue.sliced()
@@ -368,6 +380,10 @@ class Checkpointer:
         trees = [queue.path for queue in self._deleted]
         for queue in self._deleted:
             queue.close()
+        trees += [stream.path for stream in self._deleted_streams]
+        for stream in self._deleted_streams:
+            streams.close(stream)
+        state.streams.checkpointed(self._streams)
         if engine.pins:
             engine.pinned_paths += paths
             engine.pinned_trees += trees

@@ -7,6 +7,7 @@
         .vhost LOCK         the vhost's name; an empty file to lock
         CURRENT checkpoint-<n>
         wal/ msg_store_persistent/ msg_store_transient/ queues/<hash>.<queue number>/
+        streams/<hash>.<queue number>/
 
 Names never become paths: a directory is named by the first 16 hex digits of the name's SHA-256,
 and `.vhost` / `.queue_name` say for people what stands behind it. The first 8 bytes of a vhost's

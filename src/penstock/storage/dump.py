@@ -10,6 +10,7 @@ first bytes.
     <n>.qs                header, entries; their seqs come from the .qi beside it
     <n>.rdq, <n>.hint     header, records; header, blocks and entries
     <n>.msg               header, body
+    *.page *.idx *Meta    of streams: dump_stream.py
     checkpoint-<n>        header, sections and all that is in them
     CURRENT VERSION .vhost .queue_name LOCK reserve
 
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from penstock.errors import NotAStoreError, StorageError
-from penstock.storage import dump_checkpoint, dump_log, store_file
+from penstock.storage import dump_checkpoint, dump_log, dump_stream, store_file
 from penstock.storage.dump_text import at, body_text, is_zero
 from penstock.storage.file_queue_backing import HEADER_BYTES as OWN_HEADER_BYTES
 from penstock.storage.file_queue_backing import MAGIC as OWN_MAGIC
@@ -66,6 +67,8 @@ def dump(fs: FileSystem, path: str) -> Iterator[str]:
         return dump_log.dump(fs.read(path))
     if ending in kinds and stem.isdecimal():
         return kinds[ending](fs, path)
+    if dump_stream.is_of_stream(path):
+        return dump_stream.dump(fs, path)
     if name.startswith("checkpoint-"):
         return dump_checkpoint.dump(fs.read(path))
     if name in ("CURRENT", "VERSION", ".vhost", ".queue_name", "LOCK"):

@@ -22,6 +22,7 @@ from penstock.storage.routing_table import (
     UNBIND,
 )
 from penstock.storage.store_state import FileState
+from penstock.storage.streams import StreamSection
 
 _FILE = struct.Struct(">4sHHQQI")
 _SECTION = struct.Struct(">III")
@@ -29,6 +30,7 @@ _SECTION = struct.Struct(">III")
 KINDS = {
     checkpoint.END: "END", checkpoint.HEAD: "HEAD", checkpoint.TOPOLOGY: "TOPOLOGY",
     checkpoint.QUEUE: "QUEUE", checkpoint.STORE: "STORE", checkpoint.REAPING: "REAPING",
+    checkpoint.STREAM: "STREAM",
 }  # fmt: skip
 TOPOLOGY_OPS = {
     DECLARE_EXCHANGE: "declare exchange", DELETE_EXCHANGE: "delete exchange",
@@ -103,6 +105,20 @@ def _section(manifest: Manifest, kind: int, data: bytes) -> Iterator[str]:
     elif kind == checkpoint.REAPING:
         for (queue, segment), bits in manifest.reaping.items():
             yield f"queue {queue} segment {segment}: purged slots {bits.hex()}"
+    elif kind == checkpoint.STREAM:
+        number, stream = next(reversed(manifest.streams.items()))
+        yield from _stream(number, stream)
+
+
+def _stream(number: int, section: StreamSection) -> Iterator[str]:
+    p = section.position
+    yield (
+        f"stream {number} id {section.stream_id.hex()} first {p.first_offset} next "
+        f"{p.next_offset} page {p.page_base} position {p.page_bytes} last time {p.last_time_us}"
+    )
+    for name, reader in section.readers.items():
+        kept = "" if reader.kept_from is None else f" keeps from {reader.kept_from}"
+        yield f"  reader {name!r} offset {reader.offset}{kept} time {reader.time_ms}"
 
 
 def _queue(number: int, section: Section, slots: int) -> Iterator[str]:

@@ -163,6 +163,14 @@ def _data_text(  # noqa: C901 - a case for each type
         return f"queue {e.queue} segment {e.segment}"
     if kind == record.TOPOLOGY:
         return topology_text(data)
+    if kind == record.STREAM:
+        s = record.decode_stream(data)
+        return (
+            f"stream {s.stream} offset {s.offset} time {s.time_us} meta {s.meta!r} "
+            f"{body_text(s.payload)}"
+        )
+    if kind == record.READER_OFFSET:
+        return _reader_text(record.decode_reader(data), flags)
     if kind == record.TX_COMMIT:
         c = record.decode_tx_commit(data, count)
         return f"transaction {c.transaction} first seqs {c.first_seqs}"
@@ -171,6 +179,13 @@ def _data_text(  # noqa: C901 - a case for each type
     if kind == record.TX:
         return f"of {count} operations"
     return f"{len(data)} bytes"
+
+
+def _reader_text(r: record.ReaderData, flags: int) -> str:
+    if flags & record.READER_DELETED:
+        return f"stream {r.stream} reader {r.reader!r} is forgotten"
+    kept = "" if r.kept_from == record.NOT_KEPT else f" keeps from {r.kept_from}"
+    return f"stream {r.stream} reader {r.reader!r} offset {r.offset}{kept} time {r.time_ms}"
 
 
 def _publish_text(p: record.PublishData) -> str:

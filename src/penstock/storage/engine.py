@@ -13,6 +13,11 @@ Confirming: every change returns the LSN of its record. It may be confirmed once
 `settled(mode) >= lsn`: in `disk` mode after an fdatasync that covers it, in `interval` and `os`
 after the write. `wait(lsn, mode)` does all that is needed and returns then.
 
+A stream is a log of its own (streams.py): `append_stream` logs a record as `publish` does, and
+gives it an offset; its page is written by `flush`, and its head, up to which it is read, follows
+what is settled (stream_turns.py). The owner is told of heads by `on_head`, and only takes note
+there.
+
 After a failed sync nothing is confirmed any more: every call raises StoppedError, and the directory
 must be opened again [10]. A full disk is no failure: publishing is refused with DiskFullError,
 while acks, purges, deletes and checkpoints go on, on a reserve, until there is space again.
@@ -25,12 +30,12 @@ import random
 from collections.abc import Callable
 
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
+from penstock.errors import DiskFullError, StoppedError, SyncFailedError, UnknownQueueError
 from penstock.message import Entry, Message
 from penstock.storage import record, recovery
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import vhost_number
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.message_store import MessageStore
@@ -39,6 +44,8 @@ from penstock.storage.parts import OneRecord, append_ops
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
+from penstock.storage.stream_turns import Limits, StreamTurns
+from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog
 from penstock.storage.upkeep import Upkeep
@@ -85,6 +92,7 @@ class StorageEngine:
         self._is_ticking: bool = False
         self.is_committing: bool = False  # TX_PARTs are out: no cut now
         self.gathering: OneRecord | None = None
+        self.on_head: Callable[[Stream], None] | None = None  # a head has moved
         self._lock = fs.lock(path + "/LOCK")
         try:
             self._open(vhost_number(vhost))
@@ -114,7 +122,9 @@ class StorageEngine:
             file_bytes_max=options.msg_store_file_size_limit, own_file_from=options.own_file_from,
         )  # fmt: skip
         self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
+        self.turns: StreamTurns = StreamTurns(self)
         self.upkeep: Upkeep = Upkeep(self)  # before the log: a full disk may need the reserve
+        self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
             raise DiskFullError(path, fs.free_bytes(path), self.checkpoints.bytes)
@@ -124,6 +134,16 @@ class StorageEngine:
                 if row.body_file:
                     row.message.body = None  # the replay had it in RAM
         self.upkeep.delete_orphans()
+
+    def _finish_streams(self) -> None:
+        """Pages are made what the log says; on a full disk with the room of the reserve."""
+        try:
+            self.state.streams.finish_restore()
+        except OSError as error:
+            full = self.disk_full(error, 0)
+            if not isinstance(full, DiskFullError) or not self.upkeep.reserve.release():
+                raise full from error
+            self.state.streams.finish_restore()
 
     def event(self, kind: str, text: str) -> None:
         """Tell the owner."""
@@ -163,7 +183,7 @@ class StorageEngine:
     def queue(self, name: bytes) -> QueueIndex:
         """The durable queue of this name; UnknownQueueError."""
         known = self.state.routing.queues.get(name)
-        if known is None:
+        if known is None or known.number not in self.state.queues:
             raise UnknownQueueError(name.decode("utf-8", "replace"))
         return self.state.queues[known.number]
 
@@ -437,6 +457,148 @@ class StorageEngine:
             message.body = self.transient.read(message.store_file, message.id)
         return self.state.load_body(queue, seq, message)
 
+    # ---- streams -------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> dict[int, Stream]:
+        """The streams, by number."""
+        return self.state.streams.by_number
+
+    def stream(self, name: bytes) -> Stream:
+        """The stream of this name (of a partition: `name NUL p<i>`); UnknownQueueError."""
+        stream = self.state.streams.by_name.get(name)
+        if stream is None:
+            raise UnknownQueueError(name.decode("utf-8", "replace"))
+        return stream
+
+    def declare_streams(
+        self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int
+    ) -> list[Stream]:
+        """New streams (name, arguments, flags): all of them are there after a crash or none, once
+        `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a rule. Waits for the disk:
+        their directories are synced here. ValueError (a name is taken or comes twice),
+        DiskFullError: nothing happened. A failed sync stops the engine."""
+        self.check()
+        state, table = self.state, self.state.streams
+        first = state.next_queue
+        if len({name for name, _, _ in declared}) != len(declared):
+            raise ValueError("a stream's name comes twice in one declare")
+        records = [
+            DurableQueue(name, first + i, flags | STREAM_FLAG, arguments).record()
+            for i, (name, arguments, flags) in enumerate(declared)
+        ]
+        for data in records:
+            state.check_topology(data, is_stream=True)
+        try:
+            for i, (name, _, _) in enumerate(declared):
+                table.make(name, first + i, page_bytes, self.clock, self.rng)
+            append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data) for data in records], DISK)
+        except BaseException as error:
+            table.forget_made()
+            if isinstance(error, SyncFailedError):
+                self.stop(error)
+            elif isinstance(error, OSError):
+                raise self.disk_full(error, page_bytes) from error
+            raise
+        for data in records:
+            state.apply_topology(data)
+        return [table.by_number[first + i] for i in range(len(records))]
+
+    def append_stream(
+        self, stream: Stream, header: bytes, body: bytes, mode: int, time_us: int = 0
+    ) -> int:
+        """One record at the end of a stream; returns its offset. The record of it in the log has
+        the LSN `last_lsn`; it is read once the head has passed it. Mode NONE counts as OS. time_us:
+        microseconds since 1970, 0 for now; never less than that of the record before [12].
+        DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
+        happened."""
+        if self.failed is not None or self.blocked or self.is_closed:
+            self.refuse()
+        if stream.is_deleted:
+            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+        if mode == NONE:
+            mode = OS
+        queue = stream.queue
+        queue.check(body, header)
+        if not time_us:
+            time_us = self.clock.wall_us()
+        if time_us < queue.last_time_us:
+            time_us = queue.last_time_us
+        offset = queue.next_offset
+        if self.gathering is None:
+            try:
+                lsn = self.log.append_stream(stream.number, offset, time_us, header, body, mode)
+            except DiskFullError as error:
+                raise self.full(error) from None
+        else:
+            data = record.stream_data(stream.number, offset, time_us, header, body)
+            lsn = append_ops(self, [record.Op(record.STREAM, 0, 1, data)], mode)
+        try:
+            self.state.streams.append(stream, lsn, mode, time_us, header, body)
+        except BaseException as error:
+            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            raise
+        if self.log.is_full:
+            self.wait_for_room()
+        return offset
+
+    def set_reader(
+        self, stream: Stream, reader: str, offset: int, mode: int, kept_from: int | None = None
+    ) -> int:
+        """A named reader has read all below `offset`; retention keeps all from `kept_from` on, if
+        that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
+        time_ms = self.clock.wall_ms()
+        kept = record.NOT_KEPT if kept_from is None else kept_from
+        return self._log_reader(stream, reader, (offset, kept, time_ms), 0, mode)
+
+    def delete_reader(self, stream: Stream, reader: str, mode: int) -> int:
+        """Forget a named reader; returns the LSN. Nothing to do if there is none of that name."""
+        if reader not in stream.readers:
+            return self.log.last_lsn
+        return self._log_reader(stream, reader, (0, 0, 0), record.READER_DELETED, mode)
+
+    def _log_reader(
+        self, stream: Stream, reader: str, values: tuple[int, int, int], flags: int, mode: int
+    ) -> int:
+        self.check()
+        if stream.is_deleted:
+            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+        name = reader.encode()
+        if not 0 < len(name) <= 0xFFFF:
+            raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
+        if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
+            raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
+        data = record.reader_data(stream.number, *values, name)
+        lsn = append_ops(self, [record.Op(record.READER_OFFSET, flags, 0, data)], mode)
+        self.state.streams.set_reader(data, flags)
+        return lsn
+
+    def delete_streams(self, streams: list[Stream], mode: int = DISK) -> int:
+        """Delete streams with all that they hold: all of them, or none after a crash; the LSN.
+        UnknownQueueError (one is deleted already): nothing happened."""
+        self.check()
+        for stream in streams:
+            if stream.is_deleted:
+                raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+        ops = [
+            record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(stream.number))
+            for stream in streams
+        ]
+        lsn = append_ops(self, ops, mode)
+        for stream in streams:
+            self.state.apply_delete_stream(stream)
+        return lsn
+
+    def retain(
+        self, stream: Stream, *, max_age_s: float | None = None, max_bytes: int | None = None,
+        max_records: int | None = None, since_ms: int = 0,
+    ) -> int:  # fmt: skip
+        """Take away the oldest whole pages beyond any of these limits, but never the active one,
+        one that a reader asks to keep (heard of since `since_ms`, ms since 1970), or one with
+        records that are not durable yet: those go at a later call. How many pages went."""
+        self.check()
+        return self.turns.retain(stream, Limits(max_age_s, max_bytes, max_records, since_ms))
+
     # ---- transactions --------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
@@ -463,6 +625,8 @@ class StorageEngine:
             self.log.flush()
         finally:
             self.after_log()
+        if self.state.streams.by_number:
+            self.turns.turn()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
@@ -472,6 +636,7 @@ class StorageEngine:
             self.log.wait(lsn, mode, self._complete_other)
         finally:
             self.after_log()
+        self.turns.turn()
         self.checkpoints.advance()
 
     def sync(self) -> None:
@@ -492,6 +657,7 @@ class StorageEngine:
         """A submitted operation is done: its result, or the exception that it raised."""
         if self.log.complete(token, result):
             self.after_log()
+            self.turns.settle()
         else:
             self._complete_other(token, result)
         self.checkpoints.advance()
@@ -526,6 +692,7 @@ class StorageEngine:
             self.log.tick()
         finally:
             self.after_log()
+        self.turns.turn()
         self.poll()
         self.upkeep.tick(self.clock.monotonic())
 
@@ -596,3 +763,4 @@ class StorageEngine:
             self.check()
             self.poll(wait=True)
             self.log.flush()
+        self.turns.turn()  # what it had to wait for is no longer in RAM

@@ -43,11 +43,11 @@ from penstock.storage.log_segment import (
     segment_path,
 )
 from penstock.storage.record import (
-    KNOWN_TYPES_MAX,
     RECORD_HEADER_BYTES,
     Record,
     RecordError,
     decode_header,
+    is_known,
     refusal,
 )
 
@@ -141,7 +141,7 @@ class LogSegment:
         if crc32(checked, self.seed) != crc:
             self.reason = "the record does not verify"
             return None
-        if kind > KNOWN_TYPES_MAX:
+        if not is_known(kind):
             raise CorruptionError(self.path, offset, refusal(kind))
         data = checked[RECORD_HEADER_BYTES - 8 :]
         return Record(lsn, kind, flags, count, data, self.number, offset)

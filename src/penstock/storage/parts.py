@@ -15,10 +15,11 @@ only while it is done what is to be logged does that inside
             part.delete_and_terminate(mode)
     engine.wait(one.lsn, mode)
 
-In between, each operation of the kinds DEQUEUE, REQUEUE, MARK, PURGE, DELETE_QUEUE and TOPOLOGY
-is applied at once and kept for the record, whose LSN is known already: the next. So nothing else
-may be appended meanwhile (no publish, move or commit: AssertionError), and no checkpoint makes its
-cut. It may be nested: the outermost makes the record, in the strongest mode of all.
+In between, each operation of the kinds DEQUEUE, REQUEUE, MARK, PURGE, DELETE_QUEUE, TOPOLOGY,
+STREAM and READER_OFFSET is applied at once and kept for the record, whose LSN is known already: the
+next. So nothing else may be appended meanwhile (no publish, move or commit: AssertionError), and no
+checkpoint makes its cut. It may be nested: the outermost makes the record, in the strongest mode of
+all.
 
 Failure. An exception inside does not undo what was applied, so what there is of the record is
 logged. If the log cannot take it, the engine stops: its state is ahead of the log, and only

@@ -31,12 +31,16 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
                  (transaction, queue): 0, 1, 2 ...
     TX_COMMIT    transaction 8 | n x (queue 4, first seq 8)
     RELEASE      queue 4 | segment 4
+    STREAM       stream 4 | offset 8 | time (us) 8 | meta length 4 | meta | payload
+    READER_OFFSET  stream 4 | offset 8 | kept from 8 | time (ms) 8 | name of the reader
+                 (kept from: all ones for none; flag READER_DELETED: the reader is forgotten)
 
-All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere. A DEQUEUE names the
-store body of every entry whose *placement* is the store, wherever that body is when it is logged;
-replay applies a (queue, seq) at most once. The type byte is an open table: LEASE, READER_OFFSET,
-STREAM and BATCH have their numbers, and a record of theirs, or of a type unknown here, is refused
-by name, not skipped: a store written by a newer Penstock must not lose what only that one reads.
+All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere, and a STREAM where
+it has its offset; streams and queues share one space of numbers, so TX_COMMIT has one list. A
+DEQUEUE names the store body of every entry whose *placement* is the store, wherever that body is
+when it is logged; replay applies a (queue, seq) at most once. The type byte is an open table: LEASE
+and BATCH have their numbers, and a record of theirs, or of a type unknown here, is refused by name,
+not skipped: a store written by a newer Penstock must not lose what only that one reads.
 
 Failure.  Encoders raise ValueError for what does not fit its field. Decoders raise RecordError, a
 ValueError, for data that verifies but does not mean anything: each length is checked before bytes
@@ -79,11 +83,14 @@ RECORD_TYPES: Final[dict[int, str]] = {
     TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
     READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
 }  # fmt: skip
-KNOWN_TYPES_MAX: Final = RELEASE  # types above it are reserved
+KNOWN_TYPES_MAX: Final = STREAM  # types above it are reserved, and so is LEASE
 
 # Flags of PUBLISH and MOVE.
 IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
 HAS_EXPIRY: Final = 2
+# Flag of READER_OFFSET.
+READER_DELETED: Final = 1
+NOT_KEPT: Final = 0xFFFFFFFFFFFFFFFF  # kept from, of a reader that keeps nothing
 
 _HEADER: Final = struct.Struct(">IIQBBH")
 _LENGTH_CRC: Final = struct.Struct(">II")
@@ -92,6 +99,7 @@ _HEAD: Final = struct.Struct(">QBBH")
 _PUBLISH_ONE: Final = struct.Struct(">QBBHQIIIIQ")
 _PUBLISH_ONE_STORE: Final = struct.Struct(">QBBHQIIIIIQ")
 _DEQUEUE_ONE: Final = struct.Struct(">QBBHIQIQII")
+_STREAM_HEAD: Final = struct.Struct(">QBBHIQQI")
 
 _OP: Final = struct.Struct(">BBHI")
 _PUBLISH: Final = struct.Struct(">QIII")
@@ -103,9 +111,12 @@ _ATTEMPTS: Final = struct.Struct(">QI")
 _STORE: Final = struct.Struct(">QII")
 _MOVE: Final = struct.Struct(">IQI")
 _RELEASE: Final = struct.Struct(">II")
+_STREAM: Final = struct.Struct(">IQQI")
+_READER: Final = struct.Struct(">IQQQ")
 
 _publish_one: Final = _PUBLISH_ONE.pack
 _publish_one_store: Final = _PUBLISH_ONE_STORE.pack
+_stream_head: Final = _STREAM_HEAD.pack
 _length_crc: Final = _LENGTH_CRC.pack
 
 Place = tuple[int, int]  # queue, seq
@@ -206,6 +217,19 @@ def encode_dequeue(
     return encode(seed, lsn, DEQUEUE, 0, len(runs), data)
 
 
+def encode_stream(
+    seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
+) -> bytes:
+    """A whole STREAM record: one record of one stream. struct.error for a number too large."""
+    rest = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta + payload
+    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+
+
+def is_known(kind: int) -> bool:
+    """Whether a record of this type is written and read by this version."""
+    return 0 <= kind <= KNOWN_TYPES_MAX and kind != LEASE
+
+
 def publish_flags(store_file: int, expiry_ms: int) -> int:
     """Flags of a PUBLISH or MOVE; 0 means that the body is in the record, or no expiry."""
     return (IN_STORE if store_file else 0) | (HAS_EXPIRY if expiry_ms else 0)
@@ -213,7 +237,7 @@ def publish_flags(store_file: int, expiry_ms: int) -> int:
 
 def check_op(kind: int, count: int, data_bytes: int) -> None:
     """ValueError if an operation of these measures has no place in a record."""
-    if not 0 <= kind <= KNOWN_TYPES_MAX:
+    if not is_known(kind):
         raise ValueError(f"record type {type_name(kind)} is not written by this version")
     if not 0 <= count <= COUNT_MAX:
         raise ValueError(f"{type_name(kind)}: {count} entries, a record has at most {COUNT_MAX}")
@@ -241,7 +265,7 @@ def decode(record: bytes, seed: int, segment: int = 0, offset: int = 0) -> Recor
     if not verifies(record, seed):
         raise RecordError("the record's checksum does not match")
     _, _, lsn, kind, flags, count = _HEADER.unpack_from(record)
-    if kind > KNOWN_TYPES_MAX:
+    if not is_known(kind):
         raise RecordError(refusal(kind))
     return Record(lsn, kind, flags, count, record[RECORD_HEADER_BYTES:], segment, offset)
 
@@ -327,6 +351,17 @@ def release_data(queue: int, segment: int) -> bytes:
     for a checkpoint or paging came between, and reads them from the same slots.
     """
     return _RELEASE.pack(queue, segment)
+
+
+def stream_data(stream: int, offset: int, time_us: int, meta: bytes, payload: bytes) -> bytes:
+    """Data of a STREAM: the record at `offset`, or its ordinal in a TX_PART; its count is 1."""
+    return _STREAM.pack(stream, offset, time_us, len(meta)) + meta + payload
+
+
+def reader_data(stream: int, offset: int, kept_from: int, time_ms: int, reader: bytes) -> bytes:
+    """Data of a READER_OFFSET: a named reader has read all below `offset` and wants all from
+    `kept_from` on to stay (NOT_KEPT: nothing). Its count is 0."""
+    return _READER.pack(stream, offset, kept_from, time_ms) + reader
 
 
 def encode_ops(ops: list[Op]) -> bytes:
@@ -434,6 +469,26 @@ class ReleaseData(NamedTuple):
     segment: int
 
 
+class StreamData(NamedTuple):
+    """A STREAM: one record of a stream."""
+
+    stream: int
+    offset: int
+    time_us: int
+    meta: bytes
+    payload: bytes
+
+
+class ReaderData(NamedTuple):
+    """A READER_OFFSET. kept_from: NOT_KEPT for none."""
+
+    stream: int
+    offset: int
+    kept_from: int
+    time_ms: int
+    reader: bytes
+
+
 class TxPartData(NamedTuple):
     """A TX_PART: the transaction's number and some of its operations."""
 
@@ -525,6 +580,22 @@ def decode_release(data: bytes) -> ReleaseData:
     return ReleaseData(queue, segment)
 
 
+def decode_stream(data: bytes) -> StreamData:
+    """A STREAM."""
+    _need("STREAM", data, 0, _STREAM.size)
+    stream, offset, time_us, meta_bytes = _STREAM.unpack_from(data)
+    end = _STREAM.size + meta_bytes
+    _need("STREAM", data, 0, end)
+    return StreamData(stream, offset, time_us, data[_STREAM.size : end], data[end:])
+
+
+def decode_reader(data: bytes) -> ReaderData:
+    """A READER_OFFSET."""
+    _need("READER_OFFSET", data, 0, _READER.size)
+    stream, offset, kept_from, time_ms = _READER.unpack_from(data)
+    return ReaderData(stream, offset, kept_from, time_ms, data[_READER.size :])
+
+
 def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:
     """The `count` operations that begin at `offset`, to the end of `data`."""
     ops: list[Op] = []
@@ -534,7 +605,7 @@ def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:
         kind, flags, op_count, length = _OP.unpack_from(data, position)
         position += OP_HEADER_BYTES
         _need("TX", data, position, length)
-        if kind > KNOWN_TYPES_MAX:
+        if not is_known(kind):
             raise RecordError(refusal(kind))
         if kind in (TX, TX_PART, TX_COMMIT):
             raise RecordError(f"{type_name(kind)} inside a list of operations")

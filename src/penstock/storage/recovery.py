@@ -16,6 +16,10 @@ refuses, names file and offset, and changes nothing [11]. A store body that a re
 missing only above the highest durable LSN, where it is a torn tail too, or when a later record
 took the message away.
 
+Streams go on from the checkpoint's positions: the log's records write their frames again, the same
+bytes in the same places, and then what is beyond the last one is cut. So pages are relied on only
+below a checkpoint's position, where they were synced before it was written.
+
 After an unclean stop each queue's next seq goes to the next segment border above everything seen
 or marked, and queue numbers jump [9]; message ids begin with a new start number at every start.
 
@@ -33,11 +37,12 @@ from penstock.storage.log_file import LogReader
 from penstock.storage.log_segment import LogEnd, segment_path
 from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
+from penstock.storage.page import page_name
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.state import Replay, StorageState
 
 QUEUE_NUMBER_JUMP: Final = 1000
-PARTS: Final = ("wal", "msg_store_persistent", "msg_store_transient", "queues")
+PARTS: Final = ("wal", "msg_store_persistent", "msg_store_transient", "queues", "streams")
 
 Event = Callable[[str, str], None]
 
@@ -157,7 +162,7 @@ def orphans(
     known: dict[str, QueueIndex] = {}
     for queue in (*state.queues.values(), *state.dying.values()):
         known[queue.path.rpartition("/")[2]] = queue
-    trees: list[str] = []
+    trees = _orphans_of_streams(fs, state, files)
     for directory in fs.list(path + "/queues"):
         at = f"{path}/queues/{directory}"
         found = known.get(directory)
@@ -171,6 +176,25 @@ def orphans(
                 if int(stem) not in found.segments and key not in state.reaping:
                     files.append(f"{at}/{name}")
     return files, trees
+
+
+def _orphans_of_streams(fs: FileSystem, state: StorageState, files: list[str]) -> list[str]:
+    """Directories of streams that nothing declares; of the others, pages below the first one, a
+    half-made readMeta and indexes of no page are added to `files`: a crash came in between."""
+    parent = state.streams.path
+    if not fs.exists(parent):
+        return []
+    known = {stream.path for stream in state.streams.by_number.values()}
+    for stream in state.streams.by_number.values():
+        files += stream.queue.leftovers()
+        names = fs.list(stream.path)
+        stems = {page_name(base) for base in stream.queue.pages.bases}
+        files += [
+            f"{stream.path}/{name}"
+            for name in names
+            if name.endswith(".new") or (name.endswith(".idx") and name[:-4] not in stems)
+        ]
+    return [at for at in (f"{parent}/{name}" for name in fs.list(parent)) if at not in known]
 
 
 # ---- helpers -----------------------------------------------------------------------------------
@@ -205,10 +229,24 @@ def _load_state(state: StorageState, manifest: Manifest) -> None:
         queue.count, queue.bytes = section.count, section.bytes
         queue.segments, queue.section = section.segments, section.rows
         queue.attempts = section.attempts
+    _load_streams(state, manifest)
     state.next_queue = max(state.next_queue, manifest.head.next_queue)
     state.reaping = manifest.reaping
     if any(number not in state.queues for number, _ in state.reaping):
         _load_dying(state)
+
+
+def _load_streams(state: StorageState, manifest: Manifest) -> None:
+    where = f"{state.path}/checkpoint-{manifest.number}"
+    for number, section in manifest.streams.items():
+        if number not in state.streams.by_number:
+            text = f"it has a section of stream {number}, and no such stream in its topology"
+            raise CorruptionError(where, 0, text)
+        state.streams.restore(number, section, where)
+    for number in state.streams.by_number:
+        if number not in manifest.streams:
+            text = f"it has stream {number} in its topology, and no section of it"
+            raise CorruptionError(where, 0, text)
 
 
 def _load_dying(state: StorageState) -> None:

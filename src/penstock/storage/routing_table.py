@@ -133,6 +133,9 @@ class RoutingTable:
         elif op == DECLARE_QUEUE:
             queue = DurableQueue(r.short(), r.u32(), r.byte(), r.long())
             r.end()
+            known = self.queues.get(queue.name)
+            if known is not None and known.number != queue.number:
+                self._names.pop(known.number, None)  # what deletes that number means another one
             self.queues[queue.name] = queue
             self._names[queue.number] = queue.name
         elif op in (BIND, UNBIND):

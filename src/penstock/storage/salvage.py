@@ -12,6 +12,9 @@ Kept are names and arguments, the order within each queue, headers, bodies, publ
 times, attempts and the delivered mark. Not kept are message ids, seqs and queue numbers, which mean
 nothing outside. A body that several queues shared is one body in the new store again.
 
+Streams keep the order, times and headers of their records; offsets count from 0 again, and named
+readers are moved along (salvage_streams.py).
+
 Messages may come back that were acknowledged, where what said so is lost. Then that is told too.
 
 RAM: what `salvage_state.py` says, and about 150 bytes for each body in the store. Failure: the new
@@ -38,6 +41,8 @@ from penstock.storage.routing_table import DurableQueue
 from penstock.storage.salvage_log import cut_torn_tail, gaps, read_log
 from penstock.storage.salvage_state import SalvagedQueue, SalvagedVhost, guess_slots
 from penstock.storage.salvage_store import BodyFinder, read_checkpoint
+from penstock.storage.salvage_streams import SalvagedStream
+from penstock.storage.streams import Stream
 from penstock.storage.transaction_log import OS
 from penstock.storage.verify import Problem, Progress
 
@@ -57,6 +62,16 @@ class SalvagedCount:
 
 
 @dataclass(slots=True)
+class SalvagedRecords:
+    """One stream, or partition: how many records were taken; of those lost, `losses` tells."""
+
+    vhost: str
+    name: str
+    taken: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class SalvageReport:
     """losses: everything that could not be read or is not certain, by file and position."""
 
@@ -65,6 +80,7 @@ class SalvageReport:
     losses: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     queues: list[SalvagedCount] = field(default_factory=list)
+    streams: list[SalvagedRecords] = field(default_factory=list)
 
     @property
     def taken(self) -> int:
@@ -153,6 +169,8 @@ class _VhostSalvage:
                 if self._progress is not None:
                     self._progress("queues", done, total)
                 self._copy(queue, target)
+            for stream in self._old.streams.streams.values():
+                self._copy_stream(stream)
             new.sync()
         except BaseException as error:
             new.stop(error)
@@ -180,6 +198,34 @@ class _VhostSalvage:
         for record in old.routing.parameter_records():
             new.apply_topology(record)
         return targets
+
+    def _copy_stream(self, found: SalvagedStream) -> None:
+        """A stream with its own times; each reader goes where as many records are below it."""
+        new = self._new
+        report = SalvagedRecords(self._vhost.title(), queue_title(found.name))
+        self._report.streams.append(report)
+        known = self._old.routing.queues.get(found.name)
+        arguments = known.arguments if known is not None else b""
+        name = found.name
+        if name in new.state.routing.queues:
+            name += f"-salvaged-{found.number}".encode()
+        (target,) = new.declare_streams([(name, arguments, 0)], page_bytes=found.page_bytes)
+        below: list[tuple[int, int]] = []  # (old offset, new offset) behind each gap
+        wanted = -1
+        for one in self._old.streams.records(found):
+            if isinstance(one, Problem):
+                self._report.losses.append(one)
+                continue
+            if one.offset != wanted:
+                below.append((one.offset, target.next_offset))
+            wanted = one.offset + 1
+            new.append_stream(target, one.meta, one.payload, OS, one.time_us)
+            report.taken += 1
+            report.bytes += len(one.payload)
+            self._wrote(len(one.payload))
+        for reader, at in found.readers.items():
+            kept = None if at.kept_from is None else _moved(at.kept_from, below, target)
+            new.set_reader(target, reader, _moved(at.offset, below, target), OS, kept)
 
     def _copy(self, queue: SalvagedQueue, target: QueueIndex) -> None:
         old = self._old
@@ -236,8 +282,12 @@ class _VhostSalvage:
             message.id, message.store_file = shared
             message.body = None
             new.publish_spooled([target], found.header, message, OS)
+        self._wrote(found.size)
+
+    def _wrote(self, size: int) -> None:
+        new = self._new
         self._unflushed += 1
-        self._written += found.size
+        self._written += size
         if self._unflushed >= FLUSH_ENTRIES:
             self._unflushed = 0
             new.flush()
@@ -245,3 +295,15 @@ class _VhostSalvage:
         if self._written >= CHECKPOINT_BYTES:
             self._written = 0
             new.checkpoint()
+
+
+def _moved(offset: int, below: list[tuple[int, int]], target: Stream) -> int:
+    """The offset in the new stream of what had `offset` in the old one."""
+    moved = 0
+    for old, new in below:
+        if old <= offset:
+            moved = new + offset - old
+        else:
+            moved = min(moved, new)
+            break
+    return min(moved, target.next_offset)

@@ -41,6 +41,8 @@ from penstock.storage.queue_segment import (
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.salvage_log import FoundLog, FoundRecord
 from penstock.storage.salvage_store import FoundCheckpoint
+from penstock.storage.salvage_streams import SalvagedStreams
+from penstock.storage.streams import STREAM_FLAG
 from penstock.storage.verify import Problem
 
 DEFAULT_SLOTS: Final = 4096
@@ -100,6 +102,7 @@ class SalvagedVhost:
         self.routing = RoutingTable(Ticks())
         self.queues: dict[int, SalvagedQueue] = {}
         self.slots = guess_slots(fs, path)
+        self.streams = SalvagedStreams(fs, path, losses)
         self._directories: dict[int, str] = {}  # queue number -> path
         self._parts: dict[int, list[record.Op]] = {}
         self._deleted: set[int] = set()
@@ -119,6 +122,7 @@ class SalvagedVhost:
         if found is None or not found.has_topology:
             for number in self._directories:
                 self.queue(number)
+            self.streams.add_all()
         for queue in self.queues.values():
             if not queue.has_section:
                 self._take_all_slots(queue)
@@ -135,6 +139,7 @@ class SalvagedVhost:
         self.slots = manifest.head.segment_slots
         for data in manifest.topology:
             self._apply_topology(data)
+        self.streams.load(manifest)
         for number, section in manifest.queues.items():
             queue = self.queue(number)
             queue.has_section = True
@@ -176,7 +181,9 @@ class SalvagedVhost:
     def _apply_topology(self, data: bytes) -> None:
         self.routing.apply(data)
         for declared in self.routing.queues.values():
-            if declared.number not in self.queues:
+            if declared.flags & STREAM_FLAG:
+                self.streams.add(declared.number, declared.name)
+            elif declared.number not in self.queues:
                 self.queue(declared.number)
 
     def _apply(self, found: FoundRecord) -> None:
@@ -227,6 +234,11 @@ class SalvagedVhost:
             self.routing.delete_queue(number)
             self.queues.pop(number, None)
             self._deleted.add(number)
+            self.streams.delete(number)
+        elif kind == record.STREAM:
+            self.streams.append(data, first_seqs)
+        elif kind == record.READER_OFFSET:
+            self.streams.set_reader(data, flags)
         elif kind == record.MARK:
             mark = record.decode_mark(data)
             queue = self.queue(mark.queue)
@@ -255,9 +267,15 @@ class SalvagedVhost:
                 ops = [record.Op(one.type, one.flags, one.count, one.data)]
             elif one.type == record.TX:
                 ops = record.decode_ops(one.data, one.count)
+            elif one.type == record.STREAM:
+                ops = [record.Op(one.type, one.flags, one.count, one.data)]
             else:
                 return
             for op in ops:
+                if op.type == record.STREAM and record.decode_stream(op.data).stream in (
+                    self.streams.streams
+                ):
+                    self.streams.append(op.data, {})
                 if op.type == record.PUBLISH:
                     p = record.decode_publish(op.data, op.flags, op.count)
                     for number, seq in p.places:

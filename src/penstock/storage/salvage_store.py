@@ -254,7 +254,7 @@ def _section_at(
         return (-1, b"")
     kind, length, crc = _SECTION.unpack_from(data, position)
     start = position + _SECTION.size
-    if kind > checkpoint.REAPING or start + length > len(data):
+    if kind > checkpoint.KINDS_MAX or start + length > len(data):
         return (-1, b"")
     section = data[start : start + length]
     if crc32(section, checkpoint.section_seed(vhost, number, kind, place)) != crc:

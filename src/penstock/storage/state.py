@@ -2,7 +2,8 @@
 
 The state of a vhost at any LSN is a fold of its records over the last checkpoint: which entries of
 which queue live (QueueIndex), how many references each stored body has (MessageStore), what the
-topology is (RoutingTable), and which purged slots still wait to be read for their references.
+topology is (RoutingTable), what streams hold and how far their readers are (StreamTable), and which
+purged slots still wait to be read for their references.
 Whatever the live engine appends to the log it then applies here; recovery reads the same records
 and applies them here. So there is one answer to what a record means, and a test of replay tests
 live work too.
@@ -29,6 +30,7 @@ from penstock.storage.message_store import MessageStore
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import Run, StoreRef
 from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.streams import STREAM_FLAG, Stream, StreamTable
 
 ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
 
@@ -53,6 +55,7 @@ class StorageState:
         self.reap_lsn: int = 0  # reaping waits until this is durable
         self.dying: dict[int, QueueIndex] = {}  # deleted, slots still to be read
         self.deleted: list[QueueIndex] = []  # their directories go at the next checkpoint
+        self.streams: StreamTable = StreamTable(fs, path)
         self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
 
     # ---- queues --------------------------------------------------------------------------------
@@ -68,9 +71,9 @@ class StorageState:
             self.next_queue = number + 1
         return queue
 
-    def check_topology(self, data: bytes) -> None:
-        """ValueError for what must not get into the log: what is no record, and a queue with a name
-        or a number that is taken."""
+    def check_topology(self, data: bytes, *, is_stream: bool = False) -> None:
+        """ValueError for what must not get into the log: what is no record, a queue with a name or
+        a number that is taken, and a stream unless its directory is about to be made."""
         trial = RoutingTable(Ticks())
         trial.apply(data)
         for queue in trial.queues.values():
@@ -79,6 +82,10 @@ class StorageState:
                 raise ValueError(f"queue {queue.name!r} is there, with the number {known.number}")
             if known is None and queue.number < self.next_queue:
                 raise ValueError(f"the queue number {queue.number} was given out before")
+            if bool(queue.flags & STREAM_FLAG) != (
+                queue.number in self.streams.by_number or is_stream
+            ):
+                raise ValueError(f"{queue.name!r}: streams, and only they, are declared as streams")
 
     def apply_topology(self, data: bytes) -> None:
         """A TOPOLOGY record; a declared queue comes to life."""
@@ -86,7 +93,10 @@ class StorageState:
         self.routing.apply(data)
         if len(self.routing.queues) != known:
             last: DurableQueue = next(reversed(self.routing.queues.values()))
-            if last.number not in self.queues:
+            if last.flags & STREAM_FLAG:
+                self.streams.add(last.name, last.number)
+                self.next_queue = max(self.next_queue, last.number + 1)
+            elif last.number not in self.queues:
                 self.add_queue(last.name, last.number)
 
     def apply_delete_queue(self, lsn: int, queue: QueueIndex) -> None:
@@ -100,8 +110,14 @@ class StorageState:
         else:
             self.deleted.append(queue)
 
+    def apply_delete_stream(self, stream: Stream) -> None:
+        """DELETE_QUEUE of a stream: as for a queue; nothing else names what it holds."""
+        self.routing.delete_queue(stream.number)
+        self.streams.delete(stream)
+
     def close(self) -> None:
-        """Close every file of queues and store."""
+        """Close every file of queues, streams and store."""
+        self.streams.close()
         for queue in (*self.queues.values(), *self.dying.values(), *self.deleted):
             queue.close()
         self.store.close()
@@ -309,6 +325,12 @@ class Replay:
             self.state.apply_topology(op.data)
         elif kind == record.RELEASE:
             self._release(record.decode_release(op.data))
+        elif kind == record.STREAM:
+            found = record.decode_stream(op.data)
+            first = first_seqs[found.stream] if first_seqs else 0
+            self._held += self.state.streams.replay(found, found.offset + first, self.lsn)
+        elif kind == record.READER_OFFSET:
+            self.state.streams.set_reader(op.data, op.flags)
         elif kind != record.NOP:
             self._apply_to_queue(op)
 
@@ -331,9 +353,13 @@ class Replay:
             if queue is not None:
                 self.state.apply_purge(self.lsn, queue, purge.upper, purge.kept)
         elif op.type == record.DELETE_QUEUE:
-            queue = self.state.queues.get(record.decode_delete_queue(op.data))
+            number = record.decode_delete_queue(op.data)
+            queue = self.state.queues.get(number)
+            stream = self.state.streams.by_number.get(number)
             if queue is not None:
                 self.state.apply_delete_queue(self.lsn, queue)
+            elif stream is not None:
+                self.state.apply_delete_stream(stream)
         elif op.type == record.MARK:
             mark = record.decode_mark(op.data)
             queue = self.state.queues.get(mark.queue)
@@ -388,7 +414,8 @@ class Replay:
             self._dequeue(queue, [(m.seq, 1, p.body_size, len(stores))], stores)
 
     def spill(self) -> None:
-        """Everything that is held goes to its slot; nothing of it has to be synced yet."""
+        """All that is held goes to its slot or page; nothing of it has to be synced yet."""
+        self.state.streams.write()
         for queue in self.state.queues.values():
             entries = queue.holder.materialise(queue.next_seq)
             if entries:

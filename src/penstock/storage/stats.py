@@ -24,12 +24,14 @@ from penstock.storage.state import StorageState
 
 QUEUE_RAM: Final = 1800
 SEGMENT_RAM: Final = 250
+STREAM_RAM: Final = 4000
 ROW_RAM: Final = 400
 FILE_RAM: Final = 700
 
 KINDS: Final = {
     ".wal": "log", ".new": "log", ".qi": "slots", ".qs": "small bodies", ".rdq": "store",
     ".hint": "store tables", ".msg": "large bodies", "reserve": "reserve",
+    ".page": "stream pages", ".idx": "stream indexes",
 }  # fmt: skip
 
 
@@ -47,6 +49,20 @@ class QueueStats:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """One stream, or one partition of it: the offset of its oldest record and of its next one, the
+    bytes of its pages, and how many named readers it has."""
+
+    vhost: str
+    name: str
+    number: int
+    first: int
+    next: int
+    bytes: int
+    readers: int
+
+
 @dataclass(slots=True)
 class Stats:
     """All sizes in bytes."""
@@ -54,6 +70,7 @@ class Stats:
     path: str
     files: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> number, bytes
     queues: list[QueueStats] = field(default_factory=list)
+    streams: list[StreamStats] = field(default_factory=list)
     vhosts: int = 0
     store_live_bytes: int = 0
     store_dead_bytes: int = 0
@@ -107,6 +124,13 @@ def _count_state(fs: FileSystem, vhost: Vhost, found: Stats) -> None:
                 len(queue.section),
             )
         )  # fmt: skip
+    for stream in sorted(state.streams.by_number.values(), key=lambda s: s.name):
+        found.streams.append(
+            StreamStats(
+                vhost.title(), queue_title(stream.name), stream.number, stream.first_offset,
+                stream.next_offset, stream.queue.bytes, len(stream.readers),
+            )
+        )  # fmt: skip
     store = state.store
     found.store_live_bytes += store.live_bytes
     found.store_dead_bytes += max(store.total_bytes - store.live_bytes, 0)
@@ -123,6 +147,7 @@ def _ram_bytes(state: StorageState) -> int:
         ram += QUEUE_RAM + ROW_RAM * len(queue.section)
         for segment in queue.segments.values():
             ram += SEGMENT_RAM + (len(segment.bitmap) if segment.bitmap is not None else 0)
+    ram += STREAM_RAM * len(state.streams.by_number)
     for file in state.store.append_files.files:
         counts = file.counts
         ram += FILE_RAM + len(counts.live) + (len(counts.extra) if counts.extra else 0)

@@ -4,6 +4,9 @@ Qpid's TransactionLog has startTransaction, commit and abort; here a transaction
 owner and becomes one TX record when it commits, so that a crash can only find all or nothing of it.
 Until then nothing of it is in the log.
 
+Records for streams are part of it as publishes are: their offsets and times are assigned when it
+commits, in the same record. Their bodies are never in the store, so they wait in RAM.
+
 Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
 MessageStore as they come, owned by the transaction: dropped at rollback, orphans for recovery if
 there is neither commit nor rollback. And a commit of more than `tx_record_bytes` (8 MiB) of log
@@ -23,6 +26,7 @@ from penstock.errors import (
 from penstock.message import Entry, Message
 from penstock.storage import record
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.streams import Stream
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
@@ -39,12 +43,26 @@ class Published:
         self.entries: list[tuple[QueueIndex, Entry]] = []
 
 
+class Appended:
+    """One record for a stream in a transaction; `offset` is -1 until it is committed."""
+
+    __slots__ = ("body", "header", "offset", "stream", "time_us")
+
+    def __init__(self, stream: Stream, header: bytes, body: bytes) -> None:
+        self.stream: Stream = stream
+        self.header: bytes = header
+        self.body: bytes = body
+        self.offset: int = -1
+        self.time_us: int = 0
+
+
 class Transaction:
     """Made by `StorageEngine.begin`. Not for use after commit or rollback (StorageError)."""
 
     def __init__(self, engine: "StorageEngine") -> None:
         self._engine = engine
         self.publishes: list[Published] = []
+        self.appends: list[Appended] = []
         self.dequeues: list[tuple[QueueIndex, list[Entry]]] = []
         self._taken: set[tuple[int, int]] = set()
         self.body_bytes: int = 0
@@ -70,6 +88,19 @@ class Transaction:
         published = Published(message, queues)
         self.publishes.append(published)
         return published
+
+    def append_stream(self, stream: Stream, header: bytes, body: bytes) -> Appended:
+        """Append a record to a stream when the transaction commits. UnknownQueueError, ValueError
+        (too long): the transaction is as before."""
+        self._check()
+        if stream.is_deleted:
+            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+        stream.queue.check(body, header)
+        appended = Appended(stream, header, body)
+        self.appends.append(appended)
+        self.body_bytes += len(body)
+        self.log_bytes += 64 + len(header) + len(body)
+        return appended
 
     def _spool(self, message: Message, body: bytes) -> None:
         """The body goes to the store, owned by the transaction, with no reference yet."""
@@ -112,7 +143,7 @@ class Transaction:
             if not all(queue.is_live_run(run) for run in queue.runs(entries)):
                 self.rollback()
                 raise ValueError(f"an entry of queue {queue.number} is not alive")
-        if engine.blocked and self.publishes:
+        if engine.blocked and (self.publishes or self.appends):
             engine.refuse()
         is_large = self.log_bytes > engine.options.tx_record_bytes
         ops = self._ops(is_large=is_large)
@@ -126,7 +157,7 @@ class Transaction:
         except DiskFullError as error:
             raise engine.full(error) from error
         try:
-            self._apply(lsn)
+            self._apply(lsn, mode)
         except BaseException as error:
             engine.stop(error)  # the log is ahead of RAM: only recovery goes on from there
             raise
@@ -144,9 +175,10 @@ class Transaction:
             if not published.queues and m.store_file:
                 self._engine.state.store.disown(m.store_file, m.id)
         self.publishes = [p for p in self.publishes if p.queues]
+        self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
     def _ops(self, *, is_large: bool) -> list[record.Op]:
-        """The operations; places have seqs, or ordinals within (transaction, queue)."""
+        """The operations; places have seqs, or ordinals within (transaction, queue or stream)."""
         next_seqs: dict[int, int] = {}
         ops: list[record.Op] = []
         for published in self.publishes:
@@ -156,6 +188,14 @@ class Transaction:
                 next_seqs[queue.number] = seq + 1
                 places.append((queue.number, seq))
             ops.append(publish_op(published, places))
+        now_us = self._engine.clock.wall_us()
+        for a in self.appends:
+            stream = a.stream
+            offset = next_seqs.get(stream.number, 0 if is_large else stream.next_offset)
+            next_seqs[stream.number] = offset + 1
+            a.time_us = max(now_us, stream.queue.last_time_us)
+            data = record.stream_data(stream.number, offset, a.time_us, a.header, a.body)
+            ops.append(record.Op(record.STREAM, 0, 1, data))
         ops += [dequeue_op(queue, entries) for queue, entries in self.dequeues]
         return ops
 
@@ -177,12 +217,13 @@ class Transaction:
                     if log.is_full:
                         engine.wait_for_room()
             first_seqs = {q.number: q.next_seq for p in self.publishes for q in p.queues}
+            first_seqs.update((a.stream.number, a.stream.next_offset) for a in self.appends)
             data = record.tx_commit_data(number, list(first_seqs.items()))
             return log.append(record.TX_COMMIT, 0, len(first_seqs), data, mode)
         finally:
             engine.is_committing = False
 
-    def _apply(self, lsn: int) -> None:
+    def _apply(self, lsn: int, mode: int) -> None:
         state = self._engine.state
         for published in self.publishes:
             m = published.message
@@ -195,6 +236,8 @@ class Transaction:
             if in_store:
                 state.store.ref(m.store_file, m.id, len(published.queues))
                 state.store.disown(m.store_file, m.id)
+        for a in self.appends:
+            a.offset = state.streams.append(a.stream, lsn, mode, a.time_us, a.header, a.body)
         for queue, entries in self.dequeues:
             state.apply_dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
 

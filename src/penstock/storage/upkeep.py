@@ -54,6 +54,7 @@ class Upkeep:
         if now - self._disk_at >= CHECK_DISK_S:
             self._disk_at = now
             self.check_disk()
+            engine.state.streams.release_some()
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

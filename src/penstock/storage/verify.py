@@ -12,6 +12,8 @@ to every place that the state names.
     counts, bytes, store entries of segments  their live entries
     references of stored bodies               what live entries, sections and purged slots name
     ids                                       two bodies of one id must be the same [9]
+    pages of streams, up to the checkpoint    their frames and indexes (verify_stream.py); behind
+                                              it the log has the records, and was read already
     names in the directories                  what the state knows; an orphan is a note, no error
 
 A *problem* has a file and a position, and means that something is lost or wrong. A *note* is worth
@@ -53,6 +55,7 @@ from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile
 from penstock.storage.store_tables import read_table
+from penstock.storage.verify_stream import check_stream
 
 CHUNK_ENTRIES: Final = 64  # messages read at a time; a body in .qs has less than 32 KiB
 BUCKETS: Final = 256
@@ -87,6 +90,19 @@ class QueueReport:
 
 
 @dataclass(slots=True)
+class StreamReport:
+    """What was found of one stream, or partition, up to its checkpoint. damaged: records lost."""
+
+    vhost: str
+    name: str
+    number: int
+    records: int = 0
+    bytes: int = 0
+    pages: int = 0
+    damaged: int = 0
+
+
+@dataclass(slots=True)
 class Report:
     """What verify found. bodies, body_bytes: each stored body once, each body in .qs or log."""
 
@@ -94,6 +110,7 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     queues: list[QueueReport] = field(default_factory=list)
+    streams: list[StreamReport] = field(default_factory=list)
     vhosts: int = 0
     records: int = 0
     bodies: int = 0
@@ -116,8 +133,11 @@ class Report:
             self.problems.append(Problem(self.path, 0, str(error)))
 
 
-def verify(fs: FileSystem, path: str, *, progress: Progress | None = None) -> Report:
-    """Verify a data directory or one vhost's directory that nobody is using.
+def verify(
+    fs: FileSystem, path: str, *, progress: Progress | None = None, has_streams: bool = True
+) -> Report:
+    """Verify a data directory or one vhost's directory that nobody is using. has_streams: the pages
+    of streams too; without them for who verifies those beside it, several at a time.
 
     Writes nothing but the text in the lock files. NotAStoreError, LockedError, VersionError (of
     the whole directory), SyncFailedError, OSError.
@@ -128,7 +148,8 @@ def verify(fs: FileSystem, path: str, *, progress: Progress | None = None) -> Re
             report.add(fault)
         for vhost in store.vhosts:
             report.vhosts += 1
-            _VhostCheck(ReadOnlyFileSystem(fs), vhost, report, progress or _silent).run()
+            check = _VhostCheck(ReadOnlyFileSystem(fs), vhost, report, progress or _silent)
+            check.run(has_streams=has_streams)
     return report
 
 
@@ -200,7 +221,7 @@ class _VhostCheck:
         self._is_damaged = False  # some references are not known, because slots are damaged
         self._checkpoint = vhost.path
 
-    def run(self) -> None:
+    def run(self, *, has_streams: bool) -> None:
         fs, path, report = self._fs, self._vhost.path, self._report
         self._progress("checkpoint and log", 0, 1)
         try:
@@ -221,6 +242,8 @@ class _VhostCheck:
         self._check_queues(state)
         self._check_purged(state)
         self._check_store(state.store)
+        if has_streams:
+            self._check_streams(state)
         for id in self._bodies.with_two():
             self._wrong(f"message id {id:#x} has two different bodies")
         self._check_names(state, found.manifest.number)
@@ -428,6 +451,25 @@ class _VhostCheck:
                 text = f"body {id:#x} counts {counts.refs(place)} times, and nothing names it"
                 path = store.file_path(file.number)
                 self._report.problems.append(Problem(path, 0, text))
+
+    # ---- streams -------------------------------------------------------------------------------
+
+    def _check_streams(self, state: StorageState) -> None:
+        """Pages up to the checkpoint's position; what came after it is in the log, and was read."""
+        streams = sorted(state.streams.by_number.values(), key=lambda s: s.number)
+        for done, stream in enumerate(streams):
+            self._progress("streams", done, len(streams))
+            found = StreamReport(self._vhost.title(), queue_title(stream.name), stream.number)
+            self._report.streams.append(found)
+            checked = check_stream(
+                self._fs, stream.path, stream.queue.stream_id, stream.number,
+                stream.queue.pages.first_base, stream.restored,
+            )  # fmt: skip
+            for problem in checked.problems:
+                self._report.add(problem)
+            self._report.notes += checked.notes
+            found.records, found.bytes = checked.records, checked.bytes
+            found.pages, found.damaged = checked.pages, checked.damaged
 
     # ---- names ---------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The checkpoint file: what was written comes back, anything else is an error with its place."""
 
 import errno
+import struct
 from zlib import crc32
 
 import pytest
@@ -10,6 +11,8 @@ from penstock.message import Message
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
 from penstock.storage.index_segment import IndexSegment, Row, Section
+from penstock.storage.stream_meta import Position
+from penstock.storage.streams import ReaderOffset, StreamSection
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 
@@ -71,6 +74,30 @@ def test_what_was_written_comes_back() -> None:
     assert manifest.topology == [b"one", b"", b"three"]
     assert manifest.store == [b"state one", b"state two"]
     assert manifest.reaping == REAPED
+
+
+STREAM_SECTION = StreamSection(
+    bytes(range(16)), Position(40, 700, 55, 1_700_000_000_000_001, 8),
+    {"reader": ReaderOffset(50, 41, 1_700_000_000_000), "größer": ReaderOffset(9, None, 5)},
+)  # fmt: skip
+
+
+def test_a_streams_section_comes_back_and_has_these_bytes() -> None:
+    data = checkpoint.encode_stream(12, STREAM_SECTION)
+    golden("checkpoint_stream", hexdump(data))
+    manifest = checkpoint.Manifest()
+    checkpoint.apply_section(manifest, checkpoint.STREAM, data)
+    found = manifest.streams[12]
+    assert found.position == STREAM_SECTION.position
+    assert found.stream_id == STREAM_SECTION.stream_id
+    assert found.readers == STREAM_SECTION.readers
+
+
+def test_a_streams_section_that_is_cut_off_is_an_error() -> None:
+    data = checkpoint.encode_stream(12, STREAM_SECTION)
+    for length in range(60):
+        with pytest.raises(struct.error):
+            checkpoint.apply_section(checkpoint.Manifest(), checkpoint.STREAM, data[:length])
 
 
 def test_a_queues_section_comes_back() -> None:

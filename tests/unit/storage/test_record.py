@@ -49,6 +49,13 @@ EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
     ),
     "tx_commit": (record.TX_COMMIT, 0, 2, record.tx_commit_data(77, [(3, 100), (5, 200)])),
     "release": (record.RELEASE, 0, 0, record.release_data(3, 2)),
+    "stream": (
+        record.STREAM, 0, 1, record.stream_data(6, 41, 1_700_000_000_000_001, b"meta", b"payload")
+    ),
+    "reader_offset": (
+        record.READER_OFFSET, 0, 0,
+        record.reader_data(6, 42, record.NOT_KEPT, 1_700_000_000_000, b"reader"),
+    ),
 }  # fmt: skip
 
 DECODERS: dict[int, Callable[[bytes, int, int], object]] = {
@@ -101,6 +108,12 @@ def test_round_trip_of_the_data() -> None:
     assert record.decode_delete_queue(EXAMPLES["delete_queue"][3]) == 3
     assert record.decode_tx_commit(EXAMPLES["tx_commit"][3], 2) == (77, [(3, 100), (5, 200)])
     assert record.decode_release(EXAMPLES["release"][3]) == (3, 2)
+    assert record.decode_stream(EXAMPLES["stream"][3]) == (
+        6, 41, 1_700_000_000_000_001, b"meta", b"payload",
+    )  # fmt: skip
+    assert record.decode_reader(EXAMPLES["reader_offset"][3]) == (
+        6, 42, record.NOT_KEPT, 1_700_000_000_000, b"reader",
+    )  # fmt: skip
     ops = record.decode_ops(EXAMPLES["tx"][3], 2)
     assert [(op.type, op.count) for op in ops] == [(record.PUBLISH, 2), (record.MARK, 0)]
     part = record.decode_tx_part(EXAMPLES["tx_part"][3], 1)
@@ -132,6 +145,22 @@ def test_the_fast_publish_gives_the_same_bytes(store_file: int, expiry_ms: int) 
     assert record.encode(SEED, 42, record.PUBLISH, flags, 1, data) == record.encode_publish_one(
         SEED, 42, flags, 11, 1_700_000_000, expiry_ms, store_file, 3, 4, b"header", body, size
     )
+
+
+def test_the_fast_stream_record_gives_the_same_bytes() -> None:
+    assert record.encode(SEED, 42, *EXAMPLES["stream"]) == record.encode_stream(
+        SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", b"payload"
+    )
+
+
+def test_a_stream_record_that_is_cut_off_is_an_error() -> None:
+    data = EXAMPLES["stream"][3]
+    for length in range(len(data) - len(b"payload")):
+        with pytest.raises(RecordError, match="STREAM"):
+            record.decode_stream(data[:length])
+    for length in range(len(EXAMPLES["reader_offset"][3]) - len(b"reader")):
+        with pytest.raises(RecordError, match="READER_OFFSET"):
+            record.decode_reader(EXAMPLES["reader_offset"][3][:length])
 
 
 @pytest.mark.parametrize("runs", [[(7, 2, 90, 1)], [(7, 2, 90, 0), (10, 1, 5, 0)], []])

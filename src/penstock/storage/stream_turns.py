@@ -1,0 +1,165 @@
+"""StreamTurns: what an engine does for its streams at the end of a turn: pages, heads, retention.
+
+    flush     each stream that was appended to: one pwrite of its frames, no sync; then a Turn
+              (LSN, mode, position) waits for the log
+    settled   the newest Turn whose LSN is settled in its mode, and whose frames are written:
+              writeMeta moves there, and `engine.on_head` is told, once per stream, whatever the
+              number of records
+    retain    whole pages from the oldest: readMeta durable, then unlinked, in a worker
+
+A head is never beyond what is settled, nor beyond what is in the page's file. Readers map the file
+up to the head, so below it no byte ever changes again: what a recovery writes there are the same
+bytes.
+
+Failure. A write of frames that fails loses nothing, for the log has them: they stay in RAM, the
+head stays, it is told once (event `stream_write`; a full disk also blocks publishers) and tried
+again at the next flush. A checkpoint cannot be made without them, and deals with the error as with
+that of any other file. A failed sync of readMeta stops the engine [10]. After a failure nothing is
+written any more.
+"""
+
+import errno
+from typing import TYPE_CHECKING
+
+from penstock.errors import DiskFullError, SyncFailedError
+from penstock.storage.stream_meta import Head
+from penstock.storage.streams import Stream, StreamTable, Turn
+
+if TYPE_CHECKING:
+    from penstock.storage.engine import StorageEngine
+
+
+class Limits:
+    """What a stream may keep: seconds, bytes and records, None for no limit. since_ms: readers that
+    were heard of later (ms since 1970) hold what they asked for."""
+
+    __slots__ = ("max_age_s", "max_bytes", "max_records", "since_ms")
+
+    def __init__(
+        self,
+        max_age_s: float | None,
+        max_bytes: int | None,
+        max_records: int | None,
+        since_ms: int,
+    ) -> None:
+        self.max_age_s: float | None = max_age_s
+        self.max_bytes: int | None = max_bytes
+        self.max_records: int | None = max_records
+        self.since_ms: int = since_ms
+
+
+class StreamTurns:
+    """One per engine."""
+
+    def __init__(self, engine: "StorageEngine") -> None:
+        self._engine = engine
+        self._table: StreamTable = engine.state.streams
+        self._waiting: dict[int, Stream] = {}  # with turns that are not settled
+
+    def turn(self) -> None:
+        """The end of a turn: write what was appended, move the heads of what is settled."""
+        table = self._table
+        if table.dirty and self._engine.failed is None:
+            dirty, table.dirty = table.dirty, []
+            for stream in dirty:
+                if stream.queue.is_closed:
+                    continue
+                if stream.lsn and not stream.is_deleted:
+                    position = stream.queue.position()
+                    stream.turns.append(Turn(stream.lsn, stream.mode, position))
+                    stream.lsn = stream.mode = 0
+                self._waiting[stream.number] = stream
+                try:
+                    stream.queue.write()
+                    table.used(stream)
+                    stream.is_dirty = stream.is_failing = False
+                except OSError as error:
+                    table.dirty.append(stream)
+                    self._tell(stream, error)
+        if self._waiting:
+            self.settle()
+
+    def _tell(self, stream: Stream, error: OSError) -> None:
+        if not stream.is_failing:
+            stream.is_failing = True
+            engine = self._engine
+            text = f"frames stay in RAM and in the log, to be written later: {error}"
+            engine.event("stream_write", text)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                engine.full(DiskFullError(engine.path, engine.fs.free_bytes(engine.path), 0))
+
+    def settle(self) -> None:
+        """Move the heads to what is settled by now."""
+        if self._engine.failed is not None:
+            return
+        moved = [stream for stream in self._waiting.values() if self._move_head(stream)]
+        for stream in moved:
+            if not stream.turns:
+                del self._waiting[stream.number]
+        on_head = self._engine.on_head
+        if on_head is not None:
+            for stream in moved:
+                if not stream.is_deleted:
+                    on_head(stream)
+
+    def _move_head(self, stream: Stream) -> bool:
+        """To its newest turn that is settled and written; whether there was one, or it is gone."""
+        log = self._engine.log
+        turns = stream.turns
+        written = stream.queue.written_offset
+        newest: Turn | None = None
+        while turns:
+            turn = turns[0]
+            if turn.lsn > log.settled(turn.mode) or turn.position.next_offset > written:
+                break
+            newest = turns.popleft()
+        if newest is None:
+            return stream.is_deleted
+        p = newest.position
+        try:
+            head = Head(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
+            stream.queue.publish(head, False)
+        except OSError as error:
+            turns.appendleft(newest)
+            self._tell(stream, error)
+            return False
+        return True
+
+    # ---- retention -----------------------------------------------------------------------------
+
+    def retain(self, stream: Stream, limits: Limits) -> int:
+        """Begin to take away the oldest pages that the limits, the readers and durability do not
+        ask for; how many. They are gone for readers at once."""
+        engine = self._engine
+        if stream.is_retaining or stream.is_deleted:
+            return 0
+        is_durable = engine.log.durable_lsn >= stream.last_lsn
+        keep_from = stream.head_offset if is_durable else stream.base_kept
+        kept = stream.kept_from(limits.since_ms)
+        if kept is not None and kept < keep_from:
+            keep_from = kept
+        plan = stream.queue.plan_retain(
+            limits.max_age_s, limits.max_bytes, limits.max_records,
+            now_us=engine.clock.wall_us(), keep_from=keep_from,
+        )  # fmt: skip
+        if plan is None:
+            return 0
+        stream.section = None
+        is_pinned = engine.pins > 0  # a backup is copying: nothing is deleted until it is done
+        if is_pinned:
+            engine.pinned_paths += plan.paths
+
+        def done(_: object) -> None:
+            stream.is_retaining = False
+
+        def failed(error: BaseException) -> None:
+            stream.is_retaining = False
+            if isinstance(error, SyncFailedError):
+                engine.stop(error)
+            else:
+                text = f"pages of {stream.path} could not be taken away: {error}"
+                engine.event("stream_write", text)
+
+        stream.is_retaining = True
+        engine.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
+        return plan.pages

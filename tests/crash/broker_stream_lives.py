@@ -1,0 +1,319 @@
+"""Lives of streams on a broker: clients append, fan out, commit, read by name; a crash anywhere.
+
+One life is a run of random steps on a BrokerRig: confirmed publishes to a stream and to one with
+partitions, a fanout to a stream and a queue, transactions over both, a queue whose dead letters go
+to the stream, and a named reader that acknowledges. Pages are small, so that they roll. What the
+clients were told is noted with the disk operation that was last then.
+
+An image is the disk as a crash after operation `at` leaves it. A new broker opens it, and
+everything is read. Then must hold:
+
+    S1  what was confirmed by `at` is there, in each of its places
+    S2  a message that went to a stream and a queue is in both or in neither
+    S3  a transaction is there whole or not at all; one whose commit-ok came by `at` is
+    S4  nothing that was never published, nothing twice, keys in order, offsets without a hole
+    S5  the reader goes on no later than at the first record that it had not acknowledged when the
+        crash came; what is told of streams agrees with what is read
+    S6  a message that was rejected is in its queue or in the stream, never in both or in neither
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from penstock.codec.spec import (
+    BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetOk,
+    BasicQos,
+    BasicQosOk,
+    BasicReject,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    QueueBind,
+    QueueBindOk,
+    TxCommit,
+    TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
+)
+from tests.crash.broker_lives import MODES, NEVER, body_of, id_of
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_steps import declared
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.journal import Journal
+from tests.helpers.stream_steps import Record, ack, bind_all, consume, declare, records
+
+STEPS = (
+    "append", "append", "spread", "fan_out", "commit", "rollback", "settle", "work", "bury", "tick",
+    "turn",
+)  # fmt: skip
+STREAMS = ("log", "parts")
+PAGE_BYTES = 4096
+
+
+@dataclass
+class Commit:
+    """A transaction: the ids that it put into "log" and into "copy"."""
+
+    put: list[int]
+    told_at: int = NEVER
+    is_committed: bool = True
+
+
+@dataclass
+class Story:
+    """What happened, and when (numbers of disk operations) the clients knew it."""
+
+    places: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    confirmed_at: dict[int, int] = field(default_factory=dict)
+    commits: list[Commit] = field(default_factory=list)
+    acked: list[tuple[int, int]] = field(default_factory=list)  # (operation before it, offset)
+    rejected: set[int] = field(default_factory=set)
+
+
+class Life:
+    """One run; `journal` has the disk at each of its operations."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.rng = random.Random(seed)
+        self.rig = BrokerRig(fs=FaultyFileSystem(seed=seed))
+        self.story = Story()
+        self.next_id = 1
+        self.owed: list[int] = []
+        self.answered = 0
+        self.open: list[Record] = []
+        self.publisher = self.rig.client().open()
+        self.mover = self.rig.client().open()
+        self.reader = self.rig.client().open()
+        self.worker = self.rig.client().open()
+        self._declare()
+        self.journal: Journal = self.rig.fs.start_journal()
+        for _ in range(steps):
+            getattr(self, "_" + self.rng.choice(STEPS))()
+            self._listen()
+        self.rig.turn()
+        self._listen()
+        self.rig.fs.journal = None
+
+    def _declare(self) -> None:
+        c = self.publisher
+        declare(c, "log", x_stream_max_segment_size_bytes=PAGE_BYTES)
+        declare(c, "parts", x_stream_max_segment_size_bytes=PAGE_BYTES, x_partitions=3)
+        declared(c, "copy")
+        declared(c, "work", x_dead_letter_exchange="", x_dead_letter_routing_key="log")
+        bind_all(c, "parts")
+        c.call(1, ExchangeDeclare(exchange="all", type="fanout", durable=True), ExchangeDeclareOk)
+        for name in ("log", "copy"):
+            c.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
+        c.call(1, ConfirmSelect(), ConfirmSelectOk)
+        self.mover.call(1, TxSelect(), TxSelectOk)
+        consume(self.reader, "log", offset="first", prefetch=8, reader="r")
+        self.rig.vhost.engine.sync()  # nobody waits for a reader to be known
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def _new(self, *places: str) -> int:
+        id = self.next_id
+        self.next_id += 1
+        self.story.places[id] = places
+        return id
+
+    def _append(self) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            self._confirmed("", "log", "log")
+
+    def _spread(self) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            self._confirmed("amq.topic", f"key{self.rng.randint(0, 5)}", "parts")
+
+    def _fan_out(self) -> None:
+        self._confirmed("all", "", "log", "copy")
+
+    def _confirmed(self, exchange: str, key: str, *places: str) -> None:
+        id = self._new(*places)
+        self.owed.append(id)
+        self.publisher.publish(1, exchange, key, body_of(id, self.rng), delivery_mode=2)
+
+    def _work(self) -> None:
+        self._confirmed("", "work", "work")
+
+    def _bury(self) -> None:
+        self.worker.send(1, BasicGet(queue="work"))
+        self.rig.turn()
+        for message in self.worker.messages():
+            assert isinstance(message.method, BasicGetOk)
+            self.story.rejected.add(id_of(message.body))
+            tag = message.method.delivery_tag
+            self.worker.send(1, BasicReject(delivery_tag=tag, requeue=False))
+
+    def _transact(self) -> Commit:
+        commit = Commit([])
+        for _ in range(self.rng.randint(1, 4)):
+            place = self.rng.choice(("log", "copy"))
+            commit.put.append(self._new(place))
+            self.mover.publish(1, "", place, body_of(commit.put[-1], self.rng), delivery_mode=2)
+        self.story.commits.append(commit)
+        return commit
+
+    def _commit(self) -> None:
+        commit = self._transact()
+        self.mover.send(1, TxCommit())
+        self.rig.turn()
+        assert len(self.mover.methods(TxCommitOk)) == 1
+        commit.told_at = self.journal.last
+
+    def _rollback(self) -> None:
+        self._transact().is_committed = False
+        self.mover.call(1, TxRollback(), TxRollbackOk)
+
+    def _settle(self) -> None:
+        self.rng.shuffle(self.open)
+        for record in self.open[: self.rng.randint(0, 6)]:
+            self.story.acked.append((self.journal.last, record.offset))
+            self.reader.send(1, BasicAck(delivery_tag=record.tag))
+            self.open.remove(record)
+
+    def _tick(self) -> None:
+        self.rig.tick(self.rng.choice((0.1, 1.0, 40.0)))
+
+    def _turn(self) -> None:
+        self.rig.turn()
+
+    def _listen(self) -> None:
+        """What the clients were told by now."""
+        if self.rng.random() < 0.5:
+            self.rig.vhost.turn()
+        else:
+            self.rig.turn()
+        now = self.journal.last
+        for told in self.publisher.methods(BasicAck):
+            count = told.delivery_tag - self.answered
+            for id in self.owed[:count]:
+                self.story.confirmed_at[id] = now
+            del self.owed[:count]
+            self.answered = told.delivery_tag
+        self.open += [Record(message) for message in self.reader.messages()]
+
+
+# ---- judging -------------------------------------------------------------------------------------
+
+
+def read_all(client: RigClient, stream: str) -> list[Record]:
+    """All records of a stream."""
+    client.call(1, BasicQos(prefetch_count=50), BasicQosOk)
+    begin: dict[str, object] = {"x-stream-offset": "first"}
+    method = BasicConsume(queue=stream, consumer_tag=stream, arguments=begin)
+    client.call(1, method, BasicConsumeOk)
+    found: list[Record] = []
+    while came := records(client):
+        found += came
+        ack(client, *came)
+    return found
+
+
+def drain(client: RigClient, queue: str) -> list[int]:
+    """The ids in a queue, by basic.get."""
+    found: list[int] = []
+    while True:
+        client.send(1, BasicGet(queue=queue, no_ack=True))
+        client.rig.turn()
+        messages = client.messages()
+        if not messages:
+            return found
+        found += [id_of(message.body) for message in messages]
+
+
+def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
+    """Open what the crash left, and say what is wrong with it."""
+    rig = BrokerRig(fs=fs)
+    client = rig.client().open()
+    read = {stream: read_all(client, stream) for stream in STREAMS}
+    ids = {stream: [id_of(record.body) for record in read[stream]] for stream in STREAMS}
+    ids["copy"] = drain(client, "copy")
+    ids["work"] = drain(client, "work")
+    wrong = []
+    for place, there in ids.items():
+        known = {id for id, places in story.places.items() if place in places}
+        if place == "log":
+            known |= story.rejected
+        if len(set(there)) != len(there) or set(there) - known:
+            wrong.append(f"S4: twice in {place}, or never published to it: {there}")
+    for stream in STREAMS:
+        wrong += judge_order(stream, read[stream])
+    for id, places in story.places.items():
+        is_in = [id in ids[place] for place in places]
+        if id in story.rejected:
+            is_in = [id in ids["work"] or id in ids["log"]]
+            if id in ids["work"] and id in ids["log"]:
+                wrong.append(f"S6: {id} was rejected and is in its queue and in the stream")
+        if any(is_in) and not all(is_in):
+            wrong.append(f"S2: {id} went to {places} and is in some of them")
+        if story.confirmed_at.get(id, NEVER) <= at and not all(is_in):
+            wrong.append(f"S1: {id} was confirmed for {places} and is lost")
+    for commit in story.commits:
+        is_in = [id in ids[story.places[id][0]] for id in commit.put]
+        must = commit.told_at <= at
+        if any(is_in) and (not commit.is_committed or not all(is_in)):
+            wrong.append(f"S3: of {commit.put} are there: {is_in}")
+        if must and not all(is_in):
+            wrong.append(f"S3: {commit.put} were committed and are lost")
+    wrong += judge_reader(story, rig, at)
+    for stream in STREAMS:
+        if rig.vhost.find_queue(stream).len() != len(read[stream]):
+            wrong.append(f"S5: {stream} has {len(read[stream])} records, and tells another number")
+    client.lose()
+    rig.vhost.close()
+    return wrong
+
+
+def judge_order(stream: str, found: list[Record]) -> list[str]:
+    """S4."""
+    wrong = []
+    keys: dict[str, list[int]] = {}
+    parts: dict[int, list[int]] = {}
+    for record in found:
+        if stream == "parts":
+            keys.setdefault(record.key, []).append(id_of(record.body))
+        parts.setdefault(record.partition, []).append(record.offset)
+        if record.gap:
+            wrong.append(f"S4: a gap of {record.gap} before {record.offset} of {stream}")
+    for key, ids in keys.items():
+        if ids != sorted(ids):
+            wrong.append(f"S4: key {key} is out of order: {ids}")
+    for partition, offsets in parts.items():
+        if offsets != list(range(len(offsets))):
+            wrong.append(f"S4: offsets of {stream} {partition}: {offsets}")
+    return wrong
+
+
+def judge_reader(story: Story, rig: BrokerRig, at: int) -> list[str]:
+    """S5."""
+    reader = rig.vhost.engine.stream(b"log").readers.get("r")
+    if reader is None:
+        return ["S5: the reader is lost"]
+    acked = {offset for when, offset in story.acked if when <= at}
+    if reader.offset > (len(acked) and max(acked) + 1):
+        return [f"S5: the reader is at {reader.offset}, it acknowledged {sorted(acked)}"]
+    missing = [offset for offset in range(reader.offset) if offset not in acked]
+    return [f"S5: the reader is at {reader.offset}, without {missing}"] if missing else []
+
+
+def explore(seed: int, images: int, steps: int = 30) -> tuple[int, list[str]]:
+    """One life and so many images of it; how many were judged, and what is wrong."""
+    life = Life(seed, steps)
+    rng = random.Random(seed + 1)
+    journal = life.journal
+    wrong = []
+    for n in range(images):
+        at = rng.randint(journal.first, journal.last)
+        mode = MODES[n % len(MODES)]
+        fs = journal.image(at).crash(mode, rng)
+        where = f"seed {seed}, operation {at} of {journal.last}, {mode}"
+        wrong += [f"{where}: {text}" for text in judge(life.story, fs, at)]
+    return images, wrong

@@ -1,0 +1,419 @@
+"""What an engine does for its streams at the end of a turn: pages, heads, retention."""
+
+import errno
+
+import pytest
+
+from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
+from penstock.storage import checkpoint
+from penstock.storage.stream_meta import WRITE_META, decode_head, read_tail
+from penstock.storage.streams import Stream
+from penstock.storage.transaction_log import DISK, INTERVAL, OS
+from tests.helpers.engine_rig import NUMBER, EngineRig
+from tests.helpers.tiny_engine import PATH
+
+BODY = b"x" * 60
+
+
+def rig_with_stream(page_bytes: int = 256) -> tuple[EngineRig, Stream]:
+    rig = EngineRig()
+    (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=page_bytes)
+    rig.engine.sync()
+    return rig, stream
+
+
+def fill(rig: EngineRig, stream: Stream, n: int, mode: int = DISK) -> None:
+    for _ in range(n):
+        rig.engine.append_stream(stream, b"", BODY, mode)
+    rig.engine.sync()
+
+
+def published(rig: EngineRig, stream: Stream) -> int:
+    """What a reader by path finds."""
+    path = f"{stream.path}/{WRITE_META}"
+    return decode_head(path, rig.fs.read(path)).next_offset
+
+
+def page_names(rig: EngineRig, stream: Stream) -> list[int]:
+    return [int(n[:-5]) for n in rig.fs.list(stream.path) if n.endswith(".page")]
+
+
+# ---- heads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "head"), [(OS, 1), (INTERVAL, 1), (DISK, 0)])
+def test_the_head_follows_the_records_own_mode(mode: int, head: int) -> None:
+    rig, stream = rig_with_stream()
+    rig.engine.append_stream(stream, b"", BODY, mode)
+    rig.engine.flush()
+    assert (stream.head_offset, published(rig, stream)) == (head, head)
+    rig.engine.sync()
+    assert (stream.head_offset, published(rig, stream)) == (1, 1)
+
+
+def test_a_weak_record_behind_a_strong_one_waits_for_it() -> None:
+    rig, stream = rig_with_stream()
+    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.engine.flush()
+    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.flush()
+    assert stream.head_offset == 0
+    rig.engine.sync()
+    assert stream.head_offset == 2
+
+
+def test_a_strong_record_in_a_turn_holds_the_weak_ones_of_the_turn() -> None:
+    rig, stream = rig_with_stream()
+    for mode in (OS, DISK, OS):
+        rig.engine.append_stream(stream, b"", BODY, mode)
+    rig.engine.flush()
+    assert stream.head_offset == 0
+    rig.engine.sync()
+    assert stream.head_offset == 3
+
+
+def test_one_write_and_one_head_per_turn_and_stream() -> None:
+    rig, stream = rig_with_stream(page_bytes=1 << 20)
+    told: list[tuple[bytes, int]] = []
+    rig.engine.on_head = lambda s: told.append((s.name, s.head_offset))
+    writes: list[str] = []
+    rig.fs.before_operation = lambda number, kind, path: writes.append(path)
+    fill(rig, stream, 50)
+    assert told == [(b"s", 50)]
+    assert len([path for path in writes if path.endswith(".page")]) == 2  # made, written
+    assert len([path for path in writes if path.endswith(WRITE_META)]) == 1
+
+
+def test_a_turn_without_streams_in_it_touches_none() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 1)
+    queue = rig.queue(b"q")
+    writes: list[str] = []
+    rig.fs.before_operation = lambda number, kind, path: writes.append(path)
+    rig.put(queue, b"one", b"two")
+    assert not [path for path in writes if "/streams/" in path]
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_appends_as_it_does_publishes() -> None:
+    rig, stream = rig_with_stream()
+    rig.engine.blocked = True
+    before = rig.engine.last_lsn
+    with pytest.raises(DiskFullError):
+        rig.engine.append_stream(stream, b"", BODY, DISK)
+    tx = rig.engine.begin()
+    tx.append_stream(stream, b"", BODY)
+    with pytest.raises(DiskFullError):
+        tx.commit(DISK)
+    assert (rig.engine.last_lsn, stream.next_offset) == (before, 0)
+    rig.engine.blocked = False
+    rig.engine.wait(tx.commit(DISK), DISK)
+    assert stream.head_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "effect"),
+    [("pwrite", errno.EIO), ("pwrite", errno.ENOSPC), ("pwrite", "short"), ("create", errno.EIO),
+     ("create", errno.ENOSPC)],
+)  # fmt: skip
+def test_a_page_that_cannot_be_written_is_told_once_and_written_later(
+    kind: str, effect: int | str
+) -> None:
+    rig, stream = rig_with_stream()
+    rig.fs.fail(effect, kinds=(kind,), path=".page", times=3)
+    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.engine.sync()
+    if not rig.engine.blocked:
+        fill(rig, stream, 1)
+    assert stream.head_offset == 0, "the head is where the pages are"
+    assert len(rig.told("stream_write")) == 1
+    assert rig.engine.blocked == (effect != errno.EIO)
+    rig.engine.upkeep.check_disk()
+    for _ in range(3):
+        rig.engine.flush()
+    fill(rig, stream, 3)
+    assert stream.head_offset == stream.next_offset == (4 if effect != errno.EIO else 5)
+    assert [one.payload for one in stream.queue.read(0, 10, 9999)] == [BODY] * stream.next_offset
+    again = rig.crash("lost").stream(b"s")
+    assert [one.payload for one in again.queue.read(0, 10, 9999)] == [BODY] * again.next_offset
+
+
+def test_a_page_that_cannot_be_written_is_in_the_log_after_a_crash() -> None:
+    rig, stream = rig_with_stream()
+    rig.fs.fail(errno.EIO, kinds=("pwrite",), path=".page", times=None)
+    fill(rig, stream, 9)
+    assert stream.head_offset == 0
+    rig.fs.clear_faults()
+    assert rig.crash("lost").stream(b"s").head_offset == 9
+
+
+def test_a_checkpoint_without_room_for_pages_is_given_up_and_made_later() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 3)
+    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.fs.fail(errno.ENOSPC, kinds=("pwrite", "create"), path="/streams/", times=None)
+    number = rig.engine.checkpoints.number
+    assert not rig.engine.checkpoint()
+    rig.fs.clear_faults()
+    assert rig.engine.checkpoint()
+    assert rig.engine.checkpoints.number == number + 1
+    assert rig.crash("lost").stream(b"s").head_offset == 4
+
+
+def test_a_checkpoint_has_the_position_of_its_cut() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 3)
+    rig.engine.set_reader(stream, "r", 1, DISK)
+    rig.engine.upkeep.begin_checkpoint()
+    fill(rig, stream, 4)
+    rig.engine.set_reader(stream, "r", 2, DISK)
+    rig.finish_checkpoint()
+    number = rig.engine.checkpoints.number
+    found = checkpoint.read(rig.fs, PATH, number, NUMBER).streams[stream.number]
+    assert (found.position.next_offset, found.readers["r"].offset) == (3, 1)
+    again = rig.crash("lost").stream(b"s")
+    assert rig.engine.recovered.records == 5
+    assert (again.head_offset, again.readers["r"].offset) == (7, 2)
+
+
+def test_a_checkpoint_in_progress_writes_and_syncs_what_was_deleted_since() -> None:
+    """It names the stream's pages, and the record that deletes it may be lost."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 3)
+    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.upkeep.begin_checkpoint()
+    rig.engine.delete_streams([stream], OS)
+    synced: list[str] = []
+
+    def before(number: int, kind: str, path: str) -> None:
+        if kind == "sync" and rig.engine.checkpoints.number == 1:
+            synced.append(path)
+
+    rig.fs.before_operation = before
+    rig.finish_checkpoint()
+    assert {f"{stream.path}/{base:020}.page" for base in (0, 2)} <= set(synced)
+    assert rig.fs.exists(stream.path), "it goes with the next checkpoint"
+    rig.engine.checkpoint()
+    rig.settle()
+    assert not rig.fs.exists(stream.path)
+
+
+def test_a_recovery_on_a_full_disk_uses_the_reserve() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 20)
+    rig.engine.upkeep.reserve.bytes = 0
+    file = rig.fs.open(PATH + "/reserve", create=True)
+    file.allocate(100_000)
+    file.close()
+    rig.fs = rig.fs.crash("kept")
+    for name in rig.fs.list(stream.path):
+        if name.endswith(".page"):
+            rig.fs.damage_delete(f"{stream.path}/{name}")
+    full = rig.fs.fork()
+    full.damage_delete(PATH + "/reserve")
+    full.capacity = full.used_bytes() + 10
+    rig.fs.capacity = rig.fs.used_bytes() + 10
+    assert rig._open().stream(b"s").head_offset == 20
+    rig.fs = full
+    with pytest.raises(DiskFullError):
+        rig._open()
+
+
+def test_a_head_that_cannot_be_written_is_written_later() -> None:
+    rig, stream = rig_with_stream()
+    rig.fs.fail(errno.EIO, kinds=("pwrite",), path=WRITE_META, times=2)
+    fill(rig, stream, 2)
+    assert (stream.head_offset, published(rig, stream)) == (0, 0)
+    for _ in range(2):
+        rig.engine.flush()
+    assert (stream.head_offset, published(rig, stream)) == (2, 2)
+
+
+def _work(rig: EngineRig, stream: Stream) -> None:
+    fill(rig, stream, 2)
+    rig.engine.checkpoint()
+
+
+@pytest.mark.parametrize("path", ["/wal/", ".page", "/streams/"])
+def test_a_failed_sync_stops_everything(path: str) -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 2)
+    rig.fs.fail(errno.EIO, kinds=("sync", "sync_dir"), path=path, times=None)
+    with pytest.raises((StoppedError, SyncFailedError)):
+        _work(rig, stream)
+    head = stream.head_offset
+    rig.fs.clear_faults()
+    with pytest.raises(StoppedError):
+        rig.engine.append_stream(stream, b"", BODY, DISK)
+    with pytest.raises(StoppedError):
+        rig.engine.retain(stream, max_records=0)
+    with pytest.raises(StoppedError):
+        rig.engine.set_reader(stream, "r", 1, DISK)
+    rig.engine.poll()
+    assert stream.head_offset == head, "nothing is settled any more"
+    rig.engine.close()
+    assert rig.crash("lost").stream(b"s").head_offset >= head
+
+
+# ---- retention ---------------------------------------------------------------------------------
+
+
+def test_whole_pages_go_by_count_bytes_and_age() -> None:
+    rig, stream = rig_with_stream()  # two records in a page
+    for _ in range(8):
+        fill(rig, stream, 1)
+        rig.clock.advance(10)
+    assert page_names(rig, stream) == [0, 2, 4, 6]
+    assert rig.engine.retain(stream, max_records=5) == 1
+    rig.engine.poll()
+    assert (stream.first_offset, page_names(rig, stream)) == (2, [2, 4, 6])
+    assert read_tail(rig.fs, stream.path) == 2
+    assert rig.engine.retain(stream, max_bytes=500) == 1
+    rig.engine.poll()
+    assert rig.engine.retain(stream, max_age_s=35) == 0
+    assert rig.engine.retain(stream, max_age_s=5) == 1
+    rig.engine.poll()
+    assert (stream.first_offset, page_names(rig, stream)) == (6, [6])
+    assert rig.engine.retain(stream, max_records=0, max_age_s=0, max_bytes=0) == 0
+    again = rig.crash("lost").stream(b"s")
+    assert (again.first_offset, again.head_offset) == (6, 8)
+
+
+@pytest.mark.parametrize("mode", ["lost", "kept", "killed"])
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_what_was_taken_away_does_not_come_back(mode: str, has_checkpoint: bool) -> None:
+    """Also if no checkpoint was made since, and the log names records of pages that are gone."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 3)
+    if has_checkpoint:
+        rig.engine.checkpoint()
+    fill(rig, stream, 9)
+    assert rig.engine.retain(stream, max_records=2) == 5
+    rig.engine.poll()
+    again = rig.crash(mode).stream(b"s")
+    assert (again.first_offset, again.head_offset) == (10, 12)
+    assert page_names(rig, again) == [10]
+    fill(rig, again, 3)
+    again = rig.restart().stream(b"s")
+    assert (again.first_offset, again.head_offset) == (10, 15)
+
+
+def test_pages_that_a_crash_left_below_the_first_are_deleted() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.engine.checkpoint()
+    rig.fs.fail(errno.EIO, kinds=("unlink",), times=None)
+    assert rig.engine.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert rig.told("stream_write")
+    rig.fs.clear_faults()
+    assert page_names(rig, stream) == [0, 2, 4, 6]
+    again = rig.crash("kept").stream(b"s")
+    assert page_names(rig, again) == [6]
+    assert again.first_offset == 6
+
+
+def test_a_reader_keeps_what_it_asks_for_while_it_is_heard_of() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.engine.set_reader(stream, "slow", 8, DISK, 3)
+    rig.engine.set_reader(stream, "fast", 8, DISK)
+    assert rig.engine.retain(stream, max_records=0) == 1
+    rig.engine.poll()
+    assert stream.first_offset == 2
+    rig.clock.advance(60)
+    now = rig.clock.wall_ms()
+    assert rig.engine.retain(stream, max_records=0, since_ms=now - 100_000) == 0
+    assert rig.engine.retain(stream, max_records=0, since_ms=now - 1000) == 2
+    rig.engine.poll()
+    assert stream.first_offset == 6
+
+
+def test_what_is_not_durable_stays() -> None:
+    """Mode os: a power cut may lose the end of the log, and with it where offsets went on."""
+    rig, stream = rig_with_stream()
+    for _ in range(8):
+        rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.flush()
+    assert stream.head_offset == 8
+    assert rig.engine.retain(stream, max_records=0) == 0
+    rig.engine.sync()
+    assert rig.engine.retain(stream, max_records=0) == 3
+    rig.engine.poll()
+    for _ in range(8):
+        rig.engine.append_stream(stream, b"", BODY, OS)
+        rig.engine.flush()
+    assert rig.engine.retain(stream, max_records=0) == 0
+    assert rig.crash("lost").stream(b"s").first_offset == 6
+
+
+def test_one_deletion_at_a_time() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    assert rig.engine.retain(stream, max_records=4) == 2
+    assert rig.engine.retain(stream, max_records=2) == 0
+    rig.engine.poll()
+    assert rig.engine.retain(stream, max_records=2) == 1
+    rig.engine.poll()
+    assert page_names(rig, stream) == [6]
+
+
+def test_a_pinned_store_keeps_its_pages_and_readers_do_not_see_them() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.engine.pins += 1
+    assert rig.engine.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert (stream.first_offset, page_names(rig, stream)) == (6, [0, 2, 4, 6])
+    assert [path for path in rig.engine.pinned_paths if path.endswith(".page")] == [
+        f"{stream.path}/{base:020}.page" for base in (0, 2, 4)
+    ]
+
+
+def test_a_failed_sync_of_a_deletion_stops_the_engine_and_nothing_is_lost() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.fs.fail(errno.EIO, kinds=("sync",), path="readMeta")
+    rig.engine.retain(stream, max_records=2)
+    rig.engine.poll()
+    with pytest.raises(StoppedError):
+        rig.engine.flush()
+    again = rig.crash("lost").stream(b"s")
+    assert (again.first_offset, again.head_offset) == (0, 8)
+
+
+def test_a_deletion_without_room_is_told_and_tried_again_later() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.fs.fail(errno.ENOSPC, kinds=("pwrite",), path="readMeta")
+    assert rig.engine.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert rig.told("stream_write")
+    assert page_names(rig, stream) == [0, 2, 4, 6]
+    assert rig.crash("kept").stream(b"s").first_offset in (0, 6)
+
+
+def test_pages_whose_deletion_failed_are_synced_by_the_next_checkpoint() -> None:
+    """readMeta is as it was, so the next start begins with them."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.fs.fail(errno.ENOSPC, kinds=("pwrite",), path="readMeta")
+    assert rig.engine.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert rig.engine.checkpoint()
+    again = rig.crash("lost").stream(b"s")
+    assert (again.first_offset, again.head_offset) == (0, 8)
+    assert len(again.queue.read(0, 100, 9999)) == 8
+
+
+def test_a_missing_page_is_corruption_and_named() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.engine.checkpoint()
+    rig.fs = rig.fs.crash("kept")
+    rig.fs.damage_delete(f"{stream.path}/{0:020}.page")
+    with pytest.raises(CorruptionError, match=r"0\.page"):
+        rig._open().stream(b"s").queue.read(0, 1, 1)
+    assert PATH in stream.path

@@ -8,7 +8,7 @@ declared would be answered to a client.
 import random
 
 from penstock.broker.consumers import Consumer, ConsumerChannel
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import ManualClock
@@ -129,16 +129,17 @@ class VHostRig:
         given: dict[str, object] = {"durable": True, **how}
         queue, lsn = self.vhost.declare_queue(name, **given)  # type: ignore[arg-type]
         self.answered(lsn)
-        return queue
+        return classic(queue)
 
-    def put(self, queue: ServedQueue, *bodies: bytes, **how: int) -> None:
+    def put(self, queue: Served, *bodies: bytes, **how: int) -> None:
         """Publish to this queue, confirmed."""
+        amq = classic(queue).amq
         for body in bodies:
-            self.answered(queue.amq.publish(b"", body, self.vhost.mode, **how))
+            self.answered(amq.publish(b"", body, self.vhost.mode, **how))
         self.vhost.dispatch.mark(queue)
 
     def consume(
-        self, queue: ServedQueue, channel: TakingChannel, tag: str = "c", *, no_ack: bool = True
+        self, queue: Served, channel: TakingChannel, tag: str = "c", *, no_ack: bool = True
     ) -> Consumer:
         """A consumer."""
         consumer = Consumer(
@@ -154,6 +155,12 @@ class VHostRig:
         consumer.queue.consumers.remove(consumer)
         self.vhost.consumer_gone(consumer.queue)
 
-    def bodies(self, queue: ServedQueue) -> list[bytes]:
+    def bodies(self, queue: Served) -> list[bytes]:
         """Of all that is ready, in order; nothing changes."""
-        return [d.message.body or b"" for d in queue.amq.browse(None, TURNS_MAX)]
+        return [d.message.body or b"" for d in classic(queue).amq.browse(None, TURNS_MAX)]
+
+
+def classic(queue: Served | None) -> ServedQueue:
+    """The same, which is there and no stream."""
+    assert isinstance(queue, ServedQueue)
+    return queue

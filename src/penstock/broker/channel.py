@@ -29,18 +29,16 @@ from penstock.broker.consumers import Consumer, ConsumerChannel
 from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
-from penstock.broker.roles import Peer
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.roles import Peer, Source
 from penstock.broker.spooled import SpooledPublish
 from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import PRECONDITION_FAILED, BasicCancel
-from penstock.errors import ChannelError, DiskFullError
+from penstock.errors import ChannelError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import OS
 
 ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
 NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
@@ -155,7 +153,7 @@ class Channel(ConsumerChannel):
         if consumer.no_ack:
             tag = unacked.skip()
         else:
-            tag = unacked.add(consumer.queue, delivery.tag, consumer)
+            tag = unacked.add(consumer.source, delivery.tag, consumer)
             consumer.unacked += 1
             self.consumer_unacked += 1
             if self.prefetch and self.consumer_unacked >= self.prefetch:
@@ -180,7 +178,7 @@ class Channel(ConsumerChannel):
     def mark_queues(self) -> None:
         """Its consumers may be given more."""
         for consumer in self.consumers.values():
-            self.vhost.dispatch.mark(consumer.queue)
+            self.vhost.dispatch.mark(consumer.source)
 
     def cancelled(self, consumer: Consumer) -> None:
         if self.consumers.pop(consumer.tag, None) is None or self.is_closed:
@@ -188,13 +186,13 @@ class Channel(ConsumerChannel):
         if self.handler.has_capability("consumer_cancel_notify"):
             self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
 
-    def add_pending(self, queue: ServedQueue, delivery: Delivery) -> int:
+    def add_pending(self, queue: Source, delivery: Delivery) -> int:
         """A message that was fetched for the client otherwise than by a consumer; its tag."""
         return self.unacked.add(queue, delivery.tag, None)
 
     def adopt(self, delivered: Delivered) -> int:
         """An unacked delivery of a sibling channel is this one's now; its new delivery tag."""
-        return self.unacked.add(delivered.queue, delivered.tag, None)
+        return self.unacked.add(delivered.source, delivered.tag, None)
 
     def forget(self, delivery_tag: int) -> Delivered | None:
         """An unacked delivery is somebody else's now; None if there is none of that tag."""
@@ -215,29 +213,29 @@ class Channel(ConsumerChannel):
             self._ack_later(tags, multiples)
             return
         unacked = self.unacked
-        queue: ServedQueue | None = None
+        source: Source | None = None
         settled: list[int] = []
         try:
             for i in range(len(tags)):
                 if multiples[i]:
                     self._check_tag(tags[i], 80)
                     for delivered in unacked.take_up_to(tags[i]):
-                        if delivered.queue is not queue:
-                            self._ack(queue, settled)
-                            queue, settled = delivered.queue, []
+                        if delivered.source is not source:
+                            self._ack(source, settled)
+                            source, settled = delivered.source, []
                         settled.append(delivered.tag)
                         self._returned(delivered)
                     continue
                 one = unacked.take(tags[i])
                 if one is None:
                     raise unknown_tag(tags[i], 80)
-                if one.queue is not queue:
-                    self._ack(queue, settled)
-                    queue, settled = one.queue, []
+                if one.source is not source:
+                    self._ack(source, settled)
+                    source, settled = one.source, []
                 settled.append(one.tag)
                 self._returned(one)
         finally:
-            self._ack(queue, settled)
+            self._ack(source, settled)
             if not self.can_deliver:
                 self.update()
 
@@ -246,12 +244,11 @@ class Channel(ConsumerChannel):
         if tag and self.unacked.get(tag) is None:
             raise unknown_tag(tag, method_id)
 
-    def _ack(self, queue: ServedQueue | None, tags: list[int]) -> None:
-        if queue is None or not tags or queue.is_deleted:
+    def _ack(self, source: Source | None, tags: list[int]) -> None:
+        if source is None or not tags or source.is_deleted:
             return
-        queue.amq.ack(tags, OS)
-        queue.acked += len(tags)
-        self.vhost.dispatch.mark(queue)
+        source.ack(tags)
+        self.vhost.dispatch.mark(source)
 
     def _returned(self, delivered: Delivered) -> None:
         """A delivery is settled: there is room for another one."""
@@ -286,36 +283,28 @@ class Channel(ConsumerChannel):
 
     def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
         """Deliveries that failed: back to their places, or dead-lettered."""
-        by_queue: dict[ServedQueue, list[int]] = {}
+        by_source: dict[Source, list[int]] = {}
         for one in delivered:
-            by_queue.setdefault(one.queue, []).append(one.tag)
-        for queue, tags in by_queue.items():
-            if queue.is_deleted:
+            by_source.setdefault(one.source, []).append(one.tag)
+        for source, tags in by_source.items():
+            if source.is_deleted:
                 continue
             if requeue:
-                queue.amq.requeue(tags, OS)
+                source.requeue(tags)
             else:
-                for tag in tags:
-                    self._bury(queue, tag)
-            self.vhost.dispatch.mark(queue)
-
-    def _bury(self, queue: ServedQueue, tag: int) -> None:
-        """Dead-letter it, or drop it. Without room to move it, it goes back to its place."""
-        try:
-            queue.amq.reject(tag, OS)
-        except DiskFullError:
-            queue.amq.release([tag], OS)
+                source.discard(tags)
+            self.vhost.dispatch.mark(source)
 
     def release_all(self) -> None:
         """All that is unacked goes back to its queues; no attempt is counted."""
-        by_queue: dict[ServedQueue, list[int]] = {}
+        by_source: dict[Source, list[int]] = {}
         for delivered in self.unacked.take_up_to(0):
             self._returned(delivered)
-            by_queue.setdefault(delivered.queue, []).append(delivered.tag)
-        for queue, tags in by_queue.items():
-            if not queue.is_deleted:
-                queue.amq.release(tags, OS)
-                self.vhost.dispatch.mark(queue)
+            by_source.setdefault(delivered.source, []).append(delivered.tag)
+        for source, tags in by_source.items():
+            if not source.is_deleted:
+                source.release(tags)
+                self.vhost.dispatch.mark(source)
 
     def count_bytes(self) -> int:
         """By how much what unacked deliveries take in RAM has changed since the last call."""
@@ -379,10 +368,10 @@ class Channel(ConsumerChannel):
         self.consumers = {}
         for consumer in consumers:
             consumer.is_cancelled = True
-            consumer.queue.consumers.remove(consumer)
+            consumer.queue.detach(consumer)
         self.release_all()
         for consumer in consumers:
-            self.vhost.dispatch.mark(consumer.queue)
+            self.vhost.dispatch.mark(consumer.source)
             self.vhost.consumer_gone(consumer.queue)
         if self.publisher.reply_queue:
             queue = self.vhost.served(self.publisher.reply_queue)

@@ -16,7 +16,7 @@ from penstock.broker.channel import Channel, unknown_tag
 from penstock.broker.channel_access import check_read
 from penstock.broker.consumers import Consumer
 from penstock.broker.deliver import write_get_ok
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -102,6 +102,9 @@ def on_consume(channel: Channel, method: Method) -> None:
         name = queue_named(channel, method.queue)
         check_read(channel, "queue", name)
         queue = vhost.find_queue(name, channel.handler)
+    queue.check_consume(
+        prefetch=channel.consumer_prefetch, no_ack=method.no_ack, is_global=channel.prefetch > 0
+    )
     consumers = queue.consumers
     if consumers.has_exclusive() or (method.exclusive and consumers.count):
         text = f"queue '{queue.name}' in vhost '{vhost.name}' in exclusive use"
@@ -117,16 +120,15 @@ def on_consume(channel: Channel, method: Method) -> None:
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
         arguments=method.arguments,
     )  # fmt: skip
+    queue.attach(consumer)
     channel.consumers[tag] = consumer
-    consumers.add(consumer)
-    queue.had_consumer = True
     queue.used_at_ms = vhost.clock.wall_ms()
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
-    vhost.dispatch.mark(queue)
+    vhost.dispatch.mark(consumer.source)
 
 
-def _reply_queue(channel: Channel, method: BasicConsume) -> ServedQueue:
+def _reply_queue(channel: Channel, method: BasicConsume) -> Served:
     """Direct reply-to: a queue of this channel's own, which its messages name as reply-to."""
     if not method.no_ack:
         text = f"reply consumer cannot acknowledge: '{REPLY_TO}' needs no_ack"
@@ -149,9 +151,9 @@ def on_cancel(channel: Channel, method: Method) -> None:
     if consumer is not None:
         consumer.is_cancelled = True
         queue = consumer.queue
-        queue.consumers.remove(consumer)
+        queue.detach(consumer)
         queue.used_at_ms = channel.vhost.clock.wall_ms()
-        channel.vhost.dispatch.mark(queue)
+        channel.vhost.dispatch.mark(consumer.source)
         if queue.name == channel.publisher.reply_queue:
             channel.publisher.reply_queue = ""
     if not method.nowait:
@@ -165,7 +167,7 @@ def on_get(channel: Channel, method: Method) -> None:
     assert isinstance(method, BasicGet)
     name = queue_named(channel, method.queue)
     check_read(channel, "queue", name)
-    queue = channel.vhost.find_queue(name, channel.handler)
+    queue = channel.vhost.find_messages(name, channel.handler, "basic.get")
     queue.used_at_ms = channel.vhost.clock.wall_ms()
     _get(channel, queue, no_ack=method.no_ack)
 
@@ -298,6 +300,8 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
         is_full = isinstance(error, QueueFullError)
         raise ChannelError(PRECONDITION_FAILED if is_full else RESOURCE_ERROR, str(error)) from None
     _begin(channel)
+    if channel.publisher.appended is not None:
+        channel.publisher.appended.extend(transaction.places)
     for route, props, body in transaction.returned:
         channel.publisher.give_back(route, props, body)
     for requeue in (True, False):

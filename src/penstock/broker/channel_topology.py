@@ -116,7 +116,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
     queue.used_at_ms = vhost.clock.wall_ms()
     answer = QueueDeclareOk(
         queue=queue.name,
-        message_count=min(queue.amq.len(), 0xFFFFFFFF),
+        message_count=min(queue.len(), 0xFFFFFFFF),
         consumer_count=queue.consumers.count,
     )
     channel.answer(lsn, None if method.nowait else answer)

@@ -26,7 +26,8 @@ from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 
 if TYPE_CHECKING:
-    from penstock.broker.served_queue import ServedQueue
+    from penstock.broker.roles import Source
+    from penstock.broker.served_queue import Served
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -47,15 +48,16 @@ class ConsumerChannel(Owing):
 
 class Consumer:
     """One basic.consume. prefetch: of its own, 0 for no limit. unacked: deliveries of it that are
-    not settled yet."""
+    not settled yet. source: where they come from: the queue, or its own reading of a stream."""
 
     def __init__(
-        self, tag: str, channel: ConsumerChannel, queue: "ServedQueue", *, no_ack: bool,
+        self, tag: str, channel: ConsumerChannel, queue: "Served", *, no_ack: bool,
         is_exclusive: bool, priority: int, prefetch: int, arguments: dict[str, object],
     ) -> None:  # fmt: skip
         self.tag: str = tag
         self.channel: ConsumerChannel = channel
-        self.queue: ServedQueue = queue
+        self.queue: Served = queue
+        self.source: Source = queue
         self.no_ack: bool = no_ack
         self.is_exclusive: bool = is_exclusive
         self.priority: int = priority

@@ -31,7 +31,7 @@ from penstock.queues.dead_letter import (
     MISSING,
     DeadLetterRoute,
     Routed,
-    Taker,
+    Target,
     is_cycle,
 )
 from penstock.queues.headers import REJECTED
@@ -46,7 +46,7 @@ class DeadLetterRoutes:
     not; None: there is none that can take anything."""
 
     def __init__(
-        self, router: Router, headers: AmqpHeaders, taker: Callable[[str], Taker | None]
+        self, router: Router, headers: AmqpHeaders, taker: Callable[[str], Target | None]
     ) -> None:
         self._router = router
         self._headers = headers
@@ -74,7 +74,7 @@ class ExchangeRoute(DeadLetterRoute):
 
     def __init__(
         self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
-        taker: Callable[[str], Taker | None],
+        taker: Callable[[str], Target | None],
     ) -> None:  # fmt: skip
         self._queue = queue
         self._exchange = exchange
@@ -102,7 +102,7 @@ class ExchangeRoute(DeadLetterRoute):
         table = self._table(header) if router.depends_on_headers(exchange) else None
         names = router.route(exchange, keys[0], table, keys[1:])
         cycling = [] if reason == REJECTED else self._cycling(names, header)
-        takers: list[Taker] = []
+        takers: list[Target] = []
         for name in names:
             taker = None if name in cycling else self._taker(name)
             if taker is not None:

@@ -4,7 +4,7 @@ Whatever reaches a vhost in one turn of its loop, from any number of clients, is
 only marked: this queue has work, this channel is owed confirms, this connection has output. Then
 comes one `run`:
 
-    for each marked queue   consumers take turns until none is ready or nothing is left
+    for each marked source  a queue, or a reading of a stream: its consumers get what there is
     engine.flush            one write for all records of the turn; a sync starts if one is wanted
     settle                  confirms, tx.commit-ok, declare-ok: what the log says is safe by now
     flush of connections    one write per client
@@ -12,25 +12,20 @@ comes one `run`:
 So the costs of a write, a sync and a send are shared by all that happened in the turn, and under
 load turns grow by themselves. A turn delivers at most so many messages; then others get in.
 
-A queue whose head is held (a transaction's message that is not durable yet, or a first delivery
-beyond the settled delivered mark) is marked again when that is settled.
-
 Errors. If the engine has failed, so has the vhost: the error goes up, nothing is confirmed any
 more. An error in one queue's own code is that queue's: `on_queue_error` is told.
 
-Not here: who is ready (consumers.py), bytes (deliver.py), time (vhost.py).
+Not here: what a source delivers (served_queue.py, stream_reading.py), who is ready (consumers.py),
+bytes (deliver.py), time (vhost.py).
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.roles import Owing, Peer
-from penstock.broker.served_queue import ServedQueue
-from penstock.storage.durability import OS
+from penstock.broker.roles import Owing, Peer, Source
 from penstock.storage.engine import StorageEngine
 
-QUEUE_SLICE: Final = 1024  # messages that one queue delivers before the others have their turn
 TURN_SLICE: Final = 4096  # messages that one turn delivers
 
 
@@ -41,18 +36,18 @@ def nothing() -> None:
 class Dispatch:
     """Of one vhost. mode: the durability that publishers wait for.
 
-    wake: called when there is work and no run is due yet. on_queue_error(queue, error): an error in
-    a queue's own code. touched: queues that a tick is to look at.
+    wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
+    in a source's own code. touched: those that a tick is to look at.
     """
 
     def __init__(self, engine: StorageEngine, mode: int) -> None:
         self.engine: StorageEngine = engine
         self.mode: int = mode
         self.wake: Callable[[], None] = nothing
-        self.on_queue_error: Callable[[ServedQueue, Exception], None] | None = None
-        self.touched: list[ServedQueue] = []
+        self.on_queue_error: Callable[[Source, Exception], None] | None = None
+        self.touched: list[Source] = []
         self._is_due: bool = False
-        self._marked: deque[ServedQueue] = deque()
+        self._marked: deque[Source] = deque()
         self._owing: list[Owing] = []
         self._owing_since: int = -1  # the LSN up to which those that owe were asked
         self._has_new_owing: bool = False
@@ -61,16 +56,16 @@ class Dispatch:
 
     # ---- marking -------------------------------------------------------------------------------
 
-    def mark(self, queue: ServedQueue) -> None:
+    def mark(self, source: Source) -> None:
         """There may be something to deliver, or somebody to deliver it to."""
-        if not queue.is_marked:
-            queue.is_marked = True
-            self._marked.append(queue)
+        if not source.is_marked:
+            source.is_marked = True
+            self._marked.append(source)
             if not self._is_due:
                 self.be_due()
-        if not queue.is_touched:
-            queue.is_touched = True
-            self.touched.append(queue)
+        if not source.is_touched:
+            source.is_touched = True
+            self.touched.append(source)
 
     def be_due(self) -> None:
         """A run is wanted."""
@@ -78,11 +73,11 @@ class Dispatch:
             self._is_due = True
             self.wake()
 
-    def take_touched(self, n: int) -> list[ServedQueue]:
-        """Up to n of the queues that a tick is to look at; they are not touched any more."""
+    def take_touched(self, n: int) -> list[Source]:
+        """Up to n of those that a tick is to look at; they are not touched any more."""
         taken, self.touched = self.touched[:n], self.touched[n:]
-        for queue in taken:
-            queue.is_touched = False
+        for source in taken:
+            source.is_touched = False
         return taken
 
     def owes(self, who: Owing) -> None:
@@ -119,9 +114,9 @@ class Dispatch:
         budget = TURN_SLICE
         marked = self._marked
         for _ in range(len(marked)):
-            queue = marked.popleft()
-            queue.is_marked = False
-            budget -= self._deliver(queue)
+            source = marked.popleft()
+            source.is_marked = False
+            budget -= self._deliver(source)
             if budget <= 0:
                 break
         self.engine.flush()
@@ -135,67 +130,17 @@ class Dispatch:
             return True
         return False
 
-    def _deliver(self, queue: ServedQueue) -> int:
-        """What this queue has for whoever is ready; how many messages."""
-        if queue.is_deleted or queue.is_crashed:
+    def _deliver(self, source: Source) -> int:
+        """What this one has for whoever is ready; how many messages."""
+        if source.is_deleted or source.is_crashed:
             return 0
         try:
-            return self._deliver_run(queue)
+            return source.deliver(self)
         except Exception as error:
             if self.engine.failed is not None or self.on_queue_error is None:
                 raise
-            self.on_queue_error(queue, error)
+            self.on_queue_error(source, error)
             return 0
-
-    def _deliver_run(self, queue: ServedQueue) -> int:
-        amq = queue.amq
-        consumers = queue.consumers
-        n = 0
-        done: list[int] = []
-        try:
-            while consumers.count and amq.backing.len():
-                if n >= QUEUE_SLICE:
-                    self.mark(queue)
-                    break
-                consumer = consumers.next_ready()
-                if consumer is None:
-                    break
-                delivery = amq.fetch()
-                if delivery is None:
-                    if amq.has_more_expired:
-                        self.mark(queue)
-                    else:
-                        self._wait_for_head(queue)
-                    break
-                n += 1
-                if delivery.is_redelivered:
-                    queue.redelivered += 1
-                consumer.channel.deliver(consumer, delivery)
-                if consumer.no_ack:
-                    done.append(delivery.tag)
-        finally:
-            if done:
-                amq.ack(done, OS)
-                queue.acked += len(done)
-        if n:
-            queue.delivered += n
-            amq.backing.inhale()
-        if queue.waiters and amq.backing.len():
-            queue.wake_waiters()
-        return n
-
-    def _wait_for_head(self, queue: ServedQueue) -> None:
-        held = queue.amq.held()
-        if held is None or queue.is_waiting:
-            return
-        queue.is_waiting = True
-
-        def settled() -> None:
-            queue.is_waiting = False
-            self.mark(queue)
-
-        lsn, mode = held
-        self.when_settled(lsn, mode, settled)
 
     def _settle(self) -> None:
         """Answer what is safe by now."""

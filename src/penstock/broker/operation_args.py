@@ -47,6 +47,10 @@ class OperationArgs:
             raise self._wrong(name, value, f"a text of at most {NAME_BYTES_MAX} bytes")
         return value
 
+    def name_or_none(self, name: str) -> str | None:
+        """The same, or None; None if it is missing."""
+        return None if self._take(name, None) is None else self.name(name)
+
     def whole(self, name: str, default: int | None, low: int, high: int) -> int:
         """A whole number from low to high; without a default it must be there."""
         value = self._take(name, MISSING if default is None else default)

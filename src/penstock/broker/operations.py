@@ -14,8 +14,9 @@ suggests the right name. A failure of the engine is nobody's answer: it goes up,
 
 Bytes are bytes here; {"b64": ...} is for whoever carries them.
 
-Not here: operations on messages and long ones (operations_messages.py, operations_upkeep.py), those
-of the remote box ("box.", operations_box.py), of users and vhosts (penstock.server).
+Not here: operations on messages, on streams, and long ones (operations_messages.py,
+operations_streams.py, operations_upkeep.py), those of the remote box ("box.", operations_box.py),
+of users and vhosts (penstock.server).
 """
 
 import difflib
@@ -25,6 +26,7 @@ from typing import Final
 from penstock.access.permissions import Identity, everything
 from penstock.broker import operations_lists as lists
 from penstock.broker import operations_messages as messages
+from penstock.broker import operations_streams as streams
 from penstock.broker import operations_upkeep as upkeep
 from penstock.broker import vhost_info
 from penstock.broker.channel import Channel
@@ -123,7 +125,7 @@ def _declare_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:
         name, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=caller.owner
     )
     found = {
-        "queue": queue.name, "messages": queue.amq.len(), "consumers": queue.consumers.count,
+        "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
     }  # fmt: skip
     answer_when_settled(vhost, lsn, found, reply)
 
@@ -276,4 +278,5 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "list_bindings": _listing(vhost_info.list_bindings),
     "list_consumers": _listing(lists.list_consumers),
     "list_channels": _listing(lists.list_channels),
+    **streams.OPERATIONS,
 }

@@ -29,13 +29,15 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker import operations_streams
 from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.channel import Channel
 from penstock.broker.channel_access import check_configure, check_read, check_write, refused
 from penstock.broker.operation_args import NAME_BYTES_MAX, OperationArgs
 from penstock.broker.operation_args import refused as wrong
 from penstock.broker.operations_messages import Reply, answer_when_settled, error_of
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.served_stream import ServedStream
 from penstock.broker.unacked import Delivered
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND
@@ -62,7 +64,12 @@ class BoxCall:
         self.reply: Reply = reply
 
     def queue(self, check: Callable[[Channel, str, str], None] | None) -> ServedQueue:
-        """The queue `name`, if the user may do this to it, or has any right to it (None)."""
+        """The queue `name`, if the user may do this to it, or has any right to it (None). 540 if it
+        is a stream."""
+        return self.vhost.table.of_messages(self.queue_or_stream(check), self.args.op)
+
+    def queue_or_stream(self, check: Callable[[Channel, str, str], None] | None) -> Served:
+        """The same, a stream too."""
         name = self.args.name("name")
         if check is None:
             if not is_of_user(self.channel, name):
@@ -70,6 +77,14 @@ class BoxCall:
         else:
             check(self.channel, "queue", name)
         return self.vhost.find_queue(name, self.channel.handler)
+
+    def check_read(self, name: str) -> None:
+        """ChannelError 403 unless the user may read the queue of this name."""
+        check_read(self.channel, "queue", name)
+
+    def check_write(self, name: str) -> None:
+        """ChannelError 403 unless the user may write to the queue of this name."""
+        check_write(self.channel, "queue", name)
 
     def settled(self, lsn: int, answer: object) -> None:
         """Answer when it is as safe as the vhost's durability says."""
@@ -155,7 +170,8 @@ def _queues(call: BoxCall) -> None:
     table = call.vhost.table
     open_names = (
         name for name, queue in table.served.items()
-        if not queue.is_exclusive or queue.owner is call.channel.handler
+        if not (queue.is_exclusive and queue.owner is not call.channel.handler)
+        and not isinstance(queue, ServedStream)
     )  # fmt: skip
     names = sorted(
         name for name in (*open_names, *table.stored)
@@ -211,7 +227,7 @@ def _purge(call: BoxCall) -> None:
 
 
 def _delete(call: BoxCall) -> None:
-    queue = call.queue(check_configure)
+    queue = call.queue_or_stream(check_configure)
     call.args.done()
     call.settled(call.vhost.delete_queue(queue)[1], None)
 
@@ -301,10 +317,13 @@ def _nack(call: BoxCall) -> None:
         raise wrong(f"box.nack: argument 'delay_ms': given {delay_ms}, expected 0 or more")
     delivered = _forget(call.channel, tag)
     call.channel.update()
-    queue = delivered.queue
-    if not queue.is_deleted:
-        queue.amq.nack(delivered.tag, delay_ms=delay_ms, mode=OS)
-        call.vhost.dispatch.mark(queue)
+    source = delivered.source
+    if not source.is_deleted:
+        if isinstance(source, ServedQueue):
+            source.amq.nack(delivered.tag, delay_ms=delay_ms, mode=OS)
+        else:
+            source.requeue([delivered.tag])
+        call.vhost.dispatch.mark(source)
     call.reply(None)
 
 
@@ -313,10 +332,10 @@ def _release(call: BoxCall) -> None:
     call.args.done()
     delivered = _forget(call.channel, tag)
     call.channel.update()
-    queue = delivered.queue
-    if not queue.is_deleted:
-        queue.amq.release([delivered.tag], OS)
-        call.vhost.dispatch.mark(queue)
+    source = delivered.source
+    if not source.is_deleted:
+        source.release([delivered.tag])
+        call.vhost.dispatch.mark(source)
     call.reply(None)
 
 
@@ -396,4 +415,8 @@ OPERATIONS: Final[dict[str, Callable[[BoxCall], None]]] = {
     "box.adopt": _adopt,
     "box.info": _info,
     "box.sync": _sync,
+    "box.append_to": operations_streams.append_to,
+    "box.appended": operations_streams.appended,
+    "box.streams": operations_streams.streams,
+    "box.stream_info": operations_streams.stream_info,
 }

@@ -9,7 +9,7 @@ the server's process, which also knows those that are still being handed over).
 
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.consumers import Consumer
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served
 from penstock.broker.vhost import VHost
 
 Info = dict[str, object]
@@ -39,7 +39,7 @@ def list_consumers(vhost: VHost) -> list[Info]:
     ]
 
 
-def consumer_info(vhost: VHost, queue: ServedQueue, consumer: Consumer) -> Info:
+def consumer_info(vhost: VHost, queue: Served, consumer: Consumer) -> Info:
     """Of one consumer. active: it is given messages: always, but for a single active consumer."""
     consumers = queue.consumers
     channel = consumer.channel

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.access.permissions import Identity
+from penstock.broker.fan_out import fan_out
 from penstock.broker.operation_args import OperationArgs, refused
 from penstock.broker.output import Output
-from penstock.broker.publish import Publisher, fan_out
+from penstock.broker.publish import Publisher
 from penstock.broker.refusals import called, not_found
 from penstock.broker.served_queue import ServedQueue
 from penstock.broker.vhost import VHost
@@ -93,8 +94,8 @@ def publish(vhost: VHost, identity: Identity, args: OperationArgs, reply: Reply)
     publisher = Publisher(vhost, identity, 0, Output(vhost.dispatch, FRAME_MAX))
     route = publisher.route(_short(exchange) + _short(key) + bytes((MANDATORY,)))
     props = encoded_properties(given)
-    facts, queues, props = publisher.facts_of(route, props, scan(props))
-    if not queues:
+    facts, targets, props = publisher.facts_of(route, props, scan(props))
+    if not targets.queues and not targets.streams:
         place = (
             called("exchange", exchange, vhost.name)
             if exchange
@@ -105,7 +106,9 @@ def publish(vhost: VHost, identity: Identity, args: OperationArgs, reply: Reply)
     count = 0
     for body in bodies:
         try:
-            one, is_refused = fan_out(vhost, queues, route.front + props, body, facts)
+            one, is_refused = fan_out(
+                vhost, targets.queues, targets.streams, route.front + props, body, facts
+            )
         except DiskFullError as error:
             raise ChannelError(RESOURCE_ERROR, f"{error}; {count} were published") from error
         except QueueFullError as error:
@@ -159,7 +162,7 @@ def _short(text: str) -> bytes:
 
 def get(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
     """{messages}: up to `count` of them, held by the session; none if none came in wait_ms."""
-    queue = vhost.find_queue(args.name("queue"))
+    queue = vhost.find_messages(args.name("queue"), None, "get")
     count = args.whole("count", 1, 1, GET_MAX)
     name = args.text("session")
     wait_ms = args.whole("wait_ms", 0, 0, WAIT_MS_MAX)
@@ -219,7 +222,7 @@ class _Get:
             return
         name = self._queue.name
         queue = self._vhost.served(name)  # it may have been restarted, and be another one
-        if queue is None:
+        if not isinstance(queue, ServedQueue):
             self._is_done = True
             self._reply(not_found(called("queue", name, self._vhost.name)))
             return
@@ -333,7 +336,7 @@ def _settle(
 
 def peek(vhost: VHost, owner: object | None, args: OperationArgs, reply: Reply) -> None:
     """{messages, after}: ready messages behind the tag `after`, and the last one's tag."""
-    queue = vhost.find_queue(args.name("queue"), owner)
+    queue = vhost.find_messages(args.name("queue"), owner, "peek")
     count = args.whole("count", 1, 1, GET_MAX)
     after = args.whole_or_none("after")
     args.done()

@@ -2,7 +2,8 @@
 
     run          for each publish of a run: its route, its properties' few facts, then
     _publish     one queue: AMQQueue.publish, which appends the record
-                 several: one record and one body for all of them (`_fan_out`)
+    _append      one stream: ServedStream.append, which does too
+                 several: one record and one body for all of them (fan_out.py)
                  none: back to the publisher if it is mandatory
 
 **Routes are cached by bytes.** Exchange, key and bits of a basic.publish are one slice of the
@@ -15,16 +16,21 @@ priority and which properties there are; only expiration, user-id, reply-to and 
 more.
 
 A message is persistent if its delivery mode is 2 and its queue is durable; else it is in RAM, or
-paged to what is wiped at start, and confirmed at once.
+paged to what is wiped at start, and confirmed at once. In a stream it is persistent in any case.
 
 A queue that refuses (reject-publish) makes the publish a basic.nack; other queues that it went to
 have it. A full disk stops the run at the message that did not fit: `run` says how many were taken,
 the rest is kept by the connection until there is room.
 
-Not here: bodies that are spooled (spooled.py), transactions (transactions.py).
+A channel of the library's box may send all it publishes to one stream (`send_to`), by key alone,
+and ask for the offsets.
+
+Not here: several queues (fan_out.py), bodies that are spooled (spooled.py), transactions
+(transactions.py).
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import Final
 
 from penstock.access.permissions import Identity
@@ -33,6 +39,7 @@ from penstock.broker.confirms import Confirms
 from penstock.broker.copies import copies, has_copies
 from penstock.broker.deliver import HEADERS, write_return
 from penstock.broker.dispatch import Dispatch
+from penstock.broker.fan_out import fan_out
 from penstock.broker.output import Output
 from penstock.broker.publish_facts import (
     Facts,
@@ -42,19 +49,19 @@ from penstock.broker.publish_facts import (
     with_reply_to,
 )
 from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_stream import ServedStream
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, scan
 from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED
 from penstock.errors import AMQPConnectionError, DiskFullError, QueueFullError
 from penstock.message import Message
 from penstock.native import mypyc_attr
-from penstock.queues.arrivals import Plan
-from penstock.queues.queue_options import DROP_HEAD
 from penstock.storage.durability import NONE
 
 MANDATORY: Final = 1
 IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; random keys must not grow it for ever
+APPENDED_MAX: Final = 10_000
 PERSISTENT: Final = 2
 # Property flags that say that more than the scan is needed.
 HAS_HEADERS: Final = 0x2000
@@ -63,6 +70,16 @@ HAS_EXPIRATION: Final = 0x0100
 HAS_USER_ID: Final = 0x0010
 SPECIAL: Final = HAS_HEADERS | HAS_REPLY_TO | HAS_EXPIRATION | HAS_USER_ID
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
+
+
+class Targets:
+    """The queues and the streams that a message goes to."""
+
+    __slots__ = ("queues", "streams")
+
+    def __init__(self) -> None:
+        self.queues: list[ServedQueue] = []
+        self.streams: list[ServedStream] = []
 
 
 class Route:
@@ -76,7 +93,10 @@ class Route:
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
         self.by_headers: bool = False
         self.is_delayed: bool = False
-        self.queues: list[ServedQueue] = []
+        # It is no queue's alone: headers route, or delay, or it leads to streams.
+        self.is_special: bool = False
+        self.targets: Targets = Targets()
+        self.queues: list[ServedQueue] = self.targets.queues
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -85,7 +105,7 @@ class Collecting(ABC):
 
     @abstractmethod
     def put(
-        self, route: Route, queues: list[ServedQueue], header: bytes, props: bytes, body: bytes,
+        self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
         facts: Facts,
     ) -> None:  # fmt: skip
         """One publish."""
@@ -107,6 +127,15 @@ class Publisher:
         self._routes: dict[bytes, Route] = {}
         self._version: int = -1
         self._facts: Facts = Facts()
+        self._stream: ServedStream | None = None  # where all publishes go
+        self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
+
+    def send_to(self, stream: ServedStream | None) -> None:
+        """From now on all publishes go to this stream, whatever they are published to; None: where
+        they are published to. Their places are noted in `appended`."""
+        self._stream = stream
+        self.appended = None if stream is None else deque(maxlen=APPENDED_MAX)
+        self._version = -1
 
     def forget_routes(self) -> None:
         """Permissions have changed."""
@@ -130,7 +159,7 @@ class Publisher:
                 props = headers[i]
                 info = scan(props)
             try:
-                if info >> 16 & SPECIAL or route.by_headers or route.is_delayed:
+                if info >> 16 & SPECIAL or route.is_special:
                     self._publish_special(route, props, info, bodies[i])
                 else:
                     self._publish(route, route.queues, props, info, bodies[i])
@@ -156,6 +185,12 @@ class Publisher:
         exchange = raw[1:end].decode("utf-8", "surrogateescape")
         key = raw[end + 1 : -1].decode("utf-8", "surrogateescape")
         route = Route(raw, exchange, key)
+        if self._stream is not None:
+            if self._stream.is_deleted:
+                raise refusals.not_found(self._stream.what)
+            route.is_special = True
+            route.targets.streams.append(self._stream)
+            return route
         if raw[-1] & IMMEDIATE:
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         what = refusals.called("exchange", exchange, vhost.name)
@@ -168,16 +203,20 @@ class Publisher:
         route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
         if not route.by_headers:
-            route.queues = self.queues(vhost.router.route(exchange, key, None))
+            route.targets = self.targets(vhost.router.route(exchange, key, None))
+            route.queues = route.targets.queues
+        route.is_special = route.by_headers or route.is_delayed or bool(route.targets.streams)
         return route
 
-    def queues(self, names: list[str]) -> list[ServedQueue]:
-        """The queues of these names that can be published to."""
-        found: list[ServedQueue] = []
+    def targets(self, names: list[str]) -> Targets:
+        """The queues and streams of these names that can be published to."""
+        found = Targets()
         for name in names:
             queue = self.vhost.served(name)
-            if queue is not None and not queue.is_crashed:
-                found.append(queue)
+            if isinstance(queue, ServedStream):
+                found.streams.append(queue)
+            elif isinstance(queue, ServedQueue) and not queue.is_crashed:
+                found.queues.append(queue)
         return found
 
     # ---- one message ---------------------------------------------------------------------------
@@ -189,7 +228,7 @@ class Publisher:
         if self.transaction is not None or len(queues) != 1:
             facts = self._facts
             facts.set_plain(info)
-            self.publish_with(route, queues, props, body, facts)
+            self.publish_with(route, route.targets, props, body, facts)
             return
         queue = queues[0]
         mode = self._mode if info & 0xFF == PERSISTENT and queue.is_durable else NONE
@@ -214,18 +253,30 @@ class Publisher:
             self.confirms.refused()
 
     def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> None:
-        """One of whose properties more must be known."""
-        facts, queues, props = self.facts_of(route, props, info)
-        self.publish_with(route, queues, props, body, facts)
+        """One of whose properties more must be known, or that goes to a stream."""
+        if not (info >> 16 & SPECIAL or route.by_headers or self.transaction is not None):
+            streams = route.targets.streams
+            if len(streams) == 1 and not route.queues:
+                self._append(streams[0], route.front + props, body)
+                return
+        facts, targets, props = self.facts_of(route, props, info)
+        self.publish_with(route, targets, props, body, facts)
 
-    def facts_of(
-        self, route: Route, props: bytes, info: int
-    ) -> tuple[Facts, list[ServedQueue], bytes]:
-        """What must be known of a message, its queues, and its properties as they are stored."""
+    def _append(self, stream: ServedStream, header: bytes, body: bytes) -> None:
+        """A message for one stream alone."""
+        lsn = stream.append(header, body, self._mode)
+        self._dispatch.be_due()
+        if self.appended is not None:
+            self.appended.append(stream.last_place)
+        if self.confirms is not None:
+            self.confirms.published(lsn)
+
+    def facts_of(self, route: Route, props: bytes, info: int) -> tuple[Facts, Targets, bytes]:
+        """What must be known of a message, where it goes, and its properties as they are stored."""
         facts = Facts()
         facts.set_plain(info)
         flags = info >> 16
-        queues = route.queues
+        targets = route.targets
         if flags & HAS_EXPIRATION:
             facts.ttl_ms = expiration_of(props)
         if flags & HAS_USER_ID:
@@ -244,8 +295,9 @@ class Publisher:
         if route.by_headers or keys:
             headers = BasicProperties.decode(props).headers
             router = self.vhost.router
-            queues = self.queues(router.route(route.exchange, route.key, headers, keys))
-        return facts, queues, props
+            if self._stream is None:
+                targets = self.targets(router.route(route.exchange, route.key, headers, keys))
+        return facts, targets, props
 
     def _with_reply_queue(self, props: bytes) -> bytes:
         if not self.reply_queue:
@@ -253,7 +305,7 @@ class Publisher:
         return with_reply_to(props, self.reply_queue)
 
     def publish_with(
-        self, route: Route, queues: list[ServedQueue], props: bytes, body: bytes, facts: Facts,
+        self, route: Route, targets: Targets, props: bytes, body: bytes, facts: Facts,
         spooled: Message | None = None,
     ) -> None:  # fmt: skip
         """Any message: to a transaction, to several queues, to none. spooled: its body is in the
@@ -262,15 +314,19 @@ class Publisher:
         if facts.hidden:
             header = HEADERS.with_hidden(header, facts.hidden)
         if self.transaction is not None:
-            self.transaction.put(route, queues, header, props, body, facts)
+            self.transaction.put(route, targets, header, props, body, facts)
             return
-        if not queues:
+        queues, streams = targets.queues, targets.streams
+        if not queues and not streams:
             if route.is_mandatory:
                 self.give_back(route, props, body)
             if self.confirms is not None:
                 self.confirms.published(0)
             return
-        lsn, is_refused = fan_out(self.vhost, queues, header, body, facts, spooled)
+        lsn, is_refused = fan_out(self.vhost, queues, streams, header, body, facts, spooled)
+        if self.appended is not None:
+            for stream in streams:
+                self.appended.append(stream.last_place)
         if self.confirms is not None:
             if is_refused:
                 self.confirms.refused()
@@ -280,99 +336,3 @@ class Publisher:
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """A mandatory message that no queue gets."""
         write_return(self.output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, body)
-
-
-def fan_out(
-    vhost: VHost, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts,
-    spooled: Message | None = None,
-) -> tuple[int, bool]:  # fmt: skip
-    """Publish to all these queues, body and record once for those that take it alike. The LSN to
-    wait for, and whether a queue refused. DiskFullError: none that shares a record has it."""
-    shared: list[ServedQueue] = []
-    lsn = 0
-    is_refused = False
-    size = len(body) if spooled is None else spooled.size
-    for queue in queues:
-        mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
-        options = queue.amq.options
-        if facts.ttl_ms != 0 and options.ttl_ms != 0 and options.overflow == DROP_HEAD:
-            shared.append(queue)
-            continue
-        # It may refuse, or it is for whoever waits now: the queue decides by itself.
-        queue.amq.takers = queue.consumers.room()
-        whole = body if spooled is None else whole_body(vhost, spooled)
-        try:
-            one = queue.amq.publish(
-                header, whole, mode, priority=min(facts.priority, queue.priorities),
-                ttl_ms=facts.ttl_ms, delay_ms=facts.delay_ms,
-            )  # fmt: skip
-        except QueueFullError:
-            is_refused = True
-        else:
-            lsn = max(lsn, one)
-            queue.published += 1
-        vhost.dispatch.mark(queue)
-    if shared:
-        lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
-    return lsn, is_refused
-
-
-def _publish_shared(
-    vhost: VHost, queues: list[ServedQueue], header: bytes, body: bytes, size: int, facts: Facts,
-    spooled: Message | None,
-) -> int:  # fmt: skip
-    """One record for all queues to which the message is the same. The LSN, 0 if none is durable."""
-    engine = vhost.engine
-    plans: list[tuple[ServedQueue, Plan]] = []
-    done = 0
-    lsn = 0
-    try:
-        for queue in queues:
-            plan = queue.amq.plan(
-                header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
-                delay_ms=facts.delay_ms,
-            )  # fmt: skip
-            plans.append((queue, plan))
-        plans.sort(key=_by_kind)
-        while done < len(plans):
-            first, like = plans[done]
-            group = [plans[done]]
-            for other, plan in plans[done + 1 :]:
-                if (
-                    plan.expiry_ms != like.expiry_ms
-                    or plan.header != like.header
-                    or other.is_durable != first.is_durable
-                ):
-                    break
-                group.append((other, plan))
-            mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
-            targets = [plan.index for _, plan in group]
-            if spooled is not None and mode != NONE and not done:
-                spooled.expiry_ms = like.expiry_ms
-                engine.publish_spooled(targets, like.header, spooled, mode)
-            else:
-                whole = body if spooled is None else whole_body(vhost, spooled)
-                engine.publish(targets, like.header, whole, mode, like.expiry_ms)
-            if mode != NONE:
-                lsn = engine.last_lsn
-            for queue, plan in group:
-                done += 1
-                queue.amq.planned(plan, plan.index.next_seq - 1, size)
-                queue.published += 1
-                vhost.dispatch.mark(queue)
-    except BaseException:
-        for queue, plan in plans[done:]:
-            queue.amq.unplan(plan)
-        raise
-    return lsn
-
-
-def whole_body(vhost: VHost, spooled: Message) -> bytes:
-    """A spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.state.store.read(spooled.store_file, spooled.id)
-
-
-def _by_kind(planned: tuple[ServedQueue, Plan]) -> tuple[bool, int, bytes]:
-    """Durable ones first, those that are alike together."""
-    queue, plan = planned
-    return (not queue.is_durable, plan.expiry_ms, plan.header)

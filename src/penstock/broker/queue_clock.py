@@ -22,6 +22,7 @@ from typing import Final
 from penstock.broker.arguments import EXPIRES
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_table import QueueTable
+from penstock.broker.roles import Source
 from penstock.broker.served_queue import ServedQueue
 from penstock.queues.amq_queue import AGE_CHECK_MS
 from penstock.storage.engine import StorageEngine
@@ -94,7 +95,8 @@ class QueueClock:
         return self._tick_expiries(wall_ms) or has_more
 
     def _tick_queues(self, wall_ms: int) -> bool:
-        queues = self._dispatch.take_touched(SLICE)
+        touched: list[Source] = self._dispatch.take_touched(SLICE)
+        queues = [source for source in touched if isinstance(source, ServedQueue)]
         while self._due and self._due[0][0] <= wall_ms and len(queues) < 2 * SLICE:
             queue = heapq.heappop(self._due)[2]
             queue.due_ms = 0

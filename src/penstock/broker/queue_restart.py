@@ -31,6 +31,7 @@ from typing import Final
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_table import QueueTable, indexes_of
+from penstock.broker.roles import Source
 from penstock.broker.served_queue import ServedQueue
 from penstock.errors import CorruptionError, StoppedError
 from penstock.message import Entry
@@ -64,9 +65,10 @@ class QueueRestarts:
         self._on_event = on_event
         self._failures: dict[str, deque[float]] = {}
 
-    def failed(self, queue: ServedQueue, error: Exception) -> None:
+    def failed(self, queue: Source, error: Exception) -> None:
         """A queue's own code has raised this. The queue is another one afterwards, or crashed.
         StoppedError: it could not be restarted alone, and the engine has stopped."""
+        assert isinstance(queue, ServedQueue), "readings of streams deal with theirs themselves"
         if queue.is_deleted or queue.is_crashed:
             return
         what = self._table.called(queue.name)

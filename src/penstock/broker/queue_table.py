@@ -1,7 +1,8 @@
 """QueueTable: the queues of a vhost: declared, found, deleted, with all that goes along.
 
 A durable queue of the directory is opened when it is first named or routed to, so ten thousand of
-them start in a moment; `stored` has the names of those that nobody has opened yet. A queue that is
+them start in a moment; `stored` has the names of those that nobody has opened yet. Streams stand
+beside queues under their names, and are served from the start (stream_table.py). A queue that is
 not durable, or exclusive, is known here alone: an exclusive one is deleted with the connection that
 declared it, so nothing of it needs to be on disk, whatever it was declared as.
 
@@ -25,11 +26,15 @@ from penstock.broker import refusals
 from penstock.broker.arguments import (
     check_arguments,
     check_equivalent,
+    check_stream_arguments,
     check_type,
     encode_arguments,
+    type_of,
 )
 from penstock.broker.queue_opening import QueueOpener
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.served_stream import ServedStream
+from penstock.broker.stream_table import StreamTable
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, OptionError
@@ -38,9 +43,11 @@ from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.streams import STREAM_FLAG
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
@@ -55,9 +62,10 @@ class QueueTable:
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
-        monitor: MemoryMonitor, *, clock: Clock, rng: random.Random, is_strict: bool,
+        streams: StreamTable, monitor: MemoryMonitor, *, clock: Clock, rng: random.Random,
+        is_strict: bool,
     ) -> None:  # fmt: skip
-        self.served: dict[str, ServedQueue] = {}
+        self.served: dict[str, Served] = {}
         self.stored: dict[str, None] = {}
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
@@ -65,13 +73,18 @@ class QueueTable:
         self._vhost = vhost
         self._topology = topology
         self._opener = opener
+        self._streams = streams
         self._monitor = monitor
         self._clock = clock
         self._rng = rng
         self._is_strict = is_strict
-        self._owned: dict[object, list[ServedQueue]] = {}
-        for name in engine.state.routing.queues:
-            self.stored[text_of(name.partition(factory.SEPARATOR)[0])] = None
+        self._owned: dict[object, list[Served]] = {}
+        for queue in engine.state.routing.queues.values():
+            if not queue.flags & STREAM_FLAG:
+                self.stored[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
+        for stream in streams.stored():
+            stream.used_at_ms = self.start_ms
+            self.served[stream.name] = stream
 
     # ---- finding -------------------------------------------------------------------------------
 
@@ -83,8 +96,8 @@ class QueueTable:
         """The names of all queues, sorted."""
         return sorted((*self.served, *self.stored))
 
-    def find(self, name: str) -> ServedQueue | None:
-        """The queue of this name, opened if need be; None if there is none."""
+    def find(self, name: str) -> Served | None:
+        """The queue or stream of this name, opened if need be; None if there is none."""
         found = self.served.get(name)
         if found is None and name in self.stored:
             found = self._open(name)
@@ -109,9 +122,9 @@ class QueueTable:
 
     def find_queue(
         self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
-    ) -> ServedQueue:
-        """The queue, if this connection may have it. ChannelError: 404 (none, crashed), 405
-        (exclusive)."""
+    ) -> Served:
+        """The queue or stream, if this connection may have it. ChannelError: 404 (none, crashed),
+        405 (exclusive)."""
         queue = self.find(name)
         if queue is None:
             raise refusals.not_found(self.called(name))
@@ -120,7 +133,14 @@ class QueueTable:
             raise refusals.crashed(self.called(name))
         return queue
 
-    def check_access(self, queue: ServedQueue, owner: object | None) -> None:
+    def of_messages(self, queue: Served, asked: str) -> ServedQueue:
+        """The same, if messages can be taken out of it. AMQPConnectionError 540: it is a stream,
+        and `asked` is not for streams."""
+        if not isinstance(queue, ServedQueue):
+            raise refusals.not_for_streams(asked, self.called(queue.name))
+        return queue
+
+    def check_access(self, queue: Served, owner: object | None) -> None:
         """ChannelError 405 if the queue is another connection's."""
         if queue.is_exclusive and queue.owner is not owner:
             raise refusals.locked(self.called(queue.name))
@@ -137,12 +157,17 @@ class QueueTable:
     def declare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
-    ) -> tuple[ServedQueue, int]:  # fmt: skip
+    ) -> tuple[Served, int]:  # fmt: skip
         """Declare a queue, "" for one that is named here, or find that it is there as it is.
         ChannelError: 403 (reserved), 404 (crashed), 405 (exclusive), 406 (another one, arguments).
-        AMQPConnectionError 540: a stream."""
+        """
         durable = durable and not exclusive  # it ends with its connection
+        is_stream = type_of(arguments) == STREAM
         if not name:
+            if is_stream:
+                raise refusals.precondition_failed(
+                    "Cannot declare a server-named queue for type rabbit_stream_queue"
+                )
             name = self.server_named()
         elif name.startswith("amq.") and not is_reserved_allowed:
             raise refusals.reserved("queue", name)
@@ -157,16 +182,27 @@ class QueueTable:
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-        options = check_arguments(what, arguments)
-        self._check_memory(what, options, 0)
         try:
+            if is_stream:
+                return self._make_stream(what, name, arguments), self._engine.last_lsn
+            options = check_arguments(what, arguments)
+            self._check_memory(what, options, 0)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
         return queue, self._engine.last_lsn if durable else 0
 
+    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> ServedStream:
+        options = check_stream_arguments(what, arguments)
+        stream = self._streams.declare(bytes_of(name), arguments, options)
+        stream.used_at_ms = self._clock.wall_ms()
+        self.served[name] = stream
+        self.declared += 1
+        self._topology.router.queue_added()
+        return stream
+
     def _check_same(
-        self, queue: ServedQueue, durable: bool, exclusive: bool, auto_delete: bool,
+        self, queue: Served, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None,
     ) -> None:  # fmt: skip
         what = self.called(queue.name)
@@ -221,9 +257,13 @@ class QueueTable:
         if warning is not None:
             self._opener.warn(f"{what}: {warning}")
 
-    def set_arguments(self, queue: ServedQueue, arguments: dict[str, object]) -> int:
-        """Other x-arguments from here on, durably if the queue is. ChannelError 406."""
+    def set_arguments(self, queue: Served, arguments: dict[str, object]) -> int:
+        """Other x-arguments from here on, durably if the queue is. ChannelError 406; a stream's
+        are fixed."""
         what = self.called(queue.name)
+        if not isinstance(queue, ServedQueue):
+            check_equivalent(what, arguments, queue.arguments)
+            return 0
         options = check_arguments(what, arguments)
         amq = queue.amq
         if options.priorities != amq.options.priorities:
@@ -246,7 +286,7 @@ class QueueTable:
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(
-        self, queue: ServedQueue, *, if_unused: bool = False, if_empty: bool = False
+        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False
     ) -> tuple[int, int]:
         """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
         406: it is in use, or not empty. A queue that is deleted already: nothing happens."""
@@ -255,7 +295,7 @@ class QueueTable:
         what = self.called(queue.name)
         if if_unused and queue.consumers.count:
             raise refusals.precondition_failed(f"{what} in use")
-        ready = 0 if queue.is_crashed else queue.amq.len()
+        ready = 0 if queue.is_crashed else queue.len()
         if if_empty and ready:
             raise refusals.precondition_failed(f"{what} not empty")
         doomed = self._topology.doomed([], [queue.name])
@@ -265,12 +305,18 @@ class QueueTable:
         self._forget(queue)
         self._topology.router.remove_queue(queue.name)
         self._topology.forget(doomed)
-        queue.consumers.cancel_all()
+        queue.cancel_all()
         queue.wake_waiters()
         return ready, one.lsn
 
-    def _log_deleted(self, queue: ServedQueue) -> None:
+    def _log_deleted(self, queue: Served) -> None:
         """The queue goes from the engine; inside `one_record`."""
+        if isinstance(queue, ServedStream):
+            if queue.options.partitions:
+                self._topology.log_unbound(queue.name)
+            self._streams.log_deleted(queue)
+            return
+        assert isinstance(queue, ServedQueue), "there is no third kind"
         amq = queue.amq
         if amq.is_durable and amq.options.priorities:  # its parts have other names than its own
             self._topology.log_unbound(queue.name)
@@ -279,9 +325,10 @@ class QueueTable:
         else:
             amq.delete(DISK)
 
-    def _forget(self, queue: ServedQueue) -> None:
+    def _forget(self, queue: Served) -> None:
         queue.is_deleted = True
-        self._opener.forget(queue.amq)
+        if isinstance(queue, ServedQueue):
+            self._opener.forget(queue.amq)
         del self.served[queue.name]
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
@@ -347,10 +394,13 @@ class QueueTable:
 
     # ---- purging -------------------------------------------------------------------------------
 
-    def purge(self, queue: ServedQueue) -> tuple[int, int]:
-        """All ready messages die: how many, and the LSN."""
+    def purge(self, queue: Served) -> tuple[int, int]:
+        """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
+        queue = self.of_messages(queue, "queue.purge")
+        before = self._engine.last_lsn
         n = queue.amq.purge(DISK)
-        return n, self._engine.last_lsn if n and queue.amq.is_durable else 0
+        lsn = self._engine.last_lsn
+        return n, lsn if lsn != before else 0
 
 
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:

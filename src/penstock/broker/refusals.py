@@ -37,6 +37,11 @@ def precondition_failed(text: str) -> ChannelError:
     return ChannelError(PRECONDITION_FAILED, text)
 
 
+def not_for_streams(asked: str, what: str) -> AMQPConnectionError:
+    """540: what queues have, and streams have not."""
+    return AMQPConnectionError(NOT_IMPLEMENTED, f"{asked} not supported by stream queues {what}")
+
+
 def no_space(what: str, error: DiskFullError) -> ChannelError:
     """406: the disk is full, and nothing was changed."""
     return precondition_failed(f"no space for {what}: {error}")

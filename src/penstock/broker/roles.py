@@ -1,12 +1,16 @@
-"""What the parts of the core see of each other: who owes answers, who has output, who is a client.
+"""What the parts of the core see of each other: who owes answers, who has output, what delivers.
 
 Each is seen by modules below the one that it is made in, and is called in each turn, so they are
 abstract classes here at the bottom; a class that has several roles has them in one line of descent.
 """
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from penstock.native import mypyc_attr
+
+if TYPE_CHECKING:
+    from penstock.broker.dispatch import Dispatch
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -29,3 +33,39 @@ class Peer(ABC):
     @abstractmethod
     def blocked(self, reason: str) -> None:
         """The vhost is short of something; "": no longer."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Source(ABC):
+    """Where deliveries come from, and with whom they are settled: a queue, which gives each message
+    to one of its consumers, or one consumer's own reading of a stream. What it delivered it knows
+    by tags of its own.
+
+    is_marked: the dispatch has it on its list of work. is_touched: a tick is to look at it, or no
+    tick ever is. is_deleted, is_crashed: nothing comes from it, and nothing is settled with it.
+    """
+
+    is_marked: bool = False
+    is_touched: bool = False
+    is_deleted: bool = False
+    is_crashed: bool = False
+
+    @abstractmethod
+    def deliver(self, dispatch: "Dispatch") -> int:
+        """Give its consumers what they are ready for, a slice of it; how many messages."""
+
+    @abstractmethod
+    def ack(self, tags: list[int]) -> None:
+        """These are done with. Unknown tags are ignored, here as everywhere."""
+
+    @abstractmethod
+    def requeue(self, tags: list[int]) -> None:
+        """These failed, and are wanted again."""
+
+    @abstractmethod
+    def discard(self, tags: list[int]) -> None:
+        """These failed, and are not wanted again."""
+
+    @abstractmethod
+    def release(self, tags: list[int]) -> None:
+        """Nobody has tried these: their channel has ended."""

@@ -2,50 +2,58 @@
 
 What a queue does with messages is the AMQQueue's (penstock.queues), shared with the embedded
 library. What only a broker knows is here: its consumers, the connection that has it to itself, that
-it goes with its last consumer or when nobody uses it, and the counters that people look at.
+it goes with its last consumer or when nobody uses it, and the counters that people look at. What
+queues and streams (served_stream.py) have in common as far as clients see it is `Served`.
 
-Not here: when messages are delivered (dispatch.py), declaring and deleting (vhost.py).
+`deliver` is what a turn does with a queue: consumers take turns until none is ready or nothing is
+left. A queue whose head is held (a transaction's message that is not durable yet, or a first
+delivery beyond the settled delivered mark) is marked again when that is settled.
+
+Hot: `deliver` runs for each message delivered.
+
+Not here: when it is called (dispatch.py), declaring and deleting (vhost.py).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from penstock.broker.consumers import Consumers
+from penstock.broker.consumers import Consumer, Consumers
+from penstock.broker.roles import Source
+from penstock.errors import DiskFullError
+from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import AMQQueue
+from penstock.storage.durability import OS
+
+if TYPE_CHECKING:
+    from penstock.broker.dispatch import Dispatch
+
+QUEUE_SLICE: Final = 1024  # messages that one queue delivers before the others have their turn
 
 
-class ServedQueue:
-    """One queue of a vhost.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Served(Source):
+    """What clients declare, bind, publish to and consume: a queue, or a stream.
 
     arguments: as they were declared. owner: the connection that an exclusive queue belongs to.
     used_at_ms: when it was last declared, got from or consumed (ms since 1970), for x-expires.
     """
 
     def __init__(
-        self, name: str, amq: AMQQueue, *, is_durable: bool, is_exclusive: bool = False,
-        is_auto_delete: bool = False, arguments: dict[str, object] | None = None,
-        owner: object | None = None,
+        self, name: str, *, is_durable: bool, is_exclusive: bool, is_auto_delete: bool,
+        arguments: dict[str, object], owner: object | None,
     ) -> None:  # fmt: skip
         self.name: str = name
-        self.amq: AMQQueue = amq
         self.is_durable: bool = is_durable
         self.is_exclusive: bool = is_exclusive
         self.is_auto_delete: bool = is_auto_delete
-        self.arguments: dict[str, object] = arguments or {}
+        self.arguments: dict[str, object] = arguments
         self.owner: object | None = owner
-        self.priorities: int = amq.options.priorities
-        # Whether its messages are for whoever is waiting when they come. Asked at each publish.
-        self.is_immediate: bool = amq.options.ttl_ms == 0
         self.consumers: Consumers = Consumers(
-            is_single_active=self.arguments.get("x-single-active-consumer") is True
+            is_single_active=arguments.get("x-single-active-consumer") is True
         )
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one
         self.used_at_ms: int = 0
-        self.is_deleted: bool = False
-        self.is_crashed: bool = False
-        self.is_marked: bool = False  # the dispatch has it on its list of work
-        self.is_touched: bool = False  # a tick is to look at it
-        self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
-        self.due_ms: int = 0  # the time for which the vhost has noted it
         # Called, once, when a message may be there: whoever waits without being a consumer.
         self.waiters: list[Callable[[], None]] = []
         self.published: int = 0
@@ -53,6 +61,28 @@ class ServedQueue:
         self.redelivered: int = 0
         self.acked: int = 0
         self.got: int = 0
+
+    @abstractmethod
+    def len(self) -> int:
+        """Messages that are ready: those that a queue.declare-ok tells."""
+
+    def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
+        """Whether a channel whose consumers have this prefetch (0: no limit), or one limit for all
+        (is_global), may consume. ChannelError, AMQPConnectionError."""
+
+    def attach(self, consumer: Consumer) -> None:
+        """One consumer more. ChannelError, AMQPConnectionError: it asks for what is not to be had,
+        and nothing happened."""
+        self.consumers.add(consumer)
+        self.had_consumer = True
+
+    def detach(self, consumer: Consumer) -> None:
+        """One consumer less; unknown ones are ignored."""
+        self.consumers.remove(consumer)
+
+    def cancel_all(self) -> None:
+        """It is gone: its consumers are told."""
+        self.consumers.cancel_all()
 
     def wake_waiters(self) -> None:
         """Something may be there, or the queue is gone."""
@@ -70,3 +100,98 @@ class ServedQueue:
             "get": self.got,
             "ack": self.acked,
         }
+
+
+class ServedQueue(Served):
+    """One queue of a vhost."""
+
+    def __init__(
+        self, name: str, amq: AMQQueue, *, is_durable: bool, is_exclusive: bool = False,
+        is_auto_delete: bool = False, arguments: dict[str, object] | None = None,
+        owner: object | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            name, is_durable=is_durable, is_exclusive=is_exclusive, is_auto_delete=is_auto_delete,
+            arguments=arguments or {}, owner=owner,
+        )  # fmt: skip
+        self.amq: AMQQueue = amq
+        self.priorities: int = amq.options.priorities
+        # Whether its messages are for whoever is waiting when they come. Asked at each publish.
+        self.is_immediate: bool = amq.options.ttl_ms == 0
+        self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
+        self.due_ms: int = 0  # the time for which the vhost has noted it
+
+    def len(self) -> int:
+        return self.amq.len()
+
+    # ---- delivery ------------------------------------------------------------------------------
+
+    def deliver(self, dispatch: "Dispatch") -> int:
+        amq = self.amq
+        consumers = self.consumers
+        n = 0
+        done: list[int] = []
+        try:
+            while consumers.count and amq.backing.len():
+                if n >= QUEUE_SLICE:
+                    dispatch.mark(self)
+                    break
+                consumer = consumers.next_ready()
+                if consumer is None:
+                    break
+                delivery = amq.fetch()
+                if delivery is None:
+                    if amq.has_more_expired:
+                        dispatch.mark(self)
+                    else:
+                        self._wait_for_head(dispatch)
+                    break
+                n += 1
+                if delivery.is_redelivered:
+                    self.redelivered += 1
+                consumer.channel.deliver(consumer, delivery)
+                if consumer.no_ack:
+                    done.append(delivery.tag)
+        finally:
+            if done:
+                amq.ack(done, OS)
+                self.acked += len(done)
+        if n:
+            self.delivered += n
+            amq.backing.inhale()
+        if self.waiters and amq.backing.len():
+            self.wake_waiters()
+        return n
+
+    def _wait_for_head(self, dispatch: "Dispatch") -> None:
+        held = self.amq.held()
+        if held is None or self.is_waiting:
+            return
+        self.is_waiting = True
+
+        def settled() -> None:
+            self.is_waiting = False
+            dispatch.mark(self)
+
+        lsn, mode = held
+        dispatch.when_settled(lsn, mode, settled)
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int]) -> None:
+        self.amq.ack(tags, OS)
+        self.acked += len(tags)
+
+    def requeue(self, tags: list[int]) -> None:
+        self.amq.requeue(tags, OS)
+
+    def discard(self, tags: list[int]) -> None:
+        """Dead-letter them, or drop them. Without room to move one, it goes back to its place."""
+        for tag in tags:
+            try:
+                self.amq.reject(tag, OS)
+            except DiskFullError:
+                self.amq.release([tag], OS)
+
+    def release(self, tags: list[int]) -> None:
+        self.amq.release(tags, OS)

@@ -5,12 +5,13 @@ Qpid's Flow to Disk Design (storeHeader, storeChunk), and when its last frame ha
 names that file. What never ends, because the client went, is aborted and its file deleted.
 
 A persistent message for durable queues takes the file as it is, one copy for all queues. For
-others, and in a transaction, the body is read back once, and the file goes.
+others, for streams, and in a transaction, the body is read back once, and the file goes.
 
 Not here: who cuts frames into parts (protocol), small bodies (publish.py).
 """
 
-from penstock.broker.publish import Publisher, whole_body
+from penstock.broker.fan_out import whole_body
+from penstock.broker.publish import Publisher
 from penstock.codec.properties import scan
 from penstock.errors import DiskFullError
 from penstock.storage.file_queue_backing import Spool
@@ -51,12 +52,12 @@ class SpooledPublish:
         message.size = self._spool.size
         store.own(message.store_file, message.id)
         try:
-            facts, queues, props = publisher.facts_of(self._route, self._props, self._info)
-            if publisher.transaction is not None or not queues:
+            facts, targets, props = publisher.facts_of(self._route, self._props, self._info)
+            if publisher.transaction is not None or not targets.queues:
                 body = whole_body(vhost, message)
-                publisher.publish_with(self._route, queues, props, body, facts)
+                publisher.publish_with(self._route, targets, props, body, facts)
             else:
-                publisher.publish_with(self._route, queues, props, b"", facts, message)
+                publisher.publish_with(self._route, targets, props, b"", facts, message)
         finally:
             store.disown(message.store_file, message.id)
 

@@ -19,15 +19,16 @@ that a queue refuses (reject-publish) or that is too large (506) is rolled back 
 Not here: the methods (channel_basic.py).
 """
 
-from penstock.broker.publish import Collecting, Route, fan_out
+from penstock.broker.fan_out import Planned, fan_out, plan_all
+from penstock.broker.publish import Collecting, Route, Targets
 from penstock.broker.publish_facts import Facts
+from penstock.broker.roles import Source
 from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_stream import StreamAppend
 from penstock.broker.unacked import Delivered
 from penstock.broker.vhost import VHost
 from penstock.errors import QueueFullError
-from penstock.queues.arrivals import Plan
 from penstock.queues.queue_options import DROP_HEAD
-from penstock.storage.transaction import Published
 
 
 class Kept:
@@ -45,7 +46,8 @@ class Kept:
 
 
 class ChannelTransaction(Collecting):
-    """Of one channel, from one commit or rollback to the next. `refusal`: why it cannot commit."""
+    """Of one channel, from one commit or rollback to the next. `refusal`: why it cannot commit.
+    `places`: (partition, offset) of what it appended to streams, once it is committed."""
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost: VHost = vhost
@@ -54,18 +56,21 @@ class ChannelTransaction(Collecting):
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
         self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
         self._transaction = vhost.engine.begin()
-        self._puts: list[tuple[ServedQueue, Plan, Published]] = []
+        self.places: list[tuple[int, int]] = []
+        self._puts: list[Planned] = []
+        self._appends: list[StreamAppend] = []
         self._kept: list[Kept] = []
-        self._acks: dict[ServedQueue, list[int]] = {}
+        self._acks: dict[Source, list[int]] = {}
         self._counts: dict[ServedQueue, tuple[int, int]] = {}  # messages, bytes of bodies
 
     # ---- what is in it -------------------------------------------------------------------------
 
     def put(
-        self, route: Route, queues: list[ServedQueue], header: bytes, props: bytes, body: bytes,
+        self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
         facts: Facts,
     ) -> None:  # fmt: skip
-        if not queues and route.is_mandatory:
+        queues = targets.queues
+        if not queues and not targets.streams and route.is_mandatory:
             self.returned.append((route, props, body))
         durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
         others = [queue for queue in queues if queue not in durable]
@@ -74,7 +79,10 @@ class ChannelTransaction(Collecting):
         if others:
             self._kept.append(Kept(others, header, body, facts))
         if durable and self.refusal is None:
-            self._put_durable(durable, header, body, facts)
+            plan_all(self._transaction, durable, header, body, facts, self._puts)
+        if self.refusal is None:
+            for stream in targets.streams:
+                self._appends.append(stream.begin_append(self._transaction, header, body))
 
     def _check_room(self, queue: ServedQueue, size: int) -> None:
         if queue.amq.options.overflow == DROP_HEAD:
@@ -87,40 +95,16 @@ class ChannelTransaction(Collecting):
         except QueueFullError as error:
             self.refusal = error
 
-    def _put_durable(
-        self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts
-    ) -> None:
-        plans: list[tuple[ServedQueue, Plan]] = []
-        groups: dict[tuple[bytes, int], list[tuple[ServedQueue, Plan]]] = {}
-        try:
-            for queue in queues:
-                plan = queue.amq.plan(
-                    header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
-                    delay_ms=facts.delay_ms,
-                )  # fmt: skip
-                plans.append((queue, plan))
-                groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
-            for (shared, expiry_ms), group in groups.items():
-                targets = [plan.index for _, plan in group]
-                published = self._transaction.publish(targets, shared, body, expiry_ms)
-                for queue, plan in group:
-                    self._puts.append((queue, plan, published))
-        except BaseException:
-            known = {id(plan) for _, plan, _ in self._puts}
-            for queue, plan in plans:
-                if id(plan) not in known:
-                    queue.amq.unplan(plan)
-            raise
-
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
         """An unacked delivery is acknowledged when it commits."""
         self.taken.append((delivery_tag, delivered))
-        queue = delivered.queue
-        if queue.is_deleted:
+        source = delivered.source
+        if source.is_deleted:
             return
-        for index, entries in queue.amq.backing.entries([delivered.tag]):
-            self._transaction.dequeue(index, entries)
-        self._acks.setdefault(queue, []).append(delivered.tag)
+        if isinstance(source, ServedQueue):
+            for index, entries in source.amq.backing.entries([delivered.tag]):
+                self._transaction.dequeue(index, entries)
+        self._acks.setdefault(source, []).append(delivered.tag)
 
     def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
         """It is rejected, or requeued, right after the commit."""
@@ -137,15 +121,20 @@ class ChannelTransaction(Collecting):
             raise self.refusal
         vhost = self.vhost
         lsn = 0
-        if self._transaction.publishes or self._transaction.dequeues:
+        transaction = self._transaction
+        if transaction.publishes or transaction.appends or transaction.dequeues:
             lsn = self._transaction.commit(vhost.mode)
         elif self._transaction.is_open:
             self._transaction.rollback()
-        for queue, tags in self._acks.items():
-            if not queue.is_deleted:
-                queue.amq.backing.forget(tags)
-                queue.acked += len(tags)
-                vhost.dispatch.mark(queue)
+        for source, tags in self._acks.items():
+            if source.is_deleted:
+                continue
+            if isinstance(source, ServedQueue):
+                source.amq.backing.forget(tags)
+                source.acked += len(tags)
+            else:
+                source.ack(tags)
+            vhost.dispatch.mark(source)
         for queue, plan, published in self._puts:
             for index, entry in published.entries:
                 if index is plan.index:
@@ -153,8 +142,9 @@ class ChannelTransaction(Collecting):
                     queue.amq.planned(plan, entry.seq, size, lsn, vhost.mode)
                     queue.published += 1
             vhost.dispatch.mark(queue)
+        self.places = [append.done() for append in self._appends]
         for kept in self._kept:
-            fan_out(vhost, [q for q in kept.queues if not q.is_deleted], kept.header, kept.body,
+            fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
                     kept.facts)  # fmt: skip
         return lsn
 

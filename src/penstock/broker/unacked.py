@@ -15,7 +15,7 @@ from penstock.broker.consumers import Consumer
 from penstock.native import mypyc_attr
 
 if TYPE_CHECKING:
-    from penstock.broker.served_queue import ServedQueue
+    from penstock.broker.roles import Source
 
 RING_MIN: Final = 16
 ASIDE_FROM: Final = 1024  # smaller rings are not worth it
@@ -24,13 +24,13 @@ UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object a
 
 @mypyc_attr(acyclic=True)
 class Delivered:
-    """A message that was delivered: the queue it is pending in, its tag there, and the consumer, or
-    None after a basic.get."""
+    """A message that was delivered: the source it is pending in, its tag there, and the consumer,
+    or None after a basic.get."""
 
-    __slots__ = ("consumer", "queue", "tag")
+    __slots__ = ("consumer", "source", "tag")
 
-    def __init__(self, queue: "ServedQueue", tag: int, consumer: Consumer | None) -> None:
-        self.queue: ServedQueue = queue
+    def __init__(self, source: "Source", tag: int, consumer: Consumer | None) -> None:
+        self.source: Source = source
         self.tag: int = tag
         self.consumer: Consumer | None = consumer
 
@@ -46,12 +46,12 @@ class Unacked:
         self._ring: list[Delivered | None] = [None] * RING_MIN
         self._aside: dict[int, Delivered] = {}  # below the base, ascending
 
-    def add(self, queue: "ServedQueue", tag: int, consumer: Consumer | None) -> int:
+    def add(self, source: "Source", tag: int, consumer: Consumer | None) -> int:
         """A delivery that will be settled; its delivery tag."""
         delivery_tag = self.next_tag
         if delivery_tag - self._base > self._mask:
             self._make_room()
-        self._ring[delivery_tag & self._mask] = Delivered(queue, tag, consumer)
+        self._ring[delivery_tag & self._mask] = Delivered(source, tag, consumer)
         self.next_tag = delivery_tag + 1
         self.count += 1
         return delivery_tag

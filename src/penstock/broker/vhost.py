@@ -1,6 +1,7 @@
 """VHost: the core of a vhost: its engine, its queues, its exchanges, one memory budget, one turn.
 
     StorageEngine < AMQQueue < ServedQueue, one for each queue in use; MemoryMonitor over them
+    StorageEngine < ServedStream, one for each stream;  StreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueClock;  Dispatch
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
@@ -40,14 +41,16 @@ from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_restart import QueueRestarts
 from penstock.broker.queue_table import QueueTable, bytes_of, text_of
 from penstock.broker.roles import Peer
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.served_stream import ServedStream
+from penstock.broker.stream_table import StreamTable
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
 from penstock.errors import StoppedError
 from penstock.queues.alerts import Alert
-from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.dead_letter import Target
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.tick_pace import TickPace
 from penstock.routing.router import Router
@@ -106,9 +109,12 @@ class VHost:
             routes=DeadLetterRoutes(self.topology.router, self.headers, self._taker),
             on_ready=self._ready, on_alert=self._alert, on_event=self.event,
         )  # fmt: skip
+        self.streams: StreamTable = StreamTable(
+            engine, self.name, self.dispatch, monitor, self.event
+        )
         self.table: QueueTable = QueueTable(
-            engine, self.name, self.topology, self.opener, monitor, clock=self.clock, rng=rng,
-            is_strict=self.settings.is_strict,
+            engine, self.name, self.topology, self.opener, self.streams, monitor, clock=self.clock,
+            rng=rng, is_strict=self.settings.is_strict,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
             engine, self.table, self.opener, self.dispatch, monitor, self.event
@@ -119,7 +125,7 @@ class VHost:
         self.dispatch.on_queue_error = self.restarts.failed
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
-        self.queues: dict[str, ServedQueue] = self.table.served
+        self.queues: dict[str, Served] = self.table.served
         self.topology.recover()
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
@@ -185,26 +191,31 @@ class VHost:
         """Whether there is a queue of this name."""
         return self.table.has(name)
 
-    def served(self, name: str) -> ServedQueue | None:
-        """The queue of this name, opened if need be, whoever asks; None if there is none, or it has
-        crashed."""
+    def served(self, name: str) -> Served | None:
+        """The queue or stream of this name, opened if need be, whoever asks; None if there is none,
+        or it has crashed."""
         queue = self.table.find(name)
         return None if queue is None or queue.is_crashed else queue
 
     def find_queue(
         self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
-    ) -> ServedQueue:
-        """The queue, if the connection `owner` may have it. ChannelError: 404 (none, crashed unless
-        that is allowed), 405 (exclusive to another connection)."""
+    ) -> Served:
+        """The queue or stream, if the connection `owner` may have it. ChannelError: 404 (none,
+        crashed unless that is allowed), 405 (exclusive to another connection)."""
         return self.table.find_queue(name, owner, is_crashed_allowed=is_crashed_allowed)
+
+    def find_messages(self, name: str, owner: object | None, asked: str) -> ServedQueue:
+        """The same, for what only queues have. AMQPConnectionError 540: it is a stream, and `asked`
+        is not for streams."""
+        return self.table.of_messages(self.table.find_queue(name, owner), asked)
 
     def declare_queue(
         self, name: str, *, durable: bool = False, exclusive: bool = False,
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         owner: object | None = None, is_reserved_allowed: bool = False,
-    ) -> tuple[ServedQueue, int]:  # fmt: skip
-        """Declare a queue ("": it is named here), or find that it is there as it is. The queue, and
-        the LSN to wait for. ChannelError: 403, 404, 405, 406; AMQPConnectionError 540."""
+    ) -> tuple[Served, int]:  # fmt: skip
+        """Declare a queue ("": it is named here) or a stream, or find that it is there as it is.
+        It, and the LSN to wait for. ChannelError: 403, 404, 405, 406."""
         declared = self.table.declared
         queue, lsn = self.table.declare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
@@ -215,38 +226,41 @@ class VHost:
         return queue, lsn
 
     def delete_queue(
-        self, queue: ServedQueue, *, if_unused: bool = False, if_empty: bool = False
+        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False
     ) -> tuple[int, int]:
         """Delete a queue: how many messages were ready, and the LSN. ChannelError 406."""
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty)
 
-    def purge_queue(self, queue: ServedQueue) -> tuple[int, int]:
-        """All ready messages die: how many, and the LSN."""
+    def purge_queue(self, queue: Served) -> tuple[int, int]:
+        """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
         return self.table.purge(queue)
 
-    def set_options(self, queue: ServedQueue, arguments: dict[str, object]) -> int:
+    def set_options(self, queue: Served, arguments: dict[str, object]) -> int:
         """Other x-arguments for a queue that is there, durably if it is. The LSN. ChannelError
         406."""
         before = queue.arguments
         lsn = self.table.set_arguments(queue, arguments)
         if before.get(EXPIRES) != arguments.get(EXPIRES):
             self.clockwork.expire_unused(queue.name, arguments)
-        self.clockwork.touch(queue)
+        if isinstance(queue, ServedQueue):
+            self.clockwork.touch(queue)
         return lsn
 
     def owner_gone(self, owner: object) -> None:
         """A connection is no more: its exclusive queues are deleted at once."""
         self.table.owner_gone(owner)
 
-    def consumer_gone(self, queue: ServedQueue) -> None:
+    def consumer_gone(self, queue: Served) -> None:
         """A consumer of this queue has gone: an auto-delete queue goes with its last one."""
         queue.used_at_ms = self.clock.wall_ms()
         if queue.is_auto_delete and not queue.consumers.count and not queue.is_deleted:
             self.table.delete(queue)
 
-    def _taker(self, name: str) -> AMQQueue | None:
+    def _taker(self, name: str) -> Target | None:
         queue = self.served(name)
-        if queue is None:
+        if isinstance(queue, ServedStream):
+            return queue.taker
+        if not isinstance(queue, ServedQueue):
             return None
         self.clockwork.touch(queue)
         return queue.amq
@@ -289,7 +303,7 @@ class VHost:
         self.topology.check_exchange(exchange)
         queue = self.table.find_queue(queue_name, owner)
         return self.topology.bind(
-            exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.amq.is_durable
+            exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.is_durable
         )
 
     def unbind_queue(
@@ -352,6 +366,7 @@ class VHost:
         now_s = self.clock.monotonic()
         wall_ms = self.clock.wall_ms()
         has_more = self.clockwork.tick(wall_ms, now_s)
+        self.streams.tick(now_s)
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
@@ -363,7 +378,11 @@ class VHost:
     def _touch_those_in_ram(self) -> None:
         """Shares may have become smaller: who holds something is asked to page out."""
         for queue in self.table.served.values():
-            if not queue.is_crashed and queue.amq.backing.ram_bytes():
+            if (
+                isinstance(queue, ServedQueue)
+                and not queue.is_crashed
+                and queue.amq.backing.ram_bytes()
+            ):
                 self.clockwork.touch(queue)
 
     # ---- the end -------------------------------------------------------------------------------
@@ -374,8 +393,9 @@ class VHost:
         try:
             if self.engine.failed is None:
                 for queue in self.table.served.values():
-                    if not queue.is_crashed:
+                    if isinstance(queue, ServedQueue) and not queue.is_crashed:
                         queue.amq.terminate()
+                self.streams.terminate()
         except BaseException as error:
             self.engine.stop(error)
             raise

@@ -14,13 +14,15 @@ Not here: connections, channels and consumers (connection_handler.py), who asks 
 
 from datetime import UTC, datetime
 
-from penstock.broker.arguments import CLASSIC, QUEUE_TYPE
+from penstock.broker.arguments import CLASSIC
 from penstock.broker.queue_table import bytes_of, indexes_of, text_of
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.served_stream import ServedStream
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.queues import factory
 from penstock.queues.delays import MARK
+from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding
 from penstock.storage.durability import DISK, MODE_NAMES
 from penstock.storage.queue_index import QueueIndex
@@ -28,12 +30,15 @@ from penstock.storage.queue_index import QueueIndex
 Info = dict[str, object]
 
 
-def queue_info(vhost: VHost, queue: ServedQueue) -> Info:
-    """Of one queue that is open."""
+def queue_info(vhost: VHost, queue: Served) -> Info:
+    """Of one queue or stream that is open."""
     found = _head(
         vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
         auto_delete=queue.is_auto_delete, arguments=queue.arguments,
     )  # fmt: skip
+    if isinstance(queue, ServedStream):
+        return found | _stream_counts(queue)
+    assert isinstance(queue, ServedQueue), "there is no third kind"
     if queue.is_crashed:
         return found | _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), "crashed")
     counts = queue.amq.info()
@@ -61,6 +66,34 @@ def queue_info(vhost: VHost, queue: ServedQueue) -> Info:
     ):  # fmt: skip
         found[name] = counts.get(name, 0)
     return found
+
+
+def _stream_counts(stream: ServedStream) -> Info:
+    """All its records are ready, for whoever reads them; nothing of them is in RAM."""
+    count, size = stream.len(), stream.size_bytes()
+    consumers = stream.consumers.all()
+    unacked = sum(consumer.unacked for consumer in consumers)
+    return {
+        "state": "running",
+        "is_flowed": count > 0,
+        "messages": count,
+        "messages_ready": count,
+        "messages_unacknowledged": unacked,
+        "delayed": 0,
+        "message_bytes": size,
+        "message_bytes_ready": size,
+        "message_bytes_unacknowledged": 0,
+        "consumers": len(consumers),
+        "memory": 0,
+        "idle_since": _date(stream.used_at_ms),
+        "message_stats": stream.counters(),
+        "partitions": len(stream.parts),
+        "readers": len(stream.known_readers()),
+        "alphas": 0,
+        "betas": 0,
+        "gammas": 0,
+        "delta": count,
+    }
 
 
 def _date(wall_ms: int) -> str:
@@ -181,12 +214,16 @@ def status(vhost: VHost) -> Info:
     engine = vhost.engine
     memory = vhost.monitor.info()
     ready = sum(index.count for index in engine.state.queues.values())
+    streams = vhost.streams.all()
     return {
         "name": vhost.name,
         "durability": MODE_NAMES[vhost.mode],
         "queues": len(vhost.table.served) + len(vhost.table.stored),
         "queues_open": len(vhost.table.served),
         "exchanges": len(vhost.exchanges),
+        "streams": len(streams),
+        "stream_records": sum(stream.len() for stream in streams),
+        "stream_bytes": sum(stream.size_bytes() for stream in streams),
         "messages_persistent": ready,
         "message_bytes_persistent": vhost.depth_bytes,
         "lsn": engine.last_lsn,

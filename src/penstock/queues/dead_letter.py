@@ -18,7 +18,7 @@ counted, and the first of a row is an event: dead_letter_missing, dead_letter_cy
 
 What is not durable gets its copy in RAM. If some targets are durable and others not, the durable
 ones share the record, and the others get theirs then: a crash in between takes nothing from them
-that it would have left.
+that it would have left. A stream gets a record of its own, in the same record of the log.
 
 Not here: the target's limits (it keeps them itself, and never refuses a dead letter), exchanges.
 """
@@ -33,6 +33,7 @@ from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.transaction import Transaction
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 MISSING: Final = "dead_letter_missing"
@@ -53,13 +54,8 @@ class Landing:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Taker(ABC):
-    """A queue that messages of other queues may move to."""
-
-    @abstractmethod
-    def landing(self, header: bytes, priority: int) -> Landing:
-        """Where a message of this header and priority would come to lie, now. It is delivered once
-        the record of its move is settled."""
+class Target(ABC):
+    """What messages of other queues may move to."""
 
     @abstractmethod
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
@@ -70,15 +66,34 @@ class Taker(ABC):
         """Dead letters have come: keep the limits, wake who waits."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Taker(Target):
+    """A queue: the message itself moves there."""
+
+    @abstractmethod
+    def landing(self, header: bytes, priority: int) -> Landing:
+        """Where a message of this header and priority would come to lie, now. It is delivered once
+        the record of its move is settled."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StreamTaker(Target):
+    """A stream: it gets a record of the message."""
+
+    @abstractmethod
+    def enter(self, transaction: Transaction, header: bytes, body: bytes) -> None:
+        """Have the transaction append the record."""
+
+
 class Routed:
     """Where a dead message goes, and with which header. kind, text: of an event to tell, if it goes
     to fewer queues than somebody may think; "" for none."""
 
     __slots__ = ("header", "kind", "takers", "text")
 
-    def __init__(self, header: bytes, takers: list[Taker], kind: str = "", text: str = "") -> None:
+    def __init__(self, header: bytes, takers: list[Target], kind: str = "", text: str = "") -> None:
         self.header: bytes = header
-        self.takers: list[Taker] = takers
+        self.takers: list[Target] = takers
         self.kind: str = kind
         self.text: str = text
 
@@ -152,8 +167,17 @@ class DeadLetters:
             source.ack([delivery.tag], mode)
             self._count_dropped(reason)
             return 0
-        landings = [taker.landing(routed.header, priority) for taker in routed.takers]
-        lsn = move_to(landings, source, delivery, max(mode, OS), self._engine)
+        header = routed.header
+        landings: list[Landing] = []
+        streams: list[StreamTaker] = []
+        for taker in routed.takers:
+            if isinstance(taker, StreamTaker):
+                streams.append(taker)
+            else:
+                assert isinstance(taker, Taker), "there is no third kind"
+                landings.append(taker.landing(header, priority))
+        move = Move(landings, streams, header, source, delivery)
+        lsn = move.run(max(mode, OS), self._engine)
         self._count_taken(reason, routed)
         return lsn
 
@@ -201,36 +225,102 @@ class DeadLetters:
 # ---- moving --------------------------------------------------------------------------------------
 
 
+class Move:
+    """A pending message of `source` on its way to where it lands, at the end of each, held there
+    until its record is settled; and to streams, with this header."""
+
+    __slots__ = ("body", "delivery", "header", "landings", "source", "streams")
+
+    def __init__(
+        self, landings: list[Landing], streams: list[StreamTaker], header: bytes,
+        source: BackingQueue, delivery: Delivery,
+    ) -> None:  # fmt: skip
+        self.landings: list[Landing] = landings
+        self.streams: list[StreamTaker] = streams
+        self.header: bytes = header
+        self.source: BackingQueue = source
+        self.delivery: Delivery = delivery
+        self.body: bytes | None = delivery.message.body
+
+    def run(self, mode: int, engine: StorageEngine) -> int:
+        """Do it; the LSN, or 0. A persistent message for queues that are not durable is published
+        there and then acknowledged: a crash may leave it in the source, never in neither."""
+        message = self.delivery.message
+        source = self.source
+        landings = self.landings
+        tag = self.delivery.tag
+        durable = [each for each in landings if _index(each).is_durable]
+        lsn = 0
+        if self.streams:
+            lsn = self._apart(durable if message.persistent else [], mode, engine)
+            self._publish_copies(durable=not message.persistent)
+        elif message.persistent and not durable:
+            self._publish_copies()
+            source.ack([tag], mode)
+        elif _is_even(landings):
+            targets = [_index(each) for each in landings]
+            lsn = source.move(tag, targets, landings[0].header, mode, landings[0].expiry_ms)
+        elif message.persistent:
+            self._load_body()  # while the source still has it
+            lsn = self._apart(durable, mode, engine)
+            self._publish_copies(durable=False)
+        else:
+            self._publish_copies()
+            source.ack([tag], mode)
+        if message.persistent:
+            for each in durable:
+                landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
+                each.backing.hold(landed, lsn, mode)
+        return lsn
+
+    def _load_body(self) -> bytes:
+        body = self.body
+        if body is None:
+            loaded = self.source.pending(self.delivery.tag, with_body=True)
+            assert loaded is not None
+            body = self.body = loaded.message.body or b""
+        return body
+
+    def _publish_copies(self, *, durable: bool = True) -> None:
+        """What lands in RAM; durable=False: without those queues that are durable."""
+        mode = DISK if self.delivery.message.persistent else NONE
+        for each in self.landings:
+            if durable or not _index(each).is_durable:
+                each.backing.publish(
+                    each.header, self._load_body(), mode, expiry_ms=each.expiry_ms,
+                    priority=each.part,
+                )  # fmt: skip
+
+    def _apart(self, landings: list[Landing], mode: int, engine: StorageEngine) -> int:
+        """Move to queues that give the message different headers or expiries, and to streams, in
+        one record. Those that agree share a message."""
+        body = self._load_body()
+        source = self.source
+        groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
+        for each in landings:
+            groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
+        transaction = engine.begin()
+        try:
+            for (header, expiry_ms), targets in groups.items():
+                transaction.publish(targets, header, body, expiry_ms)
+            for stream in self.streams:
+                stream.enter(transaction, self.header, body)
+            for index, entries in source.entries([self.delivery.tag]):
+                transaction.dequeue(index, entries)
+            lsn = transaction.commit(mode)
+        finally:
+            if transaction.is_open:
+                transaction.rollback()
+        source.forget([self.delivery.tag])
+        return lsn
+
+
 def move_to(
     landings: list[Landing], source: BackingQueue, delivery: Delivery, mode: int,
     engine: StorageEngine,
 ) -> int:  # fmt: skip
-    """Move a pending message of `source` to where it lands, at the end of each, and hold it there
-    until its record is settled. A persistent message for queues that are not durable is published
-    there and then acknowledged: a crash may leave it in the source, never in neither. The LSN, or
-    0."""
-    message = delivery.message
-    durable = [each for each in landings if _index(each).is_durable]
-    lsn = 0
-    if message.persistent and not durable:
-        _publish_copies(landings, source, delivery)
-        source.ack([delivery.tag], mode)
-    elif _is_even(landings):
-        targets = [_index(each) for each in landings]
-        lsn = source.move(delivery.tag, targets, landings[0].header, mode, landings[0].expiry_ms)
-    elif message.persistent:
-        others = [each for each in landings if not _index(each).is_durable]
-        body = _body(source, delivery)
-        lsn = _move_apart(durable, source, delivery, body, mode, engine)
-        _publish_copies(others, source, delivery, body)
-    else:
-        _publish_copies(landings, source, delivery)
-        source.ack([delivery.tag], mode)
-    if message.persistent:
-        for each in durable:
-            tag = each.part << PART_SHIFT | (_index(each).next_seq - 1)
-            each.backing.hold(tag, lsn, mode)
-    return lsn
+    """Move a pending message of `source` to where it lands; see Move."""
+    return Move(landings, [], b"", source, delivery).run(mode, engine)
 
 
 def _is_even(landings: list[Landing]) -> bool:
@@ -244,46 +334,3 @@ def _is_even(landings: list[Landing]) -> bool:
 
 def _index(landing: Landing) -> QueueIndex:
     return landing.backing.index(landing.part)
-
-
-def _body(source: BackingQueue, delivery: Delivery) -> bytes:
-    body = delivery.message.body
-    if body is None:
-        loaded = source.pending(delivery.tag, with_body=True)
-        assert loaded is not None
-        body = loaded.message.body
-    return body or b""
-
-
-def _publish_copies(
-    landings: list[Landing], source: BackingQueue, delivery: Delivery, body: bytes | None = None
-) -> None:
-    """What lands in RAM."""
-    if body is None:
-        body = _body(source, delivery)
-    mode = DISK if delivery.message.persistent else NONE
-    for each in landings:
-        each.backing.publish(each.header, body, mode, expiry_ms=each.expiry_ms, priority=each.part)
-
-
-def _move_apart(
-    landings: list[Landing], source: BackingQueue, delivery: Delivery, body: bytes, mode: int,
-    engine: StorageEngine,
-) -> int:  # fmt: skip
-    """Move to queues that give the message different headers or expiries, in one record. Those that
-    agree share a message."""
-    groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
-    for each in landings:
-        groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
-    transaction = engine.begin()
-    try:
-        for (header, expiry_ms), targets in groups.items():
-            transaction.publish(targets, header, body, expiry_ms)
-        for index, entries in source.entries([delivery.tag]):
-            transaction.dequeue(index, entries)
-        lsn = transaction.commit(mode)
-    finally:
-        if transaction.is_open:
-            transaction.rollback()
-    source.forget([delivery.tag])
-    return lsn

@@ -7,14 +7,17 @@ import pytest
 
 from penstock.broker.arguments import (
     ARGUMENTS,
+    OF_STREAMS,
+    OF_STREAMS_ALONE,
     check_arguments,
     check_equivalent,
+    check_stream_arguments,
     check_type,
     decode_arguments,
     encode_arguments,
     shown,
 )
-from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.errors import ChannelError
 from penstock.queues.queue_options import QueueOptions
 
 WHAT = "queue 'q' in vhost '/'"
@@ -87,7 +90,7 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
     }  # fmt: skip
-    assert set(given) == set(ARGUMENTS)
+    assert set(given) == set(ARGUMENTS) - OF_STREAMS_ALONE - {"x-initial-cluster-size"}
     options = check_arguments(WHAT, given)
     assert (options.ttl_ms, options.priorities, options.max_attempts) == (1000, 255, 1)
     assert options.lazy
@@ -103,7 +106,7 @@ def test_what_a_quorum_queue_cannot_be() -> None:
     check_type(WHAT, quorum, durable=True, exclusive=False, auto_delete=False)
     for how, text in (
         ({"durable": False}, "non-durable"),
-        ({"exclusive": True}, "exclusive"),
+        ({"exclusive": True}, "exclusive-owner"),
         ({"auto_delete": True}, "auto-delete"),
     ):
         given = {"durable": True, "exclusive": False, "auto_delete": False, **how}
@@ -111,12 +114,95 @@ def test_what_a_quorum_queue_cannot_be() -> None:
             check_type(WHAT, quorum, **given)
 
 
-def test_a_stream_is_not_implemented() -> None:
-    with pytest.raises(AMQPConnectionError) as caught:
-        check_type(
-            WHAT, {"x-queue-type": "stream"}, durable=True, exclusive=False, auto_delete=False
-        )
-    assert caught.value.code == 540
+# --- streams ---
+
+
+STREAM: dict[str, object] = {"x-queue-type": "stream"}
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"durable": False}, "non-durable"),
+        ({"exclusive": True, "durable": False}, "exclusive-owner"),
+        ({"auto_delete": True, "exclusive": True, "durable": False}, "auto-delete"),
+    ],
+)
+def test_what_a_stream_cannot_be(how: dict[str, bool], text: str) -> None:
+    given = {"durable": True, "exclusive": False, "auto_delete": False, **how}
+    with pytest.raises(ChannelError) as caught:
+        check_type(WHAT, STREAM, **given)
+    assert caught.value.text == f"PRECONDITION_FAILED - invalid property '{text}' for {WHAT}"
+
+
+def test_all_arguments_of_streams_can_be_given_at_once() -> None:
+    given: dict[str, object] = {
+        **STREAM, "x-max-age": "7D", "x-max-length-bytes": 1 << 40, "x-max-length": 5,
+        "x-stream-max-segment-size-bytes": 1 << 20, "x-partitions": 4, "x-initial-cluster-size": 1,
+        "x-queue-leader-locator": "balanced",
+    }  # fmt: skip
+    assert set(given) == OF_STREAMS
+    options = check_stream_arguments(WHAT, {**given, "x-mine": 1})
+    assert (options.max_age_s, options.max_bytes, options.max_records) == (604_800, 1 << 40, 5)
+    assert (options.page_bytes, options.partitions) == (1 << 20, 4)
+
+
+@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - OF_STREAMS))
+def test_what_is_known_but_not_to_streams_is_refused_for_them(name: str) -> None:
+    kind = ARGUMENTS[name].kind
+    value = {int: 1, bool: True, str: "lazy"}[kind]
+    if ARGUMENTS[name].choices:
+        value = ARGUMENTS[name].choices[0]
+    with pytest.raises(ChannelError) as caught:
+        check_stream_arguments(WHAT, {**STREAM, name: value})
+    assert caught.value.text == (
+        f"PRECONDITION_FAILED - invalid arg '{name}' for {WHAT} of queue type rabbit_stream_queue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("x-max-age", "7D", "classic"),
+        ("x-stream-max-segment-size-bytes", 1, "classic"),
+        ("x-partitions", 4, "classic"),
+        ("x-initial-cluster-size", 1, "classic"),
+        ("x-max-age", "7D", "quorum"),
+    ],
+)
+def test_what_only_streams_have_is_refused_for_queues(name: str, value: object, kind: str) -> None:
+    given = {name: value} if kind == "classic" else {name: value, "x-queue-type": kind}
+    with pytest.raises(ChannelError) as caught:
+        check_arguments(WHAT, given)
+    assert caught.value.text.endswith(f"'{name}' for {WHAT} of queue type rabbit_{kind}_queue")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-max-age", "7X"), ("x-max-age", 7), ("x-max-age", "D"), ("x-max-age", "0s"),
+        ("x-max-age", "-1D"), ("x-max-age", "1.5D"), ("x-max-age", ""), ("x-max-age", "7D "),
+        ("x-max-length-bytes", -1), ("x-max-length-bytes", "x"), ("x-max-length", -1),
+        ("x-stream-max-segment-size-bytes", -1), ("x-stream-max-segment-size-bytes", "s"),
+        ("x-initial-cluster-size", 0), ("x-partitions", 0), ("x-partitions", 257),
+        ("x-partitions", True), ("x-queue-leader-locator", 1),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_for_a_stream_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ChannelError) as caught:
+        check_stream_arguments(WHAT, {**STREAM, name: value})
+    assert caught.value.code == 406
+    assert f"invalid arg '{name}' for {WHAT}: received" in caught.value.text
+    assert "expected" in caught.value.text
+
+
+def test_a_segment_that_is_too_large_is_refused_as_rabbitmq_does() -> None:
+    given = {**STREAM, "x-stream-max-segment-size-bytes": 3_000_000_001}
+    with pytest.raises(ChannelError, match="Exceeded max value for x-stream-max-segment-size-byte"):
+        check_stream_arguments(WHAT, given)
+    for size, page in ((0, 4096), (3_000_000_000, 1 << 30)):
+        given["x-stream-max-segment-size-bytes"] = size
+        assert check_stream_arguments(WHAT, given).page_bytes == page
 
 
 # --- declared again ---

@@ -33,6 +33,7 @@ from penstock.protocol.events import MessageReceived
 from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
+from tests.helpers.vhost_rig import classic
 
 
 @pytest.fixture
@@ -95,9 +96,9 @@ def test_a_transaction_is_seen_when_it_commits(rig: BrokerRig) -> None:
     c.publish(1, "", "b", b"transient")
     c.send(1, BasicAck(delivery_tag=1))
     rig.turn()
-    assert rig.vhost.queues["b"].amq.len() == 0
+    assert classic(rig.vhost.queues["b"]).amq.len() == 0
     c.call(1, TxCommit(), TxCommitOk)
-    assert rig.vhost.queues["a"].amq.depth() == 0
+    assert classic(rig.vhost.queues["a"]).amq.depth() == 0
     consuming(other, "b", no_ack=True)
     assert [body for _, _, body in deliveries(other)] == [b"out", b"transient"]
 
@@ -123,10 +124,10 @@ def test_rolled_back_acks_are_unacked_again(rig: BrokerRig) -> None:
     c.publish(1, "", "q", b"never", delivery_mode=2)
     c.send(1, BasicAck(delivery_tag=1))
     c.call(1, TxRollback(), TxRollbackOk)
-    assert rig.vhost.queues["q"].amq.depth() == 1
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 1
     c.send(1, BasicAck(delivery_tag=1))
     c.call(1, TxCommit(), TxCommitOk)
-    assert rig.vhost.queues["q"].amq.depth() == 0
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 0
 
 
 def test_a_refused_commit_changes_nothing(rig: BrokerRig) -> None:
@@ -142,7 +143,7 @@ def test_a_refused_commit_changes_nothing(rig: BrokerRig) -> None:
     (close,) = c.methods(ChannelClose)
     assert close.reply_code == 406
     assert "full" in close.reply_text
-    assert [rig.vhost.queues[name].amq.depth() for name in ("full", "other")] == [0, 0]
+    assert [classic(rig.vhost.queues[name]).amq.depth() for name in ("full", "other")] == [0, 0]
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def test_a_bad_frame_closes_the_connection_after_what_came_before_it(rig: Broker
     rig.turn()
     (close,) = c.methods(ConnectionClose)
     assert close.reply_code == 501
-    assert rig.vhost.queues["q"].amq.len() == 1
+    assert classic(rig.vhost.queues["q"]).amq.len() == 1
 
 
 def test_a_consumer_is_told_that_its_queue_is_gone(rig: BrokerRig) -> None:
@@ -196,7 +197,7 @@ def test_publishes_wait_while_memory_is_short(rig: BrokerRig) -> None:
     rig.turn()
     assert [m.reason for m in c.methods(ConnectionBlocked)] == ["low on memory"]
     assert c.outlet.is_paused
-    assert rig.vhost.queues["q"].amq.len() == 0
+    assert classic(rig.vhost.queues["q"]).amq.len() == 0
     rig.vhost.monitor.is_alarmed = False
     rig.vhost.look_at_alarms()
     rig.turn()

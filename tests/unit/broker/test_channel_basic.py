@@ -26,6 +26,7 @@ from penstock.codec.spec import (
 )
 from tests.helpers.broker_rig import BrokerRig
 from tests.helpers.broker_steps import consuming, declared, deliveries
+from tests.helpers.vhost_rig import classic
 
 
 @pytest.fixture
@@ -164,9 +165,9 @@ def test_ack_single_and_multiple(rig: BrokerRig) -> None:
     assert [tag for tag, _, _ in deliveries(c)] == [1, 2, 3, 4, 5, 6]
     c.send(1, BasicAck(delivery_tag=2))
     c.send(1, BasicAck(delivery_tag=4, multiple=True))
-    assert rig.vhost.queues["q"].amq.depth() == 2
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 2
     c.send(1, BasicAck(delivery_tag=0, multiple=True))
-    assert rig.vhost.queues["q"].amq.depth() == 0
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 0
 
 
 @pytest.mark.parametrize("tag", [2, 1 << 40, 0])
@@ -181,7 +182,7 @@ def test_an_unknown_delivery_tag_closes_the_channel(rig: BrokerRig, tag: int) ->
     (close,) = c.methods(ChannelClose)
     assert (close.reply_code, close.class_id, close.method_id) == (406, 60, 80)
     assert f"unknown delivery tag {tag}" in close.reply_text
-    assert rig.vhost.queues["q"].amq.len() == 1
+    assert classic(rig.vhost.queues["q"]).amq.len() == 1
 
 
 def test_rejected_messages_come_back_to_their_place_redelivered(rig: BrokerRig) -> None:
@@ -236,7 +237,7 @@ def test_a_straggler_costs_no_room_for_what_came_after_it(rig: BrokerRig) -> Non
     assert unacked.count == 1
     assert [d.tag for d in unacked.all()] == [0]
     c.send(1, BasicAck(delivery_tag=1))
-    assert rig.vhost.queues["q"].amq.depth() == 0
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 0
 
 
 # ---- prefetch and flow ---------------------------------------------------------------------------

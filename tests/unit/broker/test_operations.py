@@ -8,6 +8,7 @@ import pytest
 from penstock.access.permissions import Identity
 from penstock.broker.operation_json import dumps
 from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations_streams import OPERATIONS as STREAMS
 from penstock.errors import AMQPError
 from penstock.storage.durability import DISK
 from tests.helpers.operation_rig import OperationRig
@@ -153,6 +154,7 @@ def test_listings_need_a_tag_and_the_rest_administrator(rig: OperationRig) -> No
     monitor = channel_of(rig, Identity("bob", frozenset({"monitoring"}), "", "", ""))
     root = channel_of(rig, Identity("eve", frozenset({"administrator"}), "", "", ""))
     listings = [op for op in OPERATIONS if op.startswith("list_") or op == "vhost_status"]
+    listings.remove("list_streams")  # gives each what it may read
     assert len(listings) == 6
     for op in listings:
         assert rig.refusal(op, nobody).code == 403
@@ -177,11 +179,12 @@ ODD = [
     None, True, 0, -1, 1 << 70, 1.5, float("nan"), "", "q", "amq.x", "a\0b", "\udcff", "x" * 300,
     "ä" * 200, b"", b"\xff", [], [1], ["x"], [b"x"], {}, {"x-max-length": 1 << 70}, {"": None},
     {"x": {"y": [{"z": 1 << 70}]}}, {"x" * 300: 1}, {"x-max-priority": -1},
-    {"headers": {"n": 1e400}}, {"priority": True}, {"b64": "x"}, object(),
+    {"headers": {"n": 1e400}}, {"priority": True}, {"b64": "x"}, object(), {"0": 5}, {"0": -1},
 ]  # fmt: skip
 NAMES = [
     "queue", "exchange", "type", "durable", "arguments", "routing_key", "destination", "source",
     "bodies", "properties", "session", "count", "wait_ms", "tags", "after", "job", "requeue", "xxx",
+    "reader", "offsets", "kept_from", "partition", "time_us", "wait",
 ]  # fmt: skip
 
 
@@ -189,15 +192,19 @@ def test_whatever_is_asked_is_answered_once_and_breaks_nothing(rig: OperationRig
     """A result or an AMQP error, and never another exception: that would end the vhost."""
     rng = random.Random(5)
     rig.result("declare_queue", queue="q")
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
     right: dict[str, object] = {
         "queue": "q", "exchange": "amq.topic", "routing_key": "q", "destination": "amq.topic",
         "source": "amq.fanout", "bodies": [b"x"], "session": "s", "tags": [], "job": 1,
+        "reader": "r", "offsets": {"0": 1}, "time_us": 0,
     }  # fmt: skip
     for _ in range(2000):
         op = rng.choice(sorted(OPERATIONS))
         if op == "backup":
             continue
         args = {name: value for name, value in right.items() if name in _words(op)}
+        if op in STREAMS:
+            args["queue"] = "s"
         for _ in range(rng.randint(0, 2)):
             args[rng.choice([n for n in NAMES if n in _words(op)] or NAMES)] = rng.choice(ODD)
         asked = rig.ask(op, **args)
@@ -222,6 +229,9 @@ def _words(op: str) -> set[str]:
         "settle": {"queue", "session", "tags", "requeue"},
         "session_closed": {"session"},
         "job": {"job", "wait_ms"},
+        "find_stream_offset": {"queue", "partition", "time_us"},
+        "set_stream_reader": {"queue", "reader", "offsets", "kept_from", "wait"},
+        "delete_stream_reader": {"queue", "reader"},
         "declare_queue": {"queue", "durable", "arguments"},
         "delete_queue": {"queue"},
         "purge_queue": {"queue"},

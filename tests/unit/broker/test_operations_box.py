@@ -26,6 +26,7 @@ from penstock.codec.spec import (
 )
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.vhost_rig import classic
 
 SECOND_MS = 1000
 
@@ -66,11 +67,11 @@ def test_a_queue_is_made_and_changed(rig: OperationRig, channel: Channel) -> Non
     assert asked == {"exists": False, "arguments": None, "whole_bytes": 64 << 20}
     rig.result("box.declare", channel, name="q", arguments={"x-max-priority": 3})
     queue = rig.vhost.queues["q"]
-    assert (queue.is_durable, queue.amq.options.priorities) == (True, 3)
+    assert (queue.is_durable, classic(queue).amq.options.priorities) == (True, 3)
     arguments = {"x-max-priority": 3, "x-max-length": 5, "x-durability": "os"}
     rig.result("box.declare", channel, name="q", arguments=arguments)
     assert rig.result("box.queue", channel, name="q")["arguments"] == arguments
-    assert queue.amq.options.max_length == 5
+    assert classic(queue).amq.options.max_length == 5
     error = rig.refusal("box.declare", channel, name="q", arguments={"x-max-priority": 4})
     assert error.code == 406
     rig.restart()

@@ -5,6 +5,7 @@ import pytest
 from penstock.access.permissions import Identity
 from penstock.storage.durability import DISK
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.vhost_rig import classic
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def got(rig: OperationRig, session: str = "s", **args: object) -> list[bytes]:
 
 def counts(rig: OperationRig) -> tuple[int, int]:
     """Ready and pending messages."""
-    amq = rig.vhost.find_queue("q").amq
+    amq = classic(rig.vhost.find_queue("q")).amq
     return amq.len(), amq.depth() - amq.len()
 
 

@@ -18,7 +18,7 @@ from penstock.queues.backing_queue import Delivery
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.checkpointer import SLICES
 from tests.helpers.broker_rig import BrokerRig
-from tests.helpers.vhost_rig import TakingChannel, VHostRig
+from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
 class BrokenChannel(TakingChannel):
@@ -38,7 +38,7 @@ def fail(rig: VHostRig, name: str = "q", text: str = "a bug") -> ServedQueue:
     queue = rig.vhost.queues[name]
     rig.vhost.restarts.failed(queue, RuntimeError(text))
     rig.turn()
-    return rig.vhost.queues[name]
+    return classic(rig.vhost.queues[name])
 
 
 def drained(rig: VHostRig, queue: ServedQueue) -> list[tuple[bytes, bool]]:
@@ -79,7 +79,7 @@ def test_an_error_while_delivering_restarts_the_queue(rig: VHostRig) -> None:
     fresh = rig.vhost.find_queue("q")
     assert fresh is not queue
     assert fresh.consumers.count == 0
-    assert drained(rig, fresh) == [(b"a", True), (b"b", True)]
+    assert drained(rig, classic(fresh)) == [(b"a", True), (b"b", True)]
     (text,) = rig.told("queue_restarted")
     assert "queue 'q' in vhost 'test' has failed with RuntimeError('a bug')" in text
 
@@ -186,12 +186,12 @@ def test_deliveries_of_an_earlier_life_are_nobody_s() -> None:
     assert other.bodies() == [b"a", b"b"]
     one.send(1, BasicAck(delivery_tag=0, multiple=True))
     rig.turn()
-    assert rig.vhost.queues["q"].amq.depth() == 2
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 2
     one.lose()
-    assert rig.vhost.queues["q"].amq.len() == 0
+    assert classic(rig.vhost.queues["q"]).amq.len() == 0
     other.send(1, BasicAck(delivery_tag=0, multiple=True))
     rig.turn()
-    assert rig.vhost.queues["q"].amq.depth() == 0
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 0
 
 
 # --- what cannot be trusted ---

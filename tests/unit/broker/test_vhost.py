@@ -11,7 +11,7 @@ from penstock.queues import factory
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, OS
 from tests.helpers.tiny_engine import PATH
-from tests.helpers.vhost_rig import TakingChannel, VHostRig
+from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
 class Told(Peer):
@@ -127,11 +127,11 @@ def test_close_and_open(rig: VHostRig) -> None:
     rig.put(rig.queue("kept"), b"x")
     rig.put(rig.queue("passing", durable=False), b"y")
     rig.put(rig.queue("prio", arguments={"x-max-priority": 2}), b"z", priority=1)
-    assert rig.vhost.find_queue("kept").amq.fetch() is not None
+    assert classic(rig.vhost.find_queue("kept")).amq.fetch() is not None
     vhost = rig.restart()
     assert vhost.engine.recovered.is_clean
     assert rig.bodies(vhost.find_queue("kept")) == [b"x"]
-    delivery = vhost.find_queue("kept").amq.fetch()
+    delivery = classic(vhost.find_queue("kept")).amq.fetch()
     assert delivery is not None
     assert delivery.is_redelivered
     assert rig.bodies(vhost.find_queue("prio")) == [b"z"]
@@ -222,7 +222,7 @@ def test_a_directory_of_the_library_is_served(rig: VHostRig) -> None:
         factory.open_backing(engine, name, arguments=of.encode(), priorities=of.priorities)
     vhost = rig.restart()
     queue = vhost.find_queue("jobs")
-    assert queue.amq.options == options
+    assert classic(queue).amq.options == options
     arguments = {
         "x-max-priority": 2, "x-message-ttl": 60_000, "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "dead", "x-delivery-limit": 2,

@@ -15,7 +15,7 @@ from penstock.broker.vhost import VHost
 from penstock.errors import AMQPError
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import PATH
-from tests.helpers.vhost_rig import VHostRig
+from tests.helpers.vhost_rig import VHostRig, classic
 
 Facts = tuple[dict[str, object], dict[str, object], set[object]]
 Step = Callable[[VHostRig], int]
@@ -28,11 +28,11 @@ def durable_facts(vhost: VHost) -> Facts:
     for name in vhost.table.names():
         queue = vhost.table.find(name)
         assert queue is not None
-        if queue.amq.is_durable:
+        if classic(queue).amq.is_durable:
             kept.add(name)
             queues[name] = (
-                queue.is_auto_delete, repr(sorted(queue.arguments.items())), queue.amq.len(),
-                queue.amq.delayed(),
+                queue.is_auto_delete, repr(sorted(queue.arguments.items())), queue.len(),
+                classic(queue).amq.delayed(),
             )  # fmt: skip
     exchanges: dict[str, object] = {
         name: (x.type, x.auto_delete, x.internal, repr(sorted(x.arguments.items())))
@@ -68,7 +68,9 @@ def bound(queue: str, source: str, key: str = "k") -> Step:
 
 def published(queue: str, **how: int) -> Step:
     def step(rig: VHostRig) -> int:
-        return rig.vhost.find_queue(queue).amq.publish(b"", b"x" * 150, rig.vhost.mode, **how)
+        return classic(rig.vhost.find_queue(queue)).amq.publish(
+            b"", b"x" * 150, rig.vhost.mode, **how
+        )
 
     return step
 
@@ -169,7 +171,7 @@ def random_step(rng: random.Random) -> Step:
             return vhost.bind_exchange(target, source, key)
         if what == 9:
             return vhost.unbind_exchange(target, source, key)
-        return vhost.find_queue(other).amq.publish(b"", b"x" * 140, vhost.mode)
+        return classic(vhost.find_queue(other)).amq.publish(b"", b"x" * 140, vhost.mode)
 
     return step
 

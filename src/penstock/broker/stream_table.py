@@ -1,0 +1,141 @@
+"""StreamTable: the streams of a vhost: opened, declared, deleted; woken by heads; retention.
+
+Those of the directory are known from the start: a stream that nobody reads costs an object, and its
+files are the engine's to open. Declaring makes all partitions in one record of the log, with the
+arguments in the first of them, as queues with priorities do it.
+
+Retention is looked at when a partition begins a new page, and every few seconds, for age. Nothing
+waits for it.
+
+Not here: their names among those of queues, and what deleting takes along (queue_table.py).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.dispatch import Dispatch
+from penstock.broker.served_stream import ServedStream
+from penstock.errors import OptionError
+from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.stream_options import StreamOptions, base_name, partition_names
+from penstock.storage.engine import StorageEngine
+from penstock.storage.streams import STREAM_FLAG, Stream
+
+RETAIN_EVERY_S: Final = 5.0
+
+
+class StreamTable:
+    """Of one vhost. by_number: the stream that a partition is of, by the partition's number."""
+
+    def __init__(
+        self, engine: StorageEngine, vhost: str, dispatch: Dispatch, monitor: MemoryMonitor,
+        on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.by_number: dict[int, ServedStream] = {}
+        self._engine = engine
+        self._vhost = vhost
+        self._dispatch = dispatch
+        self._monitor = monitor
+        self._on_event = on_event
+        self._limited: dict[str, ServedStream] = {}  # of which something is ever reclaimed
+        self._retained_s: float = engine.clock.monotonic()
+        engine.on_head = self.head_moved
+
+    def stored(self) -> list[ServedStream]:
+        """Those of the directory, at the start."""
+        routing = self._engine.state.routing
+        firsts: dict[bytes, bytes] = {}  # name -> arguments, which the first partition has
+        for queue in routing.queues.values():
+            if queue.flags & STREAM_FLAG:
+                name = base_name(queue.name)
+                firsts[name] = firsts.get(name, b"") or queue.arguments
+        return [self._opened(name, arguments) for name, arguments in firsts.items()]
+
+    def _opened(self, name: bytes, data: bytes) -> ServedStream:
+        engine = self._engine
+        queues = engine.state.routing.queues
+        count = 0  # by the names there are: arguments may be of a later version
+        while partition_names(name, count + 1)[-1] in queues:
+            count += 1
+        arguments: dict[str, object] = {}
+        options = StreamOptions(partitions=count)
+        try:
+            arguments = decode_arguments(data)
+            options = StreamOptions.from_arguments(arguments)
+        except (OptionError, ValueError) as error:
+            text = name.decode("utf-8", "replace")
+            self._on_event("warning", f"stream {text!r}: its arguments are left out: {error}")
+        parts = [engine.stream(part) for part in partition_names(name, count)]
+        return self._added(name, parts, arguments, options)
+
+    def declare(
+        self, name: bytes, arguments: dict[str, object], options: StreamOptions
+    ) -> ServedStream:
+        """A new stream; it is there for good once the engine's `last_lsn` is settled.
+        DiskFullError: nothing happened."""
+        names = partition_names(name, options.partitions)
+        declared = [(part, b"", 0) for part in names]
+        declared[0] = (names[0], encode_arguments(arguments), 0)
+        parts = self._engine.declare_streams(declared, page_bytes=options.page_bytes)
+        return self._added(name, parts, arguments, options)
+
+    def _added(
+        self, name: bytes, parts: list[Stream], arguments: dict[str, object],
+        options: StreamOptions,
+    ) -> ServedStream:  # fmt: skip
+        stream = ServedStream(
+            self._engine, self._vhost, name.decode("utf-8", "surrogateescape"), parts, arguments,
+            options, add_other=self._add_other, on_failure=self._failed,
+        )  # fmt: skip
+        for part in parts:
+            self.by_number[part.number] = stream
+        if options.has_limits:
+            self._limited[stream.name] = stream
+        return stream
+
+    def log_deleted(self, stream: ServedStream) -> None:
+        """It goes from the engine; inside `one_record`."""
+        for part in stream.parts:
+            del self.by_number[part.number]
+        self._limited.pop(stream.name, None)
+        self._engine.delete_streams(stream.parts)
+
+    def all(self) -> list[ServedStream]:
+        """All of them, by name."""
+        return sorted(dict.fromkeys(self.by_number.values()), key=_name_of)
+
+    # ---- what happens to them ------------------------------------------------------------------
+
+    def head_moved(self, part: Stream) -> None:
+        """Records of a partition were settled: whoever waits for them has work."""
+        stream = self.by_number.get(part.number)
+        if stream is not None:
+            for reading in stream.head_moved():
+                self._dispatch.mark(reading)
+
+    def _add_other(self, change: int) -> None:
+        self._monitor.other_bytes += change
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._on_event(
+            "stream_failed", f"{what} could not be read: {error}; a consumer is cancelled"
+        )
+
+    def tick(self, now_s: float) -> None:
+        """Take away what no limit keeps any more."""
+        is_time = now_s - self._retained_s >= RETAIN_EVERY_S
+        if is_time:
+            self._retained_s = now_s
+        for stream in self._limited.values():
+            if stream.has_rolled() or is_time:
+                stream.retain()
+
+    def terminate(self) -> None:
+        """Orderly stop, right before the engine's `close`."""
+        for stream in dict.fromkeys(self.by_number.values()):
+            stream.save_readers()
+
+
+def _name_of(stream: ServedStream) -> str:
+    return stream.name

@@ -1,0 +1,153 @@
+"""What consumers of streams ask for: what is refused, and where they begin."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.codec.spec import (
+    BasicConsume,
+    BasicQos,
+)
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.stream_steps import (
+    bodies,
+    consume,
+    declare,
+    error_of,
+    publish,
+    qos,
+    records,
+)
+
+
+@pytest.fixture
+def rig() -> BrokerRig:
+    return BrokerRig()
+
+
+@pytest.fixture
+def c(rig: BrokerRig) -> RigClient:
+    client = rig.client(consumer_cancel_notify=True).open()
+    declare(client)
+    return client
+
+
+def numbers(n: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % i for i in range(start, start + n)]
+
+
+def refused(client: RigClient, **how: object) -> tuple[int, str]:
+    """The error of a consume."""
+    client.send(1, BasicConsume(queue="s", consumer_tag="r", **how))  # type: ignore[arg-type]
+    client.rig.turn()
+    return error_of(client)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_consumer_without_prefetch(c: RigClient) -> None:
+    assert refused(c) == (
+        406,
+        "PRECONDITION_FAILED - consumer prefetch count is not set for 'queue 's' in vhost '/''",
+    )
+
+
+def test_a_consumer_without_acknowledgements(c: RigClient) -> None:
+    qos(c)
+    code, text = refused(c, no_ack=True)
+    assert code == 540
+    assert text.endswith(
+        "automatic acknowledgement not supported by stream queues queue 's' in vhost '/'"
+    )
+
+
+def test_a_limit_of_the_whole_channel(c: RigClient) -> None:
+    qos(c)
+    c.send(1, BasicQos(prefetch_count=5, global_=True))
+    code, text = refused(c)
+    assert (code, text) == (
+        540, "NOT_IMPLEMENTED - queue 's' in vhost '/' does not support global qos",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-priority", 5), ("x-stream-offset", "1X"), ("x-stream-offset", ""),
+        ("x-stream-offset", "foo"), ("x-stream-offset", -1), ("x-stream-offset", True),
+        ("x-stream-offset", 1.5), ("x-stream-offset", ["first"]), ("x-stream-offset", None),
+        ("x-stream-offset", 1 << 60), ("x-stream-reader", ""), ("x-stream-reader", 5),
+        ("x-stream-reader", "r" * 256), ("x-stream-partition", 1), ("x-stream-partition", -1),
+        ("x-stream-partition", "0"),
+    ],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(c: RigClient, name: str, value: object) -> None:
+    qos(c)
+    code, text = refused(c, arguments={name: value})
+    assert code == 406
+    assert f"invalid arg '{name}' for queue 's' in vhost '/'" in text
+
+
+def test_a_consumer_that_was_refused_is_none(rig: BrokerRig, c: RigClient) -> None:
+    qos(c)
+    refused(c, arguments={"x-stream-offset": "soon"})
+    assert rig.vhost.find_queue("s").consumers.count == 0
+
+
+def test_unknown_arguments_are_passed_over(c: RigClient) -> None:
+    consume(c, offset="first", filter="a")
+    publish(c, b"1")
+    assert bodies(c) == [b"1"]
+
+
+# ---- where it begins -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ("first", [b"0", b"1", b"2", b"3"]),
+        ("last", [b"2", b"3"]),
+        ("next", [b"3"]),
+        (None, [b"3"]),
+        (0, [b"0", b"1", b"2", b"3"]),
+        (1, [b"1", b"2", b"3"]),
+        (3, [b"3"]),
+        (4, []),
+        (1000, []),
+        ("1Y", [b"0", b"1", b"2", b"3"]),
+    ],
+)
+def test_offsets(c: RigClient, offset: object, expected: list[bytes]) -> None:
+    publish(c, *numbers(3))
+    consume(c, offset=offset)
+    publish(c, b"3")
+    assert bodies(c) == expected
+
+
+@pytest.mark.parametrize("offset", ["first", "last", "next", 0, "1h"])
+def test_an_empty_stream_begins_with_what_comes(c: RigClient, offset: object) -> None:
+    consume(c, offset=offset)
+    publish(c, b"1")
+    assert bodies(c) == [b"1"]
+
+
+def test_a_time_and_an_interval(rig: BrokerRig, c: RigClient) -> None:
+    times = []
+    for i in range(5):
+        times.append(rig.clock.wall_ms())
+        publish(c, b"%d" % i)
+        rig.tick(60)
+    at = datetime.fromtimestamp(times[2] // 1000, UTC)
+    for tag, offset, first in (
+        ("at", at, 2),
+        ("interval", "3m", 2),
+        ("long", "1D", 0),
+        ("now", datetime.fromtimestamp(rig.clock.wall_ms() // 1000 + 10, UTC), 5),
+    ):
+        consume(c, tag=tag, offset=offset)
+        found = records(c)
+        assert [r.body for r in found] == numbers(5 - first, first), tag
+    publish(c, b"5")
+    assert len(records(c)) == 4

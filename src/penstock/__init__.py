@@ -1,6 +1,6 @@
 """Penstock: a durable message broker in Python, and its queues as a library.
 
-`penstock.open(path)` opens a box of durable queues in this process (docs/embedded.md),
+`penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
 asyncio. Importing this package loads nothing else: what is used is loaded when it is first named.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from penstock.embedded.job import Job as Job
     from penstock.embedded.job import Message as Message
     from penstock.embedded.queue import Queue as Queue
+    from penstock.embedded.stream import Stream as Stream
+    from penstock.embedded.stream_record import StreamRecord as StreamRecord
     from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import StreamGapError as StreamGapError
 
 __version__: Final = "0.1.0"
 
@@ -32,16 +35,20 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
     "Queue": ("penstock.embedded.queue", "Queue"),
     "Job": ("penstock.embedded.job", "Job"),
     "Message": ("penstock.embedded.job", "Message"),
+    "Stream": ("penstock.embedded.stream", "Stream"),
+    "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
     "QueueEmptyError": ("penstock.embedded.box_errors", "QueueEmptyError"),
     "QueueFullError": ("penstock.embedded.box_errors", "QueueFullError"),
     "BoxClosedError": ("penstock.embedded.box_errors", "BoxClosedError"),
     "TransactionError": ("penstock.embedded.box_errors", "TransactionError"),
     "PenstockError": ("penstock.errors", "PenstockError"),
+    "StreamGapError": ("penstock.errors", "StreamGapError"),
 }
 
 __all__ = [
-    "open", "aio", "Box", "Queue", "Job", "Message",
-    "QueueEmptyError", "QueueFullError", "BoxClosedError", "TransactionError", "PenstockError",
+    "open", "aio", "Box", "Queue", "Job", "Message", "Stream", "StreamRecord",
+    "QueueEmptyError", "QueueFullError", "BoxClosedError", "TransactionError", "StreamGapError",
+    "PenstockError",
     "build_kind", "__version__",
 ]  # fmt: skip
 

@@ -149,6 +149,23 @@ class QueueEmptyError(PenstockError):
         self.timeout_s = timeout_s
 
 
+class StreamGapError(PenstockError):
+    """What a reader of a stream should have got next is gone, for retention was faster.
+
+    queue, partition, asked (the offset that was to come), first (that of the next record there is).
+    """
+
+    def __init__(self, queue: str, partition: int, asked: int, first: int) -> None:
+        super().__init__(
+            f"stream {queue!r}, partition {partition}: {first - asked} records from offset "
+            f"{asked} on have been reclaimed, the next one is {first}"
+        )
+        self.queue = queue
+        self.partition = partition
+        self.asked = asked
+        self.first = first
+
+
 class SettledError(PenstockError):
     """A message was acknowledged, requeued or moved before, or its queue was purged or closed."""
 

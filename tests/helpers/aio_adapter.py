@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock import aio
 from penstock.client.remote_aio import RemoteAioJob, RemoteAioQueue
+from penstock.embedded.awaited_stream import AwaitedReader, AwaitedStream
 
 
 class Tasks:
@@ -95,6 +96,8 @@ class Adapter:
             return JobAdapter(self.tasks, value)
         if isinstance(value, (aio.Queue, RemoteAioQueue)):
             return QueueAdapter(self.tasks, value)
+        if isinstance(value, (AwaitedStream, AwaitedReader)):
+            return StreamAdapter(self.tasks, value)
         return value
 
 
@@ -114,7 +117,9 @@ class JobAdapter(Adapter):
         self.tasks.call(lambda: self.inner.__aexit__(*error))
 
 
-class QueueAdapter(Adapter):
+class IterableAdapter(Adapter):
+    """What has a length and an async iterator."""
+
     def __len__(self) -> int:
         return int(self.tasks.call(lambda: len(self.inner)))
 
@@ -123,9 +128,6 @@ class QueueAdapter(Adapter):
 
     def __iter__(self) -> Iterator[Any]:
         return self._drain(self.inner.__aiter__())
-
-    def consume(self, timeout: float | None = None) -> Iterator[Any]:
-        return self._drain(self.inner.consume(timeout))
 
     def _drain(self, stream: Any) -> Iterator[Any]:
         try:
@@ -136,6 +138,18 @@ class QueueAdapter(Adapter):
                     return
         finally:
             self.tasks.call(stream.aclose)
+
+
+class QueueAdapter(IterableAdapter):
+    def consume(self, timeout: float | None = None) -> Iterator[Any]:
+        return self._drain(self.inner.consume(timeout))
+
+
+class StreamAdapter(IterableAdapter):
+    """A stream, or a reader of one."""
+
+    def read(self, *args: Any, **options: Any) -> Iterator[Any]:
+        return self._drain(self.tasks.call(lambda: self.inner.read(*args, **options)))
 
 
 class AioAdapter(Adapter):

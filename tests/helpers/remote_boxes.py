@@ -28,7 +28,7 @@ class RemoteBoxes:
 
     def _empty(self) -> None:
         with penstock.open(self._broker.url) as box:
-            for name in box.queues():
+            for name in (*box.queues(), *box.streams()):
                 box.delete(name)
 
     def open(self, **options: Any) -> Any:

@@ -23,6 +23,7 @@ from penstock.errors import (
     SettledError,
     StoppedError,
     StorageError,
+    StreamGapError,
     SyncFailedError,
     TransactionTooLargeError,
     UnknownQueueError,
@@ -47,6 +48,7 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (QueueFullError(queue="jobs", limit="messages", given=11, allowed=10), ["jobs", "11", "10"]),
     (QueueEmptyError(queue="jobs", timeout_s=0.5), ["jobs", "0.5 s"]),
     (SettledError(queue="jobs", tag=9), ["jobs", "9"]),
+    (StreamGapError("events", 2, 10, 17), ["events", "partition 2", "7 records", "10", "17"]),
     (ForkedError(path="jobs.d", opened_by=7, used_by=8), ["jobs.d", "7", "8"]),
     (OptionError(name="interval", given=-1, expected="0 or more"), ["interval", "-1", "0 or more"]),
 ]
@@ -73,7 +75,8 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
     others = (
-        AMQPError, ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError
+        AMQPError, ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError,
+        StreamGapError,
     )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 

@@ -9,10 +9,11 @@ type checkers it is a Box that is opened.
 from typing import TYPE_CHECKING
 
 from penstock.embedded.aio import Box, Job, Queue
+from penstock.embedded.awaited_stream import AwaitedStream as Stream
 
 if TYPE_CHECKING:
     from penstock.embedded.aio import open  # noqa: A004  # as gzip.open is
 else:
     from penstock.client.opening import open_any_aio as open  # noqa: A004
 
-__all__ = ["open", "Box", "Queue", "Job"]
+__all__ = ["open", "Box", "Queue", "Job", "Stream"]

@@ -3,6 +3,7 @@
     puts        one, in confirm mode, for all threads: each put has a future of its own
     a getter    one for each queue that is got from: an error there (the queue was deleted) ends
                 the channel, and the jobs in hand of that queue only, which are gone anyway
+    appenders   one for each stream that is appended to, in confirm mode, given to it
     callers     for operations, each used by one call at a time, from a pool
     tx          for transactions, each used by one at a time, from a pool
 
@@ -44,6 +45,7 @@ class Link:
             self.returned: set[str] = set()  # message ids of puts that no queue got
             self._puts: ClientChannel | None = None
             self._getters: dict[str, ClientChannel] = {}
+            self._appenders: dict[str, tuple[ClientChannel, Future[object]]] = {}
             self._callers: list[ClientChannel] = []
             self._tx: list[ClientChannel] = []
             self.connection.ended.add_done_callback(lambda _: self._nobody_blocked())
@@ -83,6 +85,25 @@ class Link:
             channel = self._getters.pop(queue, None)
         if channel is not None:
             channel.close()
+
+    def appender(self, stream: str) -> "tuple[ClientChannel, Future[object]]":
+        """The channel for appending to a stream, and a future: when it is done, and not before, all
+        that is published on the channel goes there."""
+        with self.connection.lock:
+            found = self._appenders.get(stream)
+            if found is None or not found[0].is_open:
+                channel = self.connection.channel()
+                channel.select_confirms()
+                given = channel.call("box.append_to", {"name": stream})
+                found = self._appenders[stream] = channel, given
+            return found
+
+    def forget_appender(self, stream: str) -> None:
+        """The stream is gone, or may not be appended to; its channel is closed."""
+        with self.connection.lock:
+            found = self._appenders.pop(stream, None)
+        if found is not None:
+            found[0].close()
 
     def take_caller(self) -> ClientChannel:
         """A channel for one operation; give it back."""

@@ -32,10 +32,13 @@ from penstock.client.remote_driver import Call, RemoteDriver, Wait
 from penstock.client.remote_job import RemoteJobView
 from penstock.client.remote_message import RemoteMessage
 from penstock.client.remote_queue import Bodies, RemoteQueueView
+from penstock.client.remote_stream import open_stream
 from penstock.client.taken import Taken
 from penstock.embedded.awaited import AwaitedSettling, Opening
+from penstock.embedded.awaited_stream import AwaitedStream
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.spellings import Given, Time, time_ms
+from penstock.embedded.stream_spellings import StreamGiven
 from penstock.errors import AMQPError
 
 T = TypeVar("T")
@@ -260,8 +263,13 @@ class RemoteAioBox(RemoteBoxView):
         state = await driver.run_async(remote_calls.declare(driver, name, options))
         return RemoteAioQueue(driver, state)
 
+    async def stream(self, name: str, **options: Unpack[StreamGiven]) -> AwaitedStream:
+        """As RemoteBox.stream."""
+        driver = self._driver
+        return AwaitedStream(driver, await driver.run_async(open_stream(driver, name, options)))
+
     async def delete(self, name: str) -> None:
-        """Delete a queue with all that it holds; UnknownQueueError."""
+        """Delete a queue or a stream with all that it holds; UnknownQueueError."""
         await self._driver.run_async(remote_calls.delete(self._driver, name))
 
     def transaction(self, *, durability: str | None = None) -> RemoteAioScope:

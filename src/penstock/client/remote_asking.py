@@ -6,6 +6,7 @@ the other side). Each is made on a channel that nothing else is waiting on.
     box.queue  box.declare  box.queues  box.delete  box.purge  box.queue_info  box.room
     box.browse  box.read  box.nack  box.release  box.adopt
     box.info  box.sync  checkpoint  backup  job
+    box.append_to  box.appended  box.streams  box.stream_info  find_stream_offset ... (streams)
 
 A refusal with 404 is an UnknownQueueError, as the library has it; others stay as they are, errors
 of AMQP with the broker's words.
@@ -21,6 +22,7 @@ from penstock.errors import AMQPError, ChannelError, UnknownQueueError
 T = TypeVar("T")
 
 NOT_FOUND = 404
+NAMES_AT_ONCE = 200  # 255 bytes each, escaped, still fit into a frame
 
 
 def answer(future: "Future[T]") -> Call[T]:
@@ -42,6 +44,17 @@ def operate(driver: RemoteDriver, op: str, arguments: dict[str, object]) -> Call
         raise
     link.give_caller(channel)
     return future.result()
+
+
+def names(driver: RemoteDriver, op: str) -> Call[list[str]]:
+    """All that an operation gives some at a time, as box.queues: sorted names."""
+    found: list[str] = []
+    while True:
+        arguments: dict[str, object] = {"after": found[-1] if found else "", "n": NAMES_AT_ONCE}
+        some = yield from operate(driver, op, arguments)
+        found += some
+        if len(some) < NAMES_AT_ONCE:
+            return found
 
 
 def operate_on(driver: RemoteDriver, state: RemoteState, op: str, **arguments: object) -> Call[Any]:

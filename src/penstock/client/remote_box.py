@@ -1,7 +1,8 @@
 """RemoteBox: the box of the library on a broker; `penstock.open("amqp://...")`.
 
-The vhost of the URL is the box: its durable queues, made and used by the same calls as those of a
-directory. Other clients of the broker see ordinary queues and messages, and a box sees theirs.
+The vhost of the URL is the box: its durable queues and streams, made and used by the same calls as
+those of a directory. Other clients of the broker see ordinary queues and messages, and a box sees
+theirs.
 
     with penstock.open("amqp://guest:guest@localhost/") as box:
         box.queue("resize").put(b"picture 7")
@@ -20,12 +21,15 @@ from typing import Final, Unpack
 
 from penstock.client import remote_calls
 from penstock.client.amqp_url import AmqpUrl
-from penstock.client.remote_asking import operate
+from penstock.client.remote_asking import names, operate
 from penstock.client.remote_driver import Call, RemoteDriver
 from penstock.client.remote_queue import RemoteQueue
+from penstock.client.remote_stream import open_stream
 from penstock.client.remote_transaction import RemoteTransaction, begin
 from penstock.embedded.box_errors import TransactionError
 from penstock.embedded.spellings import Given, box_durability, mode_of
+from penstock.embedded.stream import Stream
+from penstock.embedded.stream_spellings import StreamGiven
 from penstock.errors import OptionError
 
 OnEvent = Callable[[str, str], None]
@@ -70,7 +74,11 @@ class RemoteBoxView:
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted; those of other connections alone are not among them."""
-        return self._driver.run(remote_calls.names(self._driver))
+        return self._driver.run(names(self._driver, "box.queues"))
+
+    def streams(self) -> list[str]:
+        """The names of all streams that the user may read, sorted."""
+        return self._driver.run(names(self._driver, "box.streams"))
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a queue of this name."""
@@ -159,8 +167,14 @@ class RemoteBox(RemoteBoxView):
         driver = self._driver
         return RemoteQueue(driver, driver.run(remote_calls.declare(driver, name, options)))
 
+    def stream(self, name: str, **options: Unpack[StreamGiven]) -> Stream:
+        """The stream of this name, which is made when there is none. Options as
+        penstock.Box.stream has them. OptionError."""
+        driver = self._driver
+        return Stream(driver, driver.run(open_stream(driver, name, options)))
+
     def delete(self, name: str) -> None:
-        """Delete a queue with all that it holds; UnknownQueueError."""
+        """Delete a queue or a stream with all that it holds; UnknownQueueError."""
         self._driver.run(remote_calls.delete(self._driver, name))
 
     def transaction(self, *, durability: str | None = None) -> RemoteScope:

@@ -34,6 +34,7 @@ from penstock.client.remote_asking import (
 )
 from penstock.client.remote_driver import Call, RemoteDriver, RemoteState, Wait
 from penstock.client.remote_message import RemoteMessage, properties_of
+from penstock.client.remote_stream import is_stream
 from penstock.client.taken import Taken
 from penstock.codec.spec import RESOURCE_ERROR, BasicCancel
 from penstock.embedded import spellings
@@ -48,8 +49,6 @@ from penstock.errors import (
 )
 from penstock.queues.queue_options import DROP_HEAD, REJECT_PUBLISH, QueueOptions
 
-NAME_BYTES_MAX: Final = 255
-NAMES_AT_ONCE: Final = 200  # of queues; 255 bytes each, escaped, still fit into a frame
 BROWSE_MESSAGES: Final = 64
 CHUNK_BYTES: Final = 64 << 10  # of a body too large for one answer
 GETS_AT_ONCE: Final = 64
@@ -88,13 +87,10 @@ def pause(driver: RemoteDriver, pause_s: float, deadline: float | None) -> Call[
 
 def declare(driver: RemoteDriver, name: object, given: Mapping[str, object]) -> Call[RemoteState]:
     """The queue of this name, made when missing, with the options that are given."""
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX
-        or "\0" in name
-    ):
-        raise OptionError("name", name, f"text of 1 to {NAME_BYTES_MAX} bytes without NUL")
+    name = spellings.check_name(name)
     found = yield from operate(driver, "box.queue", {"name": name})
+    if found["exists"] and is_stream(found["arguments"]):
+        raise OptionError("name", name, "a name that no stream has")
     current = QueueOptions.from_arguments(found["arguments"]) if found["exists"] else None
     options = current
     if current is None or given:
@@ -111,21 +107,10 @@ def declare(driver: RemoteDriver, name: object, given: Mapping[str, object]) -> 
     return state
 
 
-def names(driver: RemoteDriver) -> Call[list[str]]:
-    """Of all queues, sorted."""
-    found: list[str] = []
-    while True:
-        arguments: dict[str, object] = {"after": found[-1] if found else "", "n": NAMES_AT_ONCE}
-        some = yield from operate(driver, "box.queues", arguments)
-        found += some
-        if len(some) < NAMES_AT_ONCE:
-            return found
-
-
 def has(driver: RemoteDriver, name: str) -> Call[bool]:
     """Whether there is a queue of this name."""
     found = yield from operate(driver, "box.queue", {"name": name})
-    return bool(found["exists"])
+    return bool(found["exists"]) and not is_stream(found["arguments"])
 
 
 def delete(driver: RemoteDriver, name: str) -> Call[None]:

@@ -131,6 +131,11 @@ class RemoteDriver:
         yield Wait(future)
         return future.result()
 
+    def link_now(self) -> Link | None:
+        """The connection, if there is one: for what is not worth waiting for."""
+        link = self._link
+        return link if link is not None and link.is_open else None
+
     def _connect(self, future: "Future[Link]") -> None:
         link: Link | None = None
         error: Exception | None = None

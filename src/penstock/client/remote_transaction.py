@@ -31,13 +31,14 @@ from penstock.queues.queue_options import DROP_HEAD
 
 
 class RemoteTransaction:
-    """See the head of this module. mode: durability of all that is put in it."""
+    """See the head of this module. mode: durability of all that is put in it. channel: where it
+    happens."""
 
     def __init__(self, driver: RemoteDriver, link: Link, mode: int) -> None:
         self.mode: int = mode
         self._driver = driver
         self._link = link
-        self._channel = link.take_tx()
+        self.channel = link.take_tx()
         self._acked: list[Taken] = []
         self._put: dict[str, tuple[int, int]] = {}  # name -> messages, bytes
         self._ids: dict[str, str] = {}  # message id -> queue
@@ -55,7 +56,7 @@ class RemoteTransaction:
                 raise QueueFullError(name, full.limit, full.given, full.allowed)
         message_id = self._driver.message_id()
         header = properties_of(new, self.mode, message_id, int(time.time()))
-        self._channel.publish("", name, body, header, mandatory=True)
+        self.channel.publish("", name, body, header, mandatory=True)
         self._put[name] = (count + 1, size + len(body))
         self._ids[message_id] = name
 
@@ -63,35 +64,35 @@ class RemoteTransaction:
         """Acknowledge when it is committed."""
         for channel in {job.channel for job in jobs}:
             own = [job for job in jobs if job.channel is channel]
-            if channel is not self._channel:
+            if channel is not self.channel:
                 tags = [job.delivery_tag for job in own]
-                call = self._channel.call("box.adopt", {"channel": channel.number, "tags": tags})
+                call = self.channel.call("box.adopt", {"channel": channel.number, "tags": tags})
                 found = yield from answer(call)
                 assert isinstance(found, list)
                 for job, tag in zip(own, found, strict=True):
-                    job.move(self._channel, tag)
+                    job.move(self.channel, tag)
             for job in own:
-                self._channel.tell(BasicAck(delivery_tag=job.delivery_tag))
+                self.channel.tell(BasicAck(delivery_tag=job.delivery_tag))
                 self._acked.append(job)
 
     def commit(self) -> Call[None]:
         """All of it, at once."""
-        yield from answer(self._channel.ask(TxCommit()))
+        yield from answer(self.channel.ask(TxCommit()))
         lost = [name for one, name in self._ids.items() if self._link.was_returned(one)]
-        self._link.give_tx(self._channel)
+        self._link.give_tx(self.channel)
         if lost:
             raise UnknownQueueError(lost[0])
 
     def rollback(self) -> Call[None]:
         """None of it. What cannot be undone, because the connection is gone, is undone by that."""
         try:
-            yield from answer(self._channel.ask(TxRollback()))
+            yield from answer(self.channel.ask(TxRollback()))
             for job in self._acked:
-                call = self._channel.call("box.nack", {"tag": job.delivery_tag, "delay_ms": None})
+                call = self.channel.call("box.nack", {"tag": job.delivery_tag, "delay_ms": None})
                 yield from answer(call)
-            self._link.give_tx(self._channel)
+            self._link.give_tx(self.channel)
         except (ConnectionLostError, AMQPError):
-            self._channel.close()
+            self.channel.close()
 
 
 def begin(driver: RemoteDriver, mode: int) -> Call[RemoteTransaction]:

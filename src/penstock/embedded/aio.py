@@ -32,6 +32,7 @@ from typing import TypeVar, Unpack
 from penstock import errors
 from penstock.embedded import calls, upkeep_calls
 from penstock.embedded.awaited import AwaitedSettling, Opening
+from penstock.embedded.awaited_stream import AwaitedStream
 from penstock.embedded.box import BoxView, OnAlert, OnEvent, ScopeView
 from penstock.embedded.box_thread import BoxThread
 from penstock.embedded.core import Core, Settings
@@ -42,6 +43,7 @@ from penstock.embedded.queue import Bodies, QueueView, SlowWay
 from penstock.embedded.queue_state import QueueState
 from penstock.embedded.settings import settings_of
 from penstock.embedded.spellings import Given, Size, Time
+from penstock.embedded.stream_spellings import StreamGiven
 from penstock.embedded.waiting import FAILED, WOKEN, Waiter
 from penstock.errors import StoppedError
 from penstock.queues.backing_queue import Delivery
@@ -380,8 +382,15 @@ class Box(BoxView):
             await self._driver.wait_async(waiter)
         return Queue(self._driver, state)
 
+    async def stream(self, name: str, **options: Unpack[StreamGiven]) -> AwaitedStream:
+        """As penstock.Box.stream."""
+        source, waiter = self._source(name, options)
+        if waiter is not None:
+            await self._driver.wait_async(waiter)
+        return AwaitedStream(self._driver, source)
+
     async def delete(self, name: str) -> None:
-        """Delete a queue with all that it holds; UnknownQueueError."""
+        """Delete a queue or a stream with all that it holds; UnknownQueueError."""
         await self._driver.run_async(calls.delete(self._driver, name))
 
     def transaction(self, *, durability: str | None = None) -> TransactionScope:

@@ -1,10 +1,12 @@
-"""Box: a directory of durable queues, opened by one process; `penstock.open`.
+"""Box: a directory of durable queues and streams, opened by one process; `penstock.open`.
 
-A box is a vhost of Penstock without its server: one log, one memory budget, any number of queues.
+A box is a vhost of Penstock without its server: one log, one memory budget, any number of queues
+and streams.
 It belongs to the process that opened it; a second one gets LockedError, which names the holder.
 
     with penstock.open("jobs.d") as box:
         box.queue("resize").put(b"picture 7")
+        box.stream("events", max_age="7d").append(b"picture 7 was asked for")
 
 Not here: threads and waiting (`driver`), what the box is made of (`core`), asyncio (`aio`).
 """
@@ -25,6 +27,9 @@ from penstock.embedded.queue import Queue
 from penstock.embedded.queue_state import QueueState
 from penstock.embedded.settings import settings_of
 from penstock.embedded.spellings import Given, Size, mode_of
+from penstock.embedded.stream import Stream
+from penstock.embedded.stream_calls import StreamCalls
+from penstock.embedded.stream_spellings import StreamGiven
 from penstock.embedded.waiting import Waiter
 from penstock.queues.alerts import Alert
 
@@ -97,6 +102,10 @@ class BoxView:
         """The names of all queues, sorted."""
         return calls.locked(self._driver, lambda: self._driver.core.names())
 
+    def streams(self) -> list[str]:
+        """The names of all streams, sorted."""
+        return calls.locked(self._driver, lambda: self._driver.core.streams.names())
+
     def __contains__(self, name: object) -> bool:
         """Whether there is a queue of this name."""
         return isinstance(name, str) and calls.locked(
@@ -116,7 +125,14 @@ class BoxView:
         """The queue, and what to wait for until it is durable as it is now."""
         driver = self._driver
         with driver.gate, driver.guard:
-            return calls.declare(driver, name, given)
+            return calls.declare(driver, lambda: driver.core.queue(name, given))
+
+    def _source(self, name: str, given: Mapping[str, object]) -> tuple[StreamCalls, Waiter | None]:
+        """The stream, and what to wait for until it is durable."""
+        driver = self._driver
+        with driver.gate, driver.guard:
+            state, waiter = calls.declare(driver, lambda: driver.core.stream(name, given))
+        return StreamCalls(driver, state, self._settings.mode), waiter
 
     def _transaction(self, durability: str | None) -> BoxTransaction:
         """Open one for the caller."""
@@ -184,8 +200,19 @@ class Box(BoxView):
             self._driver.wait(waiter)
         return Queue(self._driver, state)
 
+    def stream(self, name: str, **options: Unpack[StreamGiven]) -> Stream:
+        """The stream of this name, which is made when there is none.
+
+        max_age, max_bytes, max_records: retention, of each partition; partitions, page_bytes:
+        docs/streams.md. OptionError: one is unknown, out of range, or not as the stream was made
+        with; a queue has the name."""
+        source, waiter = self._source(name, options)
+        if waiter is not None:
+            self._driver.wait(waiter)
+        return Stream(self._driver, source)
+
     def delete(self, name: str) -> None:
-        """Delete a queue with all that it holds; UnknownQueueError."""
+        """Delete a queue or a stream with all that it holds; UnknownQueueError."""
         self._driver.run(calls.delete(self._driver, name))
 
     def transaction(self, *, durability: str | None = None) -> TransactionScope:

@@ -70,9 +70,13 @@ class BoxHeaders(HeaderCodec):
 
 def _values(header: bytes) -> dict[str, HeaderValue]:
     try:
-        table = BasicProperties.decode(_AMQP.parts(header)[1]).headers or {}
+        return attached(BasicProperties.decode(_AMQP.parts(header)[1]).headers or {})
     except AMQPError:
         return {}
+
+
+def attached(table: Mapping[str, object]) -> dict[str, HeaderValue]:
+    """Of the headers of a broker's message what its publisher wrote."""
     found: dict[str, HeaderValue] = {}
     for name, value in table.items():
         if name in OWN or name.startswith(OWN_PREFIXES):

@@ -224,10 +224,11 @@ class BoxThread:
 
     def _reopen(self) -> None:
         with self.lock:
-            states = self.core.queues
+            states, streams = self.core.queues, self.core.streams
             try:
                 self.core.abandon()
                 self.core = self._opened(states)
+                self.core.streams.reopen(streams)
             except Exception as error:  # noqa: BLE001  # for those who wait, and the next try
                 self.mend_error = error
             else:

@@ -1,8 +1,9 @@
 """BoxTransaction: puts and acknowledgements of one thread or task that happen together, or not.
 
-While it is open, what its owner puts and acknowledges is collected by the engine's transaction; the
-commit is one decision in the log, so a crash finds all of it or nothing. Others go on meanwhile,
-and see nothing of it before. What was put is delivered once the commit is settled.
+While it is open, what its owner puts into queues, appends to streams and acknowledges is collected
+by the engine's transaction; the commit is one decision in the log, so a crash finds all of it or
+nothing. Others go on meanwhile, and see nothing of it before. What was put is delivered, what was
+appended is read, once the commit is settled.
 
 Bodies do not pile up in RAM: beyond the first MiB they lie in the store, where a rollback or a
 crash drops them; a transaction of more than 256 MiB is refused at its commit.
@@ -23,6 +24,7 @@ from penstock.embedded.queue_state import QueueState
 from penstock.errors import SettledError
 from penstock.queues.arrivals import Plan
 from penstock.storage.durability import OS
+from penstock.storage.streams import Stream
 from penstock.storage.transaction import Published
 
 
@@ -54,6 +56,10 @@ class BoxTransaction:
             raise
         self._puts.append((state, plan, published))
         self._put_counts[state] = n, size
+
+    def append(self, stream: Stream, header: bytes, body: bytes) -> None:
+        """A record for a stream; its offset is known when it is committed. DiskFullError."""
+        self._transaction.append_stream(stream, header, body)
 
     def ack(self, state: QueueState, tags: list[int]) -> None:
         """SettledError if one is not pending, or is in it already: none of them is taken."""

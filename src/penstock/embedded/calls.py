@@ -14,7 +14,7 @@ it may have got. An interrupted put may or may not have happened, as one whose p
 Not here: transactions (`box_transaction`), how a Waiter is woken (`driver`, `queue_state`).
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from penstock import errors
@@ -418,17 +418,15 @@ def sync(driver: Driver) -> Call[None]:
         yield confirm
 
 
-def declare(
-    driver: Driver, name: str, given: Mapping[str, object]
-) -> tuple[QueueState, Waiter | None]:
-    """Under the lock: the queue of this name, and what to wait for until it is durable so."""
+def declare(driver: Driver, make: Callable[[], T]) -> tuple[T, Waiter | None]:
+    """Under the lock: what it makes, or finds, and what to wait for until it is durable so."""
     engine = driver.core.engine
     before = engine.last_lsn
-    state = driver.core.queue(name, given)
+    made = make()
     if driver.is_idle:
         driver.nudge()
     lsn = engine.last_lsn
-    return state, settle_held(driver, lsn, DISK) if lsn > before else None
+    return made, settle_held(driver, lsn, DISK) if lsn > before else None
 
 
 # ---- transactions --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Core: what a box is made of below its threads: a directory, an engine, queues, one memory budget.
 
     DataDirectory < StorageEngine < AMQQueue, one for each queue in use; MemoryMonitor over them
+                                  < CoreStreams, all streams
 
 It is opened whole and closed whole. Queues of the directory are opened when somebody first names
 them, be it a caller or a queue that dead-letters to them, so a box with ten thousand queues opens
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock, SystemClock
-from penstock.embedded import spellings
+from penstock.embedded import spellings, stream_spellings
 from penstock.embedded.box_headers import BoxHeaders
+from penstock.embedded.core_streams import CoreStreams, StreamState
 from penstock.embedded.queue_state import QueueState
 from penstock.errors import OptionError, StoppedError, UnknownQueueError
 from penstock.queues import factory
@@ -40,7 +42,6 @@ from penstock.storage.options import StorageOptions
 
 VHOST: Final = b"/"
 WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
-NAME_BYTES_MAX: Final = 255
 AGE_CHECK_MS: Final = 1000  # between two looks at a queue with an alert on age
 SLICE: Final = 1000  # queues that one tick looks at
 
@@ -107,6 +108,7 @@ class Core:
             except BaseException:
                 self.data.close()
                 raise
+            self.streams = CoreStreams(self.engine, self.clock)
             self._delay_parts = find_parts(self.engine.state.routing.queues)
             self._reopen(states or {})
         except BaseException:
@@ -135,12 +137,17 @@ class Core:
 
     def has(self, name: str) -> bool:
         """Whether there is a queue of this name."""
-        return name in self.queues or factory.priorities_of(self.engine, name.encode()) is not None
+        if name in self.queues:
+            return True
+        at = name.encode("utf-8", "surrogateescape")
+        return not self.streams.has(name) and factory.priorities_of(self.engine, at) is not None
 
     def queue(self, name: str, given: Mapping[str, object]) -> QueueState:
         """The queue of this name, declared when missing, as the options say that are given. To an
         existing one they become its own, durably. OptionError: nothing has changed."""
-        check_name(name)
+        spellings.check_name(name)
+        if self.streams.has(name):
+            raise OptionError("name", name, "a name that no stream has")
         if not self.has(name):
             return self._declare(name, spellings.queue_options(given, None, self.whole_bytes))
         state = self.known(name)
@@ -252,8 +259,24 @@ class Core:
         if warning is not None:
             self.event("warning", warning)
 
+    def stream(self, name: str, given: Mapping[str, object]) -> StreamState:
+        """The stream of this name, declared when missing, as the options say that are given; an
+        existing one must have been made with the same. OptionError: nothing has changed."""
+        spellings.check_name(name)
+        if self.has(name):
+            raise OptionError("name", name, "a name that no queue has")
+        state = self.streams.find(name)
+        if state is None:
+            return self.streams.declare(name, stream_spellings.stream_options(given))
+        stream_spellings.check_same(given, state.options)
+        return state
+
     def delete(self, name: str) -> int:
-        """Delete a queue with all that it holds; the LSN of that. UnknownQueueError."""
+        """Delete a queue or a stream with all that it holds; the LSN of that.
+        UnknownQueueError."""
+        stream = self.streams.find(name)
+        if stream is not None:
+            return self.streams.delete(stream)
         state = self.known(name)
         lsn = state.amq.delete(DISK)
         self.monitor.unregister(state.amq.backing)
@@ -272,6 +295,7 @@ class Core:
         """The box is no more."""
         for state in self.queues.values():
             state.wake_all()
+        self.streams.wake_all()
 
     # ---- time ----------------------------------------------------------------------------------
 
@@ -282,6 +306,7 @@ class Core:
         wall_ms = self.clock.wall_ms()
         has_more = self._tick_queues(wall_ms)
         has_more = self.monitor.tick(self.clock.monotonic()) or has_more
+        self.streams.tick()
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
             self._touch_those_in_ram()
@@ -384,14 +409,3 @@ class Core:
         """In a forked child: let go of the copies of the locks."""
         for lock in self.fs.locks:
             lock.release()
-
-
-def check_name(name: object) -> str:
-    """OptionError unless it can be the name of a queue."""
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX
-        or "\0" in name
-    ):
-        raise OptionError("name", name, f"text of 1 to {NAME_BYTES_MAX} bytes without NUL")
-    return name

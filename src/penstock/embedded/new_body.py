@@ -65,7 +65,12 @@ def header_of(headers: Headers) -> bytes:
     try:
         return HEADERS.with_values(b"", headers)
     except (HeaderError, AttributeError, ValueError, TypeError) as error:
-        raise OptionError("headers", headers, f"a dict of str to plain values: {error}") from None
+        raise not_headers(headers, error) from None
+
+
+def not_headers(headers: object, error: Exception) -> OptionError:
+    """What says it of what was given as headers."""
+    return OptionError("headers", headers, f"a dict of str to plain values: {error}")
 
 
 def bodies_of(items: Iterable[object]) -> list[NewBody] | list[bytes]:

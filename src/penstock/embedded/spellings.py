@@ -30,6 +30,7 @@ UNITS_MS: Final[dict[str, float]] = {
 EXPECTED_TIME: Final = 'seconds, a text as "90s", "1h30m" or "7d", or a timedelta, not negative'
 MS_MAX: Final = 1 << 53
 DURABILITY: Final = "x-durability"
+NAME_BYTES_MAX: Final = 255
 
 Time: TypeAlias = float | str | timedelta  # seconds, or as UNITS_MS names them
 Size: TypeAlias = int | float | str
@@ -106,6 +107,17 @@ def mode_of(name: str, given: object) -> int:
     if not isinstance(given, str) or "=" in given:
         raise OptionError(name, given, '"disk", "interval", "os" or "none"')
     return Durability.parse(given).mode
+
+
+def check_name(name: object, option: str = "name") -> str:
+    """OptionError unless it can be the name of a queue, a stream or a reader."""
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX
+        or "\0" in name
+    ):
+        raise OptionError(option, name, f"text of 1 to {NAME_BYTES_MAX} bytes without NUL")
+    return name
 
 
 def queue_options(

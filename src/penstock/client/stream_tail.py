@@ -1,0 +1,161 @@
+"""StreamTail: the records of a stream over AMQP, from somewhere on, for tools that look at them.
+
+A tail asks the broker where each partition begins and ends (describe_stream), decides where to
+start, and has a consumer for each partition, from an offset of its own. So it knows when it has
+seen everything that was there when it began; with `is_following` it goes on instead.
+
+    start     First, Last(n): the last n of each partition; Since(time)
+    records   in the order of arrival; those of one partition in order
+
+Consumers acknowledge what they were given, which for a stream only makes room for more. Nothing of
+the stream is changed, and no reader's offset is kept.
+
+Not here: batches for Spark (the HTTP process), readers with a kept offset (the library's streams).
+"""
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.client.client_connection import ClientConnection
+from penstock.client.received import Received
+from penstock.codec.spec import BasicQos
+
+PREFETCH: Final = 500
+ANSWER_S: Final = 30.0
+OFFSET: Final = "x-stream-offset"
+PARTITION: Final = "x-stream-partition"
+TIME: Final = "x-stream-timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """From the first record that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last `count` records of each partition."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """From the first record of this time or later; microseconds since 1970."""
+
+    time_us: int
+
+
+Start = First | Last | Since
+
+
+@dataclass(frozen=True, slots=True)
+class TailRecord:
+    """time_us: since 1970; None when the broker does not say. key: the routing key."""
+
+    partition: int
+    offset: int
+    time_us: int | None
+    key: str
+    body: bytes
+    message: Received
+
+
+@dataclass(frozen=True, slots=True)
+class TailPart:
+    """A partition as it was found: its records are [start, head), of which [first, head) exist."""
+
+    partition: int
+    first: int
+    head: int
+    start: int
+
+
+class StreamTail:
+    """See the head of this module. parts: how it was found. ChannelError: it is no stream, or not
+    for us to read."""
+
+    def __init__(
+        self, connection: ClientConnection, stream: str, start: Start, *, is_following: bool = False
+    ) -> None:
+        self._channel = connection.channel()
+        self._stream = stream
+        self._is_following = is_following
+        self._found: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
+        described: Any = self._call("describe_stream", queue=stream)
+        self.parts: list[TailPart] = [self._part(one, start) for one in described["partitions"]]
+
+    def records(self) -> Iterator[TailRecord]:
+        """Until all that was there has come; with is_following without an end."""
+        open_parts = {one.partition: one.head for one in self.parts if one.start < one.head}
+        wanted = self.parts if self._is_following else [p for p in self.parts if p.start < p.head]
+        if not wanted:
+            return
+        self._channel.ask(BasicQos(prefetch_count=PREFETCH)).result(ANSWER_S)
+        for part in wanted:
+            self._consume(part)
+        while open_parts or self._is_following:
+            found = self._found.get()
+            if isinstance(found, Exception):
+                raise found
+            record = record_of(found)
+            if not self._is_following:
+                head = open_parts.get(record.partition, 0)
+                if record.offset >= head - 1:
+                    open_parts.pop(record.partition, None)
+                if record.offset >= head:
+                    continue
+            yield record
+            if found.delivery_tag % (PREFETCH // 2) == 0:
+                self._channel.ack(found.delivery_tag, multiple=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more has come yet: the moment to show what was printed."""
+        return self._found.empty()
+
+    def close(self) -> None:
+        """End the consumers."""
+        self._channel.close()
+
+    def _part(self, described: Any, start: Start) -> TailPart:
+        number, first, head = (int(described[name]) for name in ("partition", "first", "head"))
+        if isinstance(start, Last):
+            begin = max(first, head - start.count)
+        elif isinstance(start, Since):
+            found: Any = self._call(
+                "find_stream_offset", queue=self._stream, partition=number, time_us=start.time_us
+            )
+            begin = max(first, int(found["offset"] if isinstance(found, dict) else found))
+        else:
+            begin = first
+        return TailPart(number, first, head, begin)
+
+    def _consume(self, part: TailPart) -> None:
+        arguments: dict[str, object] = {OFFSET: part.start}
+        if len(self.parts) > 1:
+            arguments[PARTITION] = part.partition
+        _, begun = self._channel.consume(
+            self._stream, self._found.put, self._found.put, arguments=arguments
+        )
+        begun.result(ANSWER_S)
+
+    def _call(self, op: str, **arguments: object) -> object:
+        return self._channel.call(op, arguments).result(ANSWER_S)
+
+
+def record_of(message: Received) -> TailRecord:
+    """A delivery of a stream."""
+    headers = message.headers
+    time_us, offset = headers.get(TIME), headers.get(OFFSET)
+    partition = headers.get(PARTITION)
+    return TailRecord(
+        partition=partition if isinstance(partition, int) else 0,
+        offset=offset if isinstance(offset, int) else 0,
+        time_us=time_us if isinstance(time_us, int) else None,
+        key=message.routing_key,
+        body=message.body,
+        message=message,
+    )

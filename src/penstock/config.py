@@ -35,6 +35,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
+OFF: Final = "off"
 SECONDS_MAX: Final = 10 * 366 * 86400.0
 
 # name -> default, as it would be written in the file
@@ -42,6 +43,7 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "data": "./penstock-data",
     "host": "127.0.0.1",
     "port": 5672,
+    "http_port": 15672,
     "memory": "0.4",
     "durability": "disk",
     "strict": False,
@@ -58,7 +60,8 @@ NOT_SETTINGS: Final = frozenset({"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMA
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """data: directory. host, port: to listen at; port 0: a free one. memory_bytes: for all vhosts.
+    """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
+    memory_bytes: for all vhosts.
     mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
     refused. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says nothing
     for vhost_hang_s is killed; more than vhost_restarts_max failures within vhost_restart_window_s
@@ -67,6 +70,7 @@ class Config:
     data: str
     host: str
     port: int
+    http_port: int | None
     memory_bytes: int
     mode: int
     is_strict: bool
@@ -128,12 +132,17 @@ def config_of(
             given[name] = _Given(value, "--" + name.replace("_", "-"))
     durability = _durability(given["durability"])
     storage = _storage(engine)
+    port, http_port = _whole(given["port"], 0, PORT_MAX), _port_or_off(given["http_port"])
+    if port and port == http_port:
+        expected = f"another than the port of AMQP, which is {port} too"
+        raise OptionError(given["http_port"].place, http_port, expected)
     if durability.interval_ms:
         storage = replace(storage, interval_ms=durability.interval_ms)
     return Config(
         data=_text(given["data"], "a directory"),
         host=_text(given["host"], 'an address to listen at, such as "127.0.0.1" or "0.0.0.0"'),
-        port=_whole(given["port"], 0, PORT_MAX),
+        port=port,
+        http_port=http_port,
         memory_bytes=_memory(given["memory"], whole_bytes),
         mode=durability.mode,
         is_strict=_flag(given["strict"]),
@@ -201,6 +210,16 @@ def _whole(given: _Given, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise OptionError(given.place, given.value, f"a whole number from {low} to {high}")
     return value
+
+
+def _port_or_off(given: _Given) -> int | None:
+    if given.value == OFF:
+        return None
+    try:
+        return _whole(given, 0, PORT_MAX)
+    except OptionError as error:
+        expected = f"{error.expected}, or {OFF}"
+        raise OptionError(given.place, given.value, expected) from None
 
 
 def _seconds(given: _Given) -> float:

@@ -101,14 +101,17 @@ class ExternalBroker(Broker):
 
 
 class LiveBroker(Broker):
-    """`penstock serve` on `data`, with `options` of its command line. Use as a context manager."""
+    """`penstock serve` on `data`, with `options` of its command line. Use as a context manager.
+    has_http: with the HTTP process, at `http_port`, a free one."""
 
     def __init__(
-        self, data: Path, *options: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+        self, data: Path, *options: str, environment: Mapping[str, str] | None = None,
+        has_http: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__("127.0.0.1", 0)
         self.data = data
         self.options = options
+        self.http_port: int | None = 0 if has_http else None
         # The invariants that our tests check after every operation cost too much under load.
         self.environment = {"PENSTOCK_CHECK": "0", **(environment or {})}
         self.log = data.parent / f"{data.name}.log"
@@ -154,12 +157,18 @@ class LiveBroker(Broker):
             self.kill()
             raise AssertionError(f"not ready: {self.ready_line!r}\n{self.log_text()}")
         self.port = int(found[1])
+        if self.http_port is not None:
+            found = re.search(r"http://[^\s/]+:(\d+)/", self.ready_line)
+            assert found is not None, self.ready_line
+            self.http_port = int(found[1])
 
     def launch(self) -> None:
         """Starts the process and waits for nothing."""
         assert self.process is None, "the broker runs already"
         command = [sys.executable, "-m", "penstock", "serve", "--host", self.host]
-        command += ["--port", str(self.port), "--data", str(self.data), *self.options]
+        command += ["--port", str(self.port), "--data", str(self.data)]
+        http_port = "off" if self.http_port is None else str(self.http_port)
+        command += ["--http-port", http_port, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

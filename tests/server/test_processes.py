@@ -422,7 +422,7 @@ def test_sigterm_is_an_orderly_stop(broker: LiveBroker) -> None:
 
 
 def test_the_directory_and_the_port_belong_to_one(broker: LiveBroker, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "serve", "--data"]
+    command = [sys.executable, "-m", "penstock", "serve", "--http-port", "off", "--data"]
     same_data = [*command, str(broker.data), "--port", "0"]
     same_port = [*command, str(tmp_path / "other"), "--port", str(broker.port)]
     for arguments, code in ((same_data, 75), (same_port, 69)):

@@ -26,6 +26,7 @@ def config(
 def test_nothing_is_needed() -> None:
     made = config()
     assert (made.data, made.host, made.port) == ("./penstock-data", "127.0.0.1", 5672)
+    assert made.http_port == 15672
     assert made.memory_bytes == 4 * GIB
     assert made.mode == DISK
     assert not made.is_strict
@@ -38,6 +39,14 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default() -> No
     assert config(file, environment).port == 2
     assert config(file, environment, port=3).port == 3
     assert config(file, environment, port=None).port == 2
+
+
+def test_http_may_be_off() -> None:
+    assert config(http_port="off").http_port is None
+    assert config('http_port = "off"').http_port is None
+    assert config("", {"PENSTOCK_HTTP_PORT": "off"}).http_port is None
+    assert config("http_port = 0").http_port == 0
+    assert config(http_port="8080").http_port == 8080
 
 
 @pytest.mark.parametrize(
@@ -68,6 +77,9 @@ def test_the_engine_is_set_by_its_own_names() -> None:
     [
         ({"port": 70000}, "option --port: given 70000, expected a whole number from 0 to 65535"),
         ({"port": True}, "--port"),
+        ({"http_port": "none"}, "--http-port: given 'none', expected a whole number from 0 to"),
+        ({"http_port": 70000}, "65535, or off"),
+        ({"http_port": 5672}, "--http-port: given 5672, expected another than the port of AMQP"),
         ({"durability": "none"}, "disk, interval=<ms> or os"),
         ({"durability": "fast"}, "--durability: given 'fast'"),
         ({"memory": "much"}, "--memory: given 'much'"),

@@ -1,11 +1,11 @@
 """`penstock serve`: run the broker until it is told to stop.
 
-    penstock 0.1.0 (compiled) is ready: amqp://guest:guest@localhost:5672/  data ./penstock-data
-    memory 9.6 GiB  durability disk
+    penstock 0.1.0 (compiled) is ready: amqp://guest:guest@localhost:5672/  http://localhost:15672/
+    data ./penstock-data  memory 9.6 GiB  durability disk
 
-One line on stdout when clients can connect, with the port that it really is: `--port 0` picks a
-free one. What happens after that is logged on stderr. SIGTERM and SIGINT stop it in order, exit
-code 0.
+One line on stdout when clients can connect, with the ports as they really are: `--port 0` picks
+a free one, `--http-port 0` too, and with `--http-port off` there is no HTTP. What happens after
+that is logged on stderr. SIGTERM and SIGINT stop it in order, exit code 0.
 
 It listens on 127.0.0.1 unless told otherwise, because the user that every new broker has,
 guest with the password guest, is known to everybody; and guest may connect from this machine alone
@@ -44,6 +44,10 @@ DEFAULT_PORT: Final = 5672
 @click.option("--host", metavar="ADDR", help="Address to listen at [127.0.0.1]; 0.0.0.0: all.")
 @click.option("--port", type=int, metavar="N", help="Port [5672]; 0: a free one.")
 @click.option(
+    "--http-port", metavar="N",
+    help="Port of the HTTP API [15672]; 0: a free one; off: no HTTP.",
+)  # fmt: skip
+@click.option(
     "--memory", metavar="SIZE",
     help="RAM for the queues, such as 64MiB, or a fraction of the machine's [0.4].",
 )  # fmt: skip
@@ -55,8 +59,8 @@ DEFAULT_PORT: Final = 5672
 @click.option("--config", metavar="FILE", help="[./penstock.toml, if it is there]")
 @click.option("--log-level", metavar="L", help=f"{', '.join(LOG_LEVELS)} [info].")
 def serve(
-    data: str | None, host: str | None, port: int | None, memory: str | None,
-    durability: str | None, config: str | None, log_level: str | None,
+    data: str | None, host: str | None, port: int | None, http_port: str | None,
+    memory: str | None, durability: str | None, config: str | None, log_level: str | None,
 ) -> None:  # fmt: skip
     """Run the broker. Without any option it serves amqp://guest:guest@localhost:5672/ from
     ./penstock-data.
@@ -65,8 +69,8 @@ def serve(
     wins.
     """
     flags = {
-        "data": data, "host": host, "port": port, "memory": memory, "durability": durability,
-        "log_level": log_level,
+        "data": data, "host": host, "port": port, "http_port": http_port, "memory": memory,
+        "durability": durability, "log_level": log_level,
     }  # fmt: skip
     run(configured(flags, config, dict(os.environ), str(Path.cwd())))
 
@@ -106,6 +110,7 @@ def run(config: Config) -> None:
         data=config.data,
         host=config.host,
         port=config.port,
+        http_port=config.http_port,
         memory_bytes=config.memory_bytes,
         mode=config.mode,
         is_strict=config.is_strict,
@@ -125,17 +130,20 @@ def run(config: Config) -> None:
 
 def told(config: Config, error: OSError) -> Exception:
     """An error of listening, said so that one knows what to do; any other as it is."""
-    place = f"{config.host}:{config.port}"
+    port, option, otherwise = config.port, "--port", ""
+    if config.http_port is not None and error.filename == f"{config.host}:{config.http_port}":
+        port, option, otherwise = config.http_port, "--http-port", ", or --http-port off"
+    place = f"{config.host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return UnavailableError(
-            f"{place} is taken by another process: stop that one, choose another --port, or "
-            "--port 0 for a free one"
+            f"{place} is taken by another process: stop that one, choose another {option}, or "
+            f"{option} 0 for a free one{otherwise}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return UnavailableError(f"{place} is no address of this machine: choose another --host")
-    if error.errno in (errno.EACCES, errno.EPERM) and 0 < config.port < 1024:
+    if error.errno in (errno.EACCES, errno.EPERM) and 0 < port < 1024:
         return PermissionError(
-            error.errno, "ports below 1024 are not everybody's; choose another --port", place
+            error.errno, f"ports below 1024 are not everybody's; choose another {option}", place
         )
     return error
 
@@ -147,7 +155,8 @@ def ready_line(config: Config, facts: "ReadyFacts") -> str:
     durability = MODE_NAMES[config.mode]
     if config.mode == INTERVAL:
         durability += f"={config.storage.interval_ms}"
+    http = f"http://{host}:{facts.http_port}/  " if facts.http_port is not None else ""
     return (
-        f"penstock {version_text()} is ready: amqp://guest:guest@{host}:{facts.port}/  "
+        f"penstock {version_text()} is ready: amqp://guest:guest@{host}:{facts.port}/  {http}"
         f"data {config.data}  memory {format_bytes(config.memory_bytes)}  durability {durability}"
     )

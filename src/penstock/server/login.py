@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import penstock
+from penstock.access.known_users import KnownUsers
+from penstock.access.passwords import verify
 from penstock.access.permissions import may_come_from
-from penstock.access.users import Users, verify
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
 from penstock.codec.method import Method
@@ -120,7 +121,7 @@ def address(host: str, port: int) -> str:
 class Login:
     """One client. `opened` and `leftover` are there once `run` has returned."""
 
-    def __init__(self, sock: socket.socket, users: Users, clock: Clock) -> None:
+    def __init__(self, sock: socket.socket, users: KnownUsers, clock: Clock) -> None:
         self.sock = sock
         self.peer_host, self.peer_port = sock.getpeername()[:2]
         self.host, self.port = sock.getsockname()[:2]

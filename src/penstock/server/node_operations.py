@@ -24,7 +24,8 @@ import penstock
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
-from penstock.server.watched_vhost import RUNNING, VhostDown, WatchedVhost
+from penstock.server.watched_process import RUNNING, ProcessDown
+from penstock.server.watched_vhost import WatchedVhost
 from penstock.storage.durability import MODE_NAMES
 from penstock.storage.user_store import READY
 
@@ -85,7 +86,7 @@ class NodeOperations:
             return await operation(args, name)
         except OptionError as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
-        except VhostDown as error:
+        except ProcessDown as error:
             raise ControlError(INTERNAL_ERROR, f"INTERNAL_ERROR - {error}") from error
         except TimeoutError as error:
             text = f"INTERNAL_ERROR - vhost '{name}' has not answered"
@@ -126,10 +127,12 @@ class NodeOperations:
             "half_open": node.listener.half_open,
             "accepted": node.listener.accepted,
             "vhosts": await self._list_vhosts({}, ""),
+            "http": None if node.http is None else node.http.facts(),
         }
 
     async def _await_startup(self, args: Args, _vhost: str) -> object:
-        """The node listens, and all vhosts that were started serve. VhostDown: one does not."""
+        """The node listens, and HTTP and all vhosts that were started serve. ProcessDown: one does
+        not."""
         seconds = args.get("timeout_s", 60.0)
         assert isinstance(seconds, int | float)
         try:
@@ -137,6 +140,8 @@ class NodeOperations:
                 await self._node.is_ready.wait()
                 for vhost in list(self._node.vhosts.values()):
                     await vhost.ready()
+                if self._node.http is not None:
+                    await self._node.http.ready()
         except TimeoutError:
             text = f"INTERNAL_ERROR - not ready after {seconds:g} s"
             raise ControlError(INTERNAL_ERROR, text) from None

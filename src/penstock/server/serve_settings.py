@@ -20,17 +20,20 @@ GIB = 1 << 30
 class ServeSettings:
     """Times in seconds, sizes in bytes.
 
-    data: the directory. host, port: to listen at; port 0: a free one. memory_bytes: for the queues
+    data: the directory. host, port: to listen at; port 0: a free one. http_port: the same for HTTP;
+    None: no HTTP. memory_bytes: for the queues
     of all vhosts. mode: durability. is_strict: queues' own maxima beyond the budget are refused.
     handshake_timeout_s: from accept to connection.open. half_open_max: clients that are not there
     yet; one more, and the oldest is dropped. vhost_hang_s: a vhost that does not answer for so long
     is killed. More than vhost_restarts_max failures within vhost_restart_window_s and it stays
-    down, or with vhost_restart_strategy "stop_node" the broker stops.
+    down, or with vhost_restart_strategy "stop_node" the broker stops. The HTTP process is treated
+    as a vhost is, but for the strategy.
     """
 
     data: str = "./penstock-data"
     host: str = "127.0.0.1"
     port: int = 5672
+    http_port: int | None = None
     memory_bytes: int = GIB
     mode: int = DISK
     is_strict: bool = False
@@ -60,10 +63,11 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """host, port: where the broker really listens. data: its directory."""
+    """host, port, http_port (None: none): where the broker really listens. data: its directory."""
 
     host: str
     port: int
     data: str
     memory_bytes: int
     mode: int
+    http_port: int | None = None

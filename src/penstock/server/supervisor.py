@@ -1,6 +1,6 @@
 """Supervisor: the one process that everybody knocks at, and that starts and watches the others.
 
-    lock of the data directory < node.db (users) < control socket, vhosts < listener
+    lock of the data directory < node.db (users) < control socket, vhosts < listener, HTTP
 
 It is in nobody's way: once a client is logged in its socket is handed over to its vhost's process,
 and all that this one still does is watching, sharing the memory, and passing on news of users. A
@@ -12,7 +12,8 @@ each vhost tells its clients and makes its checkpoint, the lock is given back.
 
 Errors of starting are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
 CorruptionError and others of the directory. A vhost that cannot start is no such error: it is down,
-says why, and the others serve.
+says why, and the others serve. HTTP is started when clients of AMQP can connect, beside them: its
+port is taken from the beginning, and whoever connects to it sooner waits there.
 
 Not here: operations of operators (node_operations), one vhost (watched_vhost), the handshake.
 """
@@ -22,8 +23,10 @@ import logging
 import random
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 from penstock.access.users import Users
@@ -38,7 +41,9 @@ from penstock.server.log_lines import set_up
 from penstock.server.login import Login
 from penstock.server.node_operations import NodeOperations
 from penstock.server.serve_settings import ReadyFacts, ServeSettings
-from penstock.server.watched_vhost import RUNNING, STARTING, VhostDown, WatchedVhost
+from penstock.server.watched_http import WatchedHttp
+from penstock.server.watched_process import RUNNING, STARTING
+from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import READY, UserStore
@@ -64,6 +69,7 @@ class Supervisor:
         self.clock = SystemClock()
         self.started_s = self.clock.monotonic()
         self.vhosts: dict[str, WatchedVhost] = {}
+        self.http: WatchedHttp | None = None
         self.is_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -85,8 +91,11 @@ class Supervisor:
             self._loop.add_signal_handler(number, self.stop)
         settings = self.settings
         socks = bind(settings.host, settings.port)
+        http_socks: list[socket.socket] = []
         fs = OsFileSystem(0)
         try:
+            if settings.http_port is not None:
+                http_socks = bind(settings.host, settings.http_port)
             self.data = DataDirectory(fs, settings.data)
             try:
                 store = UserStore(f"{self.data.path}/{USERS_FILE}")
@@ -94,21 +103,28 @@ class Supervisor:
                     self.users = Users(store, clock=self.clock, rng=random.SystemRandom())
                     vhost_directories.finish(self.data, self.users)
                     self.listener = Listener(socks, settings, self.users, self.clock, self._admit)
-                    await self._serve(on_ready)
+                    await self._serve(on_ready, http_socks)
                 finally:
                     store.close()
             finally:
                 self.data.close()
         finally:
-            for sock in socks:
+            for sock in socks + http_socks:
                 sock.close()
             fs.close()
         if self._failed is not None:
             raise self._failed
 
-    async def _serve(self, on_ready: Callable[[ReadyFacts], None]) -> None:
+    async def _serve(
+        self, on_ready: Callable[[ReadyFacts], None], http_socks: list[socket.socket]
+    ) -> None:
         """Everything that it stands on is there."""
         operations = NodeOperations(self)
+        if http_socks:
+            self.http = WatchedHttp(
+                http_socks, self.settings, self.clock, self.users.facts, operations.call
+            )
+            self.users.on_change = self.http.push_users
         control = ControlServer(
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
@@ -123,9 +139,12 @@ class Supervisor:
                 host, port = self.listener.socks[0].getsockname()[:2]
                 logger.info("listens at %s:%d, data %s", host, port, self.settings.data)
                 self.is_ready.set()
+                if self.http is not None:
+                    self.http.start()
                 facts = ReadyFacts(
                     host=self.settings.host, port=port, data=self.settings.data,
                     memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
+                    http_port=None if self.http is None else self.http.port,
                 )  # fmt: skip
                 on_ready(facts)
             await self._stop.wait()
@@ -133,7 +152,8 @@ class Supervisor:
         finally:
             await self.listener.stop()
             sharing.cancel()
-            await asyncio.gather(*(vhost.stop() for vhost in self.vhosts.values()))
+            below = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
+            await asyncio.gather(*(process.stop() for process in below))
             await control.stop()
 
     async def _wait_for_first(self) -> None:
@@ -156,7 +176,8 @@ class Supervisor:
         """The vhost of that name, which is known and ready; it is started by whoever wants it."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            path = self.data.vhost_path(vhost_directories.name_bytes(name))
+            # Whole: a stream's path is told to readers, which may run anywhere on this machine.
+            path = str(Path(self.data.vhost_path(vhost_directories.name_bytes(name))).absolute())
             vhost = WatchedVhost(name, path, self.settings, self.clock, self._on_down)
             self.vhosts[name] = vhost
             self._make_room(vhost)

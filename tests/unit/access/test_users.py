@@ -1,5 +1,6 @@
 """Users: passwords, what is remembered of them, permissions, vhosts, and that it is all on disk."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.access import users as module
-from penstock.access.users import Users, hash_password, verify
+from penstock.access.known_users import REMEMBERED_MAX, KnownUsers
+from penstock.access.passwords import hash_password, verify
+from penstock.access.users import Users
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.user_store import UserStore
@@ -173,9 +176,9 @@ def test_name_and_password_are_not_run_together(world: World) -> None:
 
 def test_only_so_many_are_remembered(world: World) -> None:
     claim = world.users.claim("nobody")
-    for number in range(module.REMEMBERED_MAX + 10):
+    for number in range(REMEMBERED_MAX + 10):
         world.users.remember(f"n{number}", b"p", claim)
-    assert len(world.users._remembered) <= module.REMEMBERED_MAX
+    assert len(world.users._remembered) <= REMEMBERED_MAX
 
 
 # --- permissions ---
@@ -306,3 +309,48 @@ def test_values_that_make_no_sense_change_nothing(
         assert users.list_users() == [{"user": "guest", "tags": ["administrator"]}]
         assert users.vhosts() == {"/": "creating"}
         assert [p["configure"] for p in users.list_permissions()] == [".*"]
+
+
+# --- another process of the broker ---
+
+
+def test_whoever_is_handed_the_facts_decides_as_the_owner_does(world: World) -> None:
+    users = world.users
+    other = KnownUsers(clock=world.clock, rng=random.Random(2), log2_n=1)
+    told: list[str] = []
+
+    def tell() -> None:
+        told.append(json.dumps(users.facts()))
+        other.take(json.loads(told[-1]))
+
+    assert not verify(b"guest", other.claim("guest"))
+    users.on_change = tell
+    users.add_user("ann", b"a", ["monitoring"])
+    users.vhost_made("/")
+    users.set_permissions("ann", "/", "", "^w", "^r")
+    assert len(told) == 3
+    assert other.vhosts() == {"/": "ready"}
+    claim = other.claim("ann")
+    assert verify(b"a", claim)
+    other.remember("ann", b"a", claim)
+    assert other.remembers("ann", b"a")
+    who = other.identity("ann", "/")
+    assert who is not None
+    assert (who.tags, who.may_read("r"), who.may_read("w")) == ({"monitoring"}, True, False)
+
+    users.change_password("ann", b"b")
+    assert not other.remembers("ann", b"a")
+    users.set_user_tags("ann", [])
+    users.clear_permissions("ann", "/")
+    assert other.identity("ann", "/") is None
+    users.add_vhost("v")
+    users.delete_vhost("v")
+    users.vhost_gone("v")
+    users.delete_user("ann")
+    assert not verify(b"b", other.claim("ann"))
+    assert len(told) == 10
+
+
+def test_facts_of_another_process_hold_no_password(world: World) -> None:
+    world.users.add_user("ann", b"open sesame")
+    assert "open sesame" not in json.dumps(world.users.facts())

@@ -11,7 +11,8 @@ from penstock.clock import SystemClock
 from penstock.server.control import ControlError
 from penstock.server.handoff import Opened
 from penstock.server.serve_settings import ServeSettings
-from penstock.server.watched_vhost import DOWN, RUNNING, STOPPED, VhostDown, WatchedVhost
+from penstock.server.watched_process import DOWN, RUNNING, STOPPED
+from penstock.server.watched_vhost import VhostDown, WatchedVhost
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_vhost.py"))
 OPENED = Opened(

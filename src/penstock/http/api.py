@@ -1,0 +1,144 @@
+"""Api: the application: which address is answered by what, who may ask, and what errors look like.
+
+    GET  /health                    is the broker well? Without a password
+    GET  /api/overview              what this is
+         /api/streams/...           stream_endpoints
+
+Everything below /api wants a name and password. Every error has the one form of http_errors, also
+an address that is none and a method that an address does not know. Names in an address are
+percent-encoded, "/" as %2F; it is taken apart before they are decoded.
+
+What goes wrong here is logged with its traceback and told as a 500, or, when the answer was under
+way, by cutting it. Each request is a line of the log at level debug.
+"""
+
+import logging
+import socket
+from concurrent.futures import Executor
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+import penstock
+from penstock.errors import CorruptionError
+from penstock.http.answers import JsonAnswer, error_answer
+from penstock.http.basic_auth import BasicAuth
+from penstock.http.http_errors import NAMES, HttpError, refused
+from penstock.http.node_link import NodeLink
+from penstock.http.stream_endpoints import USER, StreamEndpoints
+from penstock.http.stream_pages import StreamPages
+from penstock.server.control import ControlError
+
+API: Final = "/api"
+DOWN: Final = "down"
+
+logger = logging.getLogger(__name__)
+
+
+class Api:
+    """The ASGI application. requests: how many came."""
+
+    def __init__(
+        self, node: NodeLink, auth: BasicAuth, pages: StreamPages, reading: Executor
+    ) -> None:
+        self.requests = 0
+        self._node = node
+        self._auth = auth
+        streams = StreamEndpoints(node, auth, pages, reading)
+        self._app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route(f"{API}/overview", self._overview),
+                *(
+                    Route(f"{API}/streams/{address}", endpoint, methods=methods)
+                    for address, methods, endpoint in streams.routes()
+                ),
+            ],
+            exception_handlers={
+                HttpError: _told, ControlError: _told, HTTPException: _told, CorruptionError: _told,
+                Exception: _mistake,
+            },
+        )  # fmt: skip
+        self._app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        self.requests += 1
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        path = scope["raw_path"].decode("ascii", "replace")
+        scope = {**scope, "path": path, "root_path": ""}
+        try:
+            await self._answer(scope, receive, watched)
+        except Exception as error:
+            logger.exception("%s %s failed", scope["method"], path)
+            if not status:
+                await _mistake(Request(scope), error)(scope, receive, watched)
+        logger.debug(
+            "%s %s %s: %d", (scope.get("client") or ("?",))[0], scope["method"], path, status
+        )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(API):
+            request = Request(scope)
+            peer = request.client.host if request.client is not None else ""
+            try:
+                scope[USER] = await self._auth.user(request.headers.get("authorization"), peer)
+            except HttpError as error:
+                await error_answer(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _health(self, _request: Request) -> Response:
+        """Well: the broker listens and no vhost is down."""
+        try:
+            found = await self._node.call("status")
+        except ControlError as error:
+            raise HttpError(503, error.text) from error
+        down = sum(row["state"] == DOWN for row in found["vhosts"])
+        if not found["is_ready"]:
+            raise HttpError(503, "it has not started yet")
+        if down:
+            raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts are down")
+        return JsonAnswer({"status": "ok"})
+
+    async def _overview(self, _request: Request) -> Response:
+        return JsonAnswer(
+            {
+                "product_name": "Penstock",
+                "product_version": penstock.__version__,
+                "node": f"penstock@{socket.gethostname()}",
+            }
+        )
+
+
+def _mistake(_request: Request, _error: Exception) -> Response:
+    """Whatever it is: it is raised again behind this, and logged."""
+    return error_answer(HttpError(500, "a mistake of the broker's, see its log"))
+
+
+def _told(_request: Request, error: Exception) -> Response:
+    """An error of ours or of Starlette's, in our form."""
+    if isinstance(error, ControlError):
+        error = refused(error)
+    elif isinstance(error, CorruptionError):
+        logger.error("%s", error)
+        error = HttpError(500, f"damaged: {error.reason}")
+    elif isinstance(error, HTTPException):
+        text = "no such address" if error.status_code == 404 else str(error.detail)
+        headers = dict(error.headers or {})
+        error = HttpError(error.status_code if error.status_code in NAMES else 400, text)
+        error.headers = headers
+    assert isinstance(error, HttpError)
+    return error_answer(error)

@@ -1,0 +1,176 @@
+"""The HTTP process: `python -m penstock.http.process <descriptor>`.
+
+Its only argument is its end of the link to the supervisor (watched_http says what goes over it):
+listening sockets, users, then `start`. uvicorn serves the application of api.py on one asyncio loop
+then; files are read and passwords checked in threads, so the loop answers pings whatever goes on.
+
+It ends when it is told to, by `stop` or SIGTERM, and when the link ends: nobody new is let in,
+answers that are under way may go on for CLOSE_S, and are cut then. SIGINT is not for it: a terminal
+sends that to the whole group, and the supervisor decides.
+
+Not here: addresses and answers (api), the pages of streams (stream_pages, frame_chunks).
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import uvicorn
+
+from penstock.access.known_users import KnownUsers
+from penstock.clock import SystemClock
+from penstock.http.api import Api
+from penstock.http.basic_auth import BasicAuth
+from penstock.http.node_link import NodeLink
+from penstock.http.stream_pages import StreamPages
+from penstock.queues.budget import rss_bytes
+from penstock.server.log_lines import set_up
+from penstock.server.process_link import Facts, Link
+from penstock.storage.filesystem import OsFileSystem
+
+READERS: Final = 4  # threads that read pages
+HASHERS: Final = 2  # each keeps the 16 MiB that a password takes
+CLOSE_S: Final = 3
+LAST_WORDS_S: Final = 1.0
+KEEP_ALIVE_S: Final = 60  # of a connection on which nothing is asked
+CONNECTIONS_MAX: Final = 4096
+HEAD_BYTES_MAX: Final = 64 << 10  # of a request line with all headers
+EX_OK: Final = 0
+EX_SOFTWARE: Final = 70
+
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, without its hands on signals, and telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+class HttpProcess:
+    """Serves until it is told to stop; `run` returns the exit status."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
+        self._clock = SystemClock()
+        self._fs = OsFileSystem(0)
+        self._socks: list[socket.socket] = []
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._status = EX_OK
+        self._api: Api | None = None
+        self._link = Link(sock, self._on_message, self._on_link_closed)
+        users = KnownUsers(clock=self._clock, rng=random.SystemRandom())
+        self._node = NodeLink(users, self._link.send)
+        self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
+        self._reading = ThreadPoolExecutor(READERS, "penstock-read")
+
+    async def run(self) -> int:
+        """The whole life."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
+        why = await self._ended
+        logger.info("stops%s", f": {why}" if why else "")
+        self._node.gone()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.wait([self._serving])
+        self._link.send({"do": "stopped"})
+        until = self._loop.time() + LAST_WORDS_S
+        while self._link.waiting and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        self._link.close()
+        self._fs.close()
+        return self._status
+
+    def _end(self, why: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+    # ---- the link ------------------------------------------------------------------------------
+
+    def _on_link_closed(self, why: str) -> None:
+        self._end(f"the supervisor has gone ({why})")
+
+    def _on_message(self, facts: dict[str, Any], data: bytes, descriptors: list[int]) -> None:
+        do = facts["do"]
+        if do == "ping":
+            self._link.send(self._pong(facts))
+        elif do == "result":
+            self._node.result(facts)
+        elif do == "users":
+            self._node.users.take(facts)
+        elif do == "socket":
+            self._socks += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        elif do == "start":
+            self._start(facts)
+        elif do == "stop":
+            self._end("")
+
+    def _pong(self, facts: Facts) -> Facts:
+        requests = self._api.requests if self._api is not None else 0
+        rss = rss_bytes(self._fs) or 0
+        return {"do": "pong", "n": facts["n"], "rss_bytes": rss, "requests": requests}
+
+    def _start(self, facts: dict[str, Any]) -> None:
+        set_up(facts["log_level"], "http")
+        # What it has to say of our answers is said by us, with the request that it is about.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        auth = BasicAuth(self._node.users, self._hashing)
+        pages = StreamPages(self._fs, self._node, self._clock)
+        self._api = Api(self._node, auth, pages, self._reading)
+        config = uvicorn.Config(
+            self._api, interface="asgi3", lifespan="off", ws="none", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSE_S,
+            limit_concurrency=CONNECTIONS_MAX, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        )  # fmt: skip
+        self._server = _Server(config, lambda: self._link.send({"do": "ready"}))
+        self._serving = self._loop.create_task(self._server.serve(self._socks))
+        self._serving.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if not self._ended.done() or task.exception() is not None:
+            error = task.exception()
+            why = f"{type(error).__name__}: {error}" if error is not None else "it serves no more"
+            logger.error("ends: %s", why, exc_info=error)
+            self._status = EX_SOFTWARE
+            self._link.send({"do": "failed", "why": why, "is_final": False})
+            self._end(why)
+
+
+def main(arguments: list[str]) -> int:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    set_up("info", "http")
+    sock = socket.socket(fileno=int(arguments[0]))
+    sock.setblocking(False)
+
+    async def live() -> int:
+        return await HttpProcess(sock).run()
+
+    return asyncio.run(live())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

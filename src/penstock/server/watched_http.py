@@ -1,0 +1,137 @@
+"""WatchedHttp: the HTTP process as the supervisor sees it.
+
+Started, watched and started again as every process below the supervisor is (watched_process). The
+listening sockets are made here and stay open here, and each life of the process gets them over the
+link: so the port is taken or refused when the broker starts, and whoever connects while the process
+is being started again waits a moment instead of being refused. When it stays down they are closed.
+
+Beyond the messages of all processes:
+
+    to it     socket (with a listening socket) · users (KnownUsers.facts) · start (log_level)
+              result (id, result or error) of a call of its own
+    from it   call (n, op, vhost, args): any operation that the control socket knows
+              pong, with rss_bytes and requests
+
+Users are sent at each start and after each change, before whoever made the change is answered; so
+a password or permission that was taken away is unknown there at once.
+
+Not here: the process itself (penstock.http.process), what the operations do (node_operations).
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.server.control import from_json, to_json
+from penstock.server.control_server import error_reply
+from penstock.server.process_link import Facts, Link
+from penstock.server.serve_settings import ServeSettings
+from penstock.server.watched_process import PYTHON, WatchedProcess, whole
+
+PROGRAM: Final = (*PYTHON, "penstock.http.process")
+
+# What glibc reads at the start: chunks of a MiB come and go; giving each back to the system costs
+# a quarter of sending it.
+ALLOCATOR: Final = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+}
+
+logger = logging.getLogger(__name__)
+
+Call = Callable[[str, str | None, dict[str, object]], Awaitable[object]]
+
+
+class WatchedHttp(WatchedProcess):
+    """`socks`: what it listens at; the caller's to close. users(): the tables as they are now.
+    answer(op, vhost, args): an operation's result, or an error.
+
+    Of the last pong: rss_bytes, requests (since its start).
+    """
+
+    def __init__(
+        self,
+        socks: list[socket.socket],
+        settings: ServeSettings,
+        clock: Clock,
+        users: Callable[[], dict[str, Any]],
+        answer: Call,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        super().__init__("http", settings, clock, program)
+        self.port: Final = int(socks[0].getsockname()[1])
+        self.rss_bytes = 0
+        self.requests = 0
+        self._socks = socks
+        self._users = users
+        self._answer = answer
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def push_users(self) -> None:
+        """They have changed."""
+        if self._link is not None:
+            self._link.send({"do": "users", **self._users()})
+
+    def facts(self) -> dict[str, object]:
+        """For `status`."""
+        return {
+            "state": self.state,
+            "port": self.port,
+            "pid": self.pid or None,
+            "error": self.why or None,
+            "restarts": self.restarts,
+            "requests": self.requests,
+            "rss_bytes": self.rss_bytes,
+        }
+
+    # ---- as one of the processes ---------------------------------------------------------------
+
+    def _begin_life(self, link: Link) -> None:
+        for sock in self._socks:
+            link.send({"do": "socket"}, b"", sock.dup())
+        link.send({"do": "users", **self._users()})
+        link.send({"do": "start", "log_level": self._settings.log_level})
+
+    def _told(self, do: str, facts: Facts) -> None:
+        if do == "pong":
+            self.rss_bytes = whole(facts["rss_bytes"])
+            self.requests = whole(facts["requests"])
+        elif do == "call" and self._link is not None:
+            task = self._loop.create_task(self._call(self._link, facts))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _call(self, link: Link, facts: Facts) -> None:
+        number, op, vhost, args = (facts[name] for name in ("n", "op", "vhost", "args"))
+        assert isinstance(op, str)
+        assert isinstance(vhost, str | None)
+        assert isinstance(args, dict)
+        try:
+            given = from_json(args)
+            assert isinstance(given, dict)
+            reply = {"id": number, "result": to_json(await self._answer(op, vhost, given))}
+        except (PenstockError, OSError) as error:
+            reply = error_reply(number, error)
+        except Exception as error:
+            logger.exception("operation %s for http failed", op)
+            reply = error_reply(number, error)
+        link.send({"do": "result", **reply})
+
+    def _environment(self) -> dict[str, str]:
+        return ALLOCATOR
+
+    def _is_down(self) -> None:
+        """Nobody shall wait for an answer that does not come."""
+        for sock in self._socks:
+            sock.close()
+
+    def _life_ended(self) -> None:
+        super()._life_ended()
+        self.rss_bytes = self.requests = 0
+        for task in self._answering:
+            task.cancel()

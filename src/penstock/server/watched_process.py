@@ -1,0 +1,352 @@
+"""WatchedProcess: a process below the supervisor: started, watched, started again.
+
+    stopped --ready()--> starting --ready--> running --stop()--> stopped
+                            ^    \\            |  the process ends, its link ends,
+                            |     \\           |  or it answers no ping for vhost_hang_s (killed)
+                            +------\\----------+
+                                    \\  it cannot start for a reason that stays,
+                                     +--> or fails too often: down        --restart()--> starting
+
+A failure is told to nobody but the log. More than vhost_restarts_max failures within
+vhost_restart_window_s, or one that it calls final, and it stays down; `why` says what happened, and
+whoever wants something of it is told (ProcessDown). The others know nothing of all that. What the
+settings say of vhosts holds for every process here.
+
+An old process has ended, and been waited for, before the next is started.
+
+The link's messages that mean the same for all (process_link has their bytes):
+
+    to it     ping (n) · call (n, op, args) · stop
+    from it   ready · failed (why; is_final) · pong (n) · result (id, result or error)
+
+and the others are the business of those who derive from this: watched_vhost, watched_http.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.server import process_link
+from penstock.server.control import ControlError, from_json, to_json
+from penstock.server.process_link import Facts, Link
+from penstock.server.serve_settings import ServeSettings
+
+STOPPED: Final = "stopped"
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+STOPPING: Final = "stopping"
+DOWN: Final = "down"
+
+# -P: what lies in the current directory is not imported.
+PYTHON: Final = (sys.executable, "-P", "-m")
+WAITING_MAX: Final = 2000  # messages that it has not taken
+CALL_S: Final = 60.0
+LINK_ENDED_S: Final = 2.0  # for a process to end once its link has
+BACK_OFF_S: Final = 0.1  # before the second start in a row, and twice as long before each more
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessDown(PenstockError):
+    """It does not run. who: as in "vhost '/'". why: what keeps it from it."""
+
+    def __init__(self, who: str, why: str) -> None:
+        super().__init__(f"{who} is down: {why}")
+        self.who = who
+        self.why = why
+
+
+class WatchedProcess(ABC):
+    """`who`: what the log calls it. program: what is started, with the descriptor of its end of the
+    link behind."""
+
+    def __init__(
+        self, who: str, settings: ServeSettings, clock: Clock, program: Sequence[str]
+    ) -> None:
+        self.who = who
+        self.state = STOPPED
+        self.why = ""
+        self.starts = 0
+        self.pid = 0
+        self.pongs = 0
+        self._settings = settings
+        self._clock = clock
+        self._program = program
+        self._loop = asyncio.get_running_loop()
+        self._running: asyncio.Task[None] | None = None
+        self._settled: asyncio.Future[None] = self._loop.create_future()
+        self._process: asyncio.subprocess.Process | None = None
+        self._link: Link | None = None
+        self._failures: deque[float] = deque()
+        self._is_final = False
+        self._calls: dict[int, asyncio.Future[object]] = {}
+        self._calls_n = 0
+        # Since it last said anything, as far as this process was there to hear.
+        self._silent_s = 0.0
+
+    # ---- what the kinds of processes differ in --------------------------------------------------
+
+    @abstractmethod
+    def _begin_life(self, link: Link) -> None:
+        """The process has been started: what it must know goes over the link."""
+
+    @abstractmethod
+    def _told(self, do: str, facts: Facts) -> None:
+        """It said something that is none of the messages above; pongs come here too."""
+
+    @abstractmethod
+    def _environment(self) -> dict[str, str]:
+        """What is added to the environment of the next start; what is set there already wins."""
+
+    @abstractmethod
+    def _is_down(self) -> None:
+        """It stays down from now on."""
+
+    def _life_ended(self) -> None:
+        """Its process has ended: whatever was counted of it is nothing now."""
+        self.pid = 0
+
+    def _down(self, why: str) -> ProcessDown:
+        """What whoever wants something of it is told."""
+        return ProcessDown(self.who, why)
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(self.starts - 1, 0)
+
+    # ---- what the supervisor asks --------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have it run; nothing happens if it does, or is down."""
+        if self.state == STOPPED:
+            self._begin()
+
+    async def ready(self) -> None:
+        """Started if need be, and running. ProcessDown."""
+        self.start()
+        while self.state == STARTING:
+            await asyncio.shield(self._settled)
+        if self.state != RUNNING:
+            raise self._down(self.why or self.state)
+
+    def restart(self) -> None:
+        """One that is down tries again; its failures are forgotten."""
+        if self.state == DOWN:
+            self._failures.clear()
+            self._begin()
+
+    def tell(self, do: str, **facts: object) -> None:
+        """News; lost if it does not run, for it learns all anew when it starts."""
+        if self._link is not None and self.state == RUNNING:
+            self._link.send({"do": do, **facts})
+
+    async def call(self, op: str, args: dict[str, object], seconds: float = CALL_S) -> object:
+        """The result of an operation. ControlError, ProcessDown; TimeoutError after so long."""
+        await self.ready()
+        assert self._link is not None
+        self._calls_n += 1
+        number = self._calls_n
+        answer = self._calls[number] = self._loop.create_future()
+        self._link.send({"do": "call", "n": number, "op": op, "args": to_json(args)})
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    async def stop(self) -> None:
+        """In order, killed if that takes longer than stop_s."""
+        running = self._running
+        if running is None or running.done():
+            if self.state != DOWN:
+                self.state = STOPPED
+            return
+        was_running = self.state == RUNNING
+        self.state = STOPPING
+        self._settle()
+        if self._link is not None:
+            self._link.send({"do": "stop"})
+        elif was_running:
+            self.kill("it has no link")
+        done, _ = await asyncio.wait([running], timeout=self._settings.stop_s)
+        if not done:
+            logger.error("%s does not stop, it is killed", self.who)
+            self.kill("it did not stop")
+            await asyncio.wait([running])
+
+    def kill(self, why: str) -> None:
+        """At once."""
+        if self._process is not None and self._process.returncode is None:
+            self.why = why
+            try:
+                self._process.kill()
+            except ProcessLookupError:
+                pass
+
+    # ---- its lives -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.state = STARTING
+        self.why = ""
+        self._is_final = False
+        if self._settled.done():
+            self._settled = self._loop.create_future()
+        self._running = self._loop.create_task(self._live_on())
+
+    def _settle(self) -> None:
+        if not self._settled.done():
+            self._settled.set_result(None)
+
+    async def _live_on(self) -> None:
+        """One life after the other."""
+        while True:
+            self.starts += 1
+            try:
+                status = await self._live()
+            except OSError as error:
+                self.why, status = f"it cannot be started: {error}", -1
+            finally:
+                self._end_of_life()
+            if self.state == STOPPING:
+                self.state = STOPPED
+                return
+            self.why = self.why or f"its process ended with status {status}"
+            if self._is_final or self._has_failed_too_often():
+                logger.error("%s stays down: %s", self.who, self.why)
+                self.state = DOWN
+                self._settle()
+                self._is_down()
+                return
+            logger.error("%s has failed and is started again: %s", self.who, self.why)
+            self.state = STARTING
+            if self._settled.done():
+                self._settled = self._loop.create_future()
+            if len(self._failures) > 1:
+                await asyncio.sleep(BACK_OFF_S * (1 << min(len(self._failures) - 2, 6)))
+                if self.state != STARTING:  # stopped meanwhile
+                    self.state = STOPPED
+                    return
+            self.why = ""
+
+    def _has_failed_too_often(self) -> bool:
+        now = self._clock.monotonic()
+        self._failures.append(now)
+        while self._failures and self._failures[0] <= now - self._settings.vhost_restart_window_s:
+            self._failures.popleft()
+        return len(self._failures) > self._settings.vhost_restarts_max
+
+    async def _live(self) -> int:
+        """From the start of the process to its end; its exit status."""
+        ours, theirs = process_link.pair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._program, str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                env=self._environment() | os.environ,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._link = Link(ours, self._on_message, self._on_link_closed)
+        self._silent_s = 0.0
+        watching = self._loop.create_task(self._watch())
+        try:
+            self._begin_life(self._link)
+            if self.state == STOPPING:
+                self._link.send({"do": "stop"})
+            return await self._process.wait()
+        finally:
+            watching.cancel()
+            if self._process.returncode is None:  # this task was cancelled
+                self._process.kill()
+
+    def _end_of_life(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = self._process = None
+        self._life_ended()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(self._down(self.why or "its process has ended"))
+        self._calls = {}
+
+    async def _watch(self) -> None:
+        """Ping it; kill it when it does not answer. A start has its own, longer time. If this
+        process itself was stopped for a while, that is nobody's silence."""
+        settings = self._settings
+        pause_s = min(settings.ping_s, settings.vhost_hang_s / 4)
+        number = 0
+        before_s = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(pause_s)
+            now_s = self._clock.monotonic()
+            self._silent_s += min(now_s - before_s, 2 * pause_s)
+            before_s = now_s
+            limit_s = settings.vhost_hang_s
+            if self.state != RUNNING:
+                limit_s = max(settings.vhost_start_s, settings.stop_s)
+            if self._silent_s > limit_s:
+                why = f"it did not answer for {self._silent_s:.1f} s"
+                logger.error("%s is killed: %s", self.who, why)
+                self.kill(why)
+                return
+            if self._link is not None and self._link.waiting < WAITING_MAX:
+                number += 1
+                self._link.send({"do": "ping", "n": number})
+
+    # ---- what it says --------------------------------------------------------------------------
+
+    def _on_link_closed(self, why: str) -> None:
+        """It is about to end; if it does not, it has lost its senses."""
+        process = self._process
+
+        def look() -> None:
+            if process is not None and self._process is process:
+                self.kill(f"its link ended: {why}")
+
+        self._loop.call_later(max(self._settings.ping_s, LINK_ENDED_S), look)
+
+    def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
+        self._silent_s = 0.0
+        do = facts["do"]
+        if do == "result":
+            self._on_result(facts)
+        elif do == "pong":
+            self.pongs += 1
+            self._told("pong", facts)
+        elif do == "ready" and self.state == STARTING:
+            self.state = RUNNING
+            logger.info("%s serves, process %d", self.who, self.pid)
+            self._settle()
+        elif do == "failed":
+            self.why = str(facts["why"])
+            self._is_final = bool(facts["is_final"])
+        else:
+            self._told(str(do), facts)
+
+    def _on_result(self, facts: Facts) -> None:
+        answer = self._calls.get(whole(facts["id"]))
+        if answer is None or answer.done():
+            return
+        fault = facts.get("error")
+        if isinstance(fault, dict):
+            answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
+        else:
+            answer.set_result(from_json(facts.get("result")))
+
+
+def whole(value: object) -> int:
+    """One of our own processes said so."""
+    assert isinstance(value, int)
+    return value

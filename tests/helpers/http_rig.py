@@ -1,0 +1,123 @@
+"""The HTTP application without its process: users, a broker that answers as told, streams on disk.
+
+Streams are PersistentQueues that stand alone, with pages so small that a test has several of them,
+and the directory of each is what the broker says when it is asked to describe the stream.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from penstock.access.known_users import KnownUsers
+from penstock.access.passwords import hash_password
+from penstock.clock import ManualClock
+from penstock.errors import AMQPError
+from penstock.http.api import Api
+from penstock.http.basic_auth import BasicAuth
+from penstock.http.stream_pages import StreamPages
+from penstock.server.control import ControlError
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.persistent_queue import PersistentQueue
+from tests.helpers.asgi_client import Reply, ask
+
+EVERYTHING = (".*", ".*", ".*")
+
+
+class FakeNode:
+    """answers: operation -> its result, an error to raise, or a function of vhost and arguments."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[str, str | None, dict[str, object]]] = []
+
+    async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        self.asked.append((op, vhost, args))
+        answer = self.answers.get(op, ControlError(404, f"NOT_FOUND - no operation {op}"))
+        if callable(answer):
+            answer = answer(vhost, **args)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def users_facts(**permissions: tuple[str, str, str]) -> dict[str, Any]:
+    """Users whose passwords are their names, with these permissions in vhost "/"."""
+    return {
+        "users": [
+            [name, hash_password(name.encode(), salt=b"s" * 16, log2_n=1), []]
+            for name in permissions
+        ],
+        "vhosts": [["/", "ready"], ["other", "ready"], ["new", "creating"]],
+        "permissions": [[name, "/", *three] for name, three in permissions.items()],
+    }
+
+
+class HttpRig:
+    """guest may do everything in "/", and nothing elsewhere; the clock stands still."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        self.fs = OsFileSystem(0)
+        self.node = FakeNode()
+        self.users = KnownUsers(clock=self.clock, rng=random.Random(1), log2_n=1)
+        self.users.take(users_facts(guest=EVERYTHING))
+        self.threads = ThreadPoolExecutor(2)
+        self.pages = StreamPages(self.fs, self.node, self.clock)  # type: ignore[arg-type]
+        self.streams: dict[str, list[PersistentQueue]] = {}
+        self.node.answers["describe_stream"] = self.described
+        self.node.answers["list_streams"] = lambda _vhost: [
+            self.described("/", name) for name in self.streams
+        ]
+
+    def described(self, _vhost: str | None, queue: str) -> Any:
+        if queue not in self.streams:
+            return ControlError(404, AMQPError(404, f"no queue '{queue}'").text)
+        rows = [
+            {"partition": n, "path": one.path, "first": one.first_offset, "head": one.head_offset}
+            for n, one in enumerate(self.streams[queue])
+        ]
+        return {"name": queue, "partitions": rows, "readers": {}, "arguments": {}}
+
+    def stream(self, name: str, *, partitions: int = 1, page_bytes: int = 4096) -> PersistentQueue:
+        """A new stream; its first partition."""
+        self.streams[name] = [
+            PersistentQueue(
+                self.fs, str(self.directory / f"{name}.{n}"), page_bytes=page_bytes,
+                clock=self.clock, rng=random.Random(n),
+            )
+            for n in range(partitions)
+        ]  # fmt: skip
+        return self.streams[name][0]
+
+    def filled(self, name: str, count: int, body_bytes: int = 100) -> PersistentQueue:
+        """A new stream with so many records, a microsecond apart."""
+        queue = self.stream(name)
+        for n in range(count):
+            queue.append(b"%08d" % n + b"x" * (body_bytes - 8), b"meta", 1000 + n)
+        queue.force()
+        return queue
+
+    def ask(self, address: str, **how: Any) -> Reply:
+        """What is answered to one request."""
+        return self.run(lambda app: ask(app, address, **how))
+
+    def run(self, scenario: Callable[[Api], Coroutine[Any, Any, Reply]]) -> Reply:
+        """The scenario, with a new application on a loop of its own."""
+
+        async def live() -> Reply:
+            auth = BasicAuth(self.users, self.threads)
+            app = Api(self.node, auth, self.pages, self.threads)  # type: ignore[arg-type]
+            async with asyncio.timeout(30):
+                return await scenario(app)
+
+        return asyncio.run(live())
+
+    def close(self) -> None:
+        for queue in (one for all_of in self.streams.values() for one in all_of):
+            queue.close()
+        self.threads.shutdown()
+        self.fs.close()

@@ -10,11 +10,17 @@ from typing import Any
 import broker_report
 import queue_report
 import report
+import spark_report
 from report import Result
 from runner import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
-REPORTS = {"storage": report, "queues": queue_report, "broker": broker_report}
+REPORTS = {
+    "storage": report,
+    "queues": queue_report,
+    "broker": broker_report,
+    "spark": spark_report,
+}
 
 
 def results(part: str) -> Path:

@@ -40,7 +40,8 @@ class PenstockNode(Broker):
         if self._memory:
             options += ["--memory", self._memory]
         source = str(ROOT / "src") if self.is_pure else ""
-        return [sys.executable, "-m", "penstock", "serve", *options], {"PYTHONPATH": source}
+        environment = {"PYTHONPATH": source, "PENSTOCK_HTTP_PORT": "off"}
+        return [sys.executable, "-m", "penstock", "serve", *options], environment
 
     def checkpoint(self) -> None:
         """Write one now."""

@@ -3,6 +3,7 @@
     GET          /{vhost}                             all that the user may read, described
     GET          /{vhost}/{stream}                    its partitions: first, head, paths; readers
     GET          /{vhost}/{stream}/offset?time_us=    where what came then or later begins
+    GET          /{vhost}/{stream}/pages              its pages: bases, records, bytes, times
     PUT, DELETE  /{vhost}/{stream}/readers/{reader}   a reader's offsets, and that it is no more
     GET          /{vhost}/{stream}/frames?from=&to=   records as pages have them (frame_chunks)
     GET          /{vhost}/{stream}/arrow?from=&to=    the same for Arrow (arrow_stream)
@@ -68,6 +69,7 @@ class StreamEndpoints:
             ("{vhost}", ["GET"], self._list),
             (one, ["GET"], self._describe),
             (f"{one}/offset", ["GET"], self._offset),
+            (f"{one}/pages", ["GET"], self._page_table),
             (f"{one}/readers/{{reader}}", ["PUT"], self._set_reader),
             (f"{one}/readers/{{reader}}", ["DELETE"], self._delete_reader),
             (f"{one}/frames", ["GET"], self._frames),
@@ -124,6 +126,12 @@ class StreamEndpoints:
             vhost, stream, partition, lambda path: self._pages.find(path, time)
         )
         return JsonAnswer(found)
+
+    async def _page_table(self, request: Request) -> Response:
+        vhost, stream = self._readable(request)
+        query = given(request.query_params, ("partition",))
+        partition = whole(query, "partition", PARTITION_MAX) or 0
+        return JsonAnswer(await self._in_files(vhost, stream, partition, self._pages.table))
 
     async def _frames(self, request: Request) -> Response:
         def chunks(wanted: Range, _query: dict[str, str]) -> Iterator[bytes]:

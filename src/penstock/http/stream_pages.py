@@ -101,6 +101,19 @@ class StreamPages:
             found = min(view.find(time_us), head.next_offset)
         return {"offset": found, "first": there, "head": head.next_offset}
 
+    def table(self, path: str) -> dict[str, object]:
+        """The pages that have something below the head, the oldest first. Errors as `range`."""
+        with closing(StreamView(self._fs, path)) as view:
+            pages = [
+                {
+                    "base": page.base, "records": page.count, "bytes": page.bytes,
+                    "first_time_us": page.first_time_us, "last_time_us": page.last_time_us,
+                    "is_sealed": page.is_sealed,
+                }
+                for page in view.pages()
+            ]  # fmt: skip
+        return {"pages": pages}
+
     def missing(self, wanted: Range) -> HttpError:
         """A 416: retention has taken what was asked for."""
         with closing(StreamView(self._fs, wanted.path)) as view:

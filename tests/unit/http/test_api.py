@@ -165,6 +165,19 @@ def test_no_offsets(rig: HttpRig, body: bytes, status: int, told: str) -> None:
     assert not rig.node.asked
 
 
+def test_pages_and_what_is_in_them(rig: HttpRig) -> None:
+    pages = rig.ask("/api/streams/%2F/events/pages?partition=0").json()["pages"]
+    assert len(pages) > 2
+    assert sum(page["records"] for page in pages) == 300
+    ends = [page["base"] + page["records"] for page in pages]
+    assert [page["base"] for page in pages] == [0, *ends[:-1]]
+    assert [page["is_sealed"] for page in pages[:-1]] == [True] * (len(pages) - 1)
+    assert all(page["first_time_us"] <= page["last_time_us"] for page in pages)
+    assert all(page["bytes"] > 0 for page in pages)
+    assert rig.ask("/api/streams/%2F/events/pages?partition=7").status == 404
+    assert rig.ask("/api/streams/%2F/events/pages?wrong=7").status == 400
+
+
 # --- ranges ---
 
 

@@ -1,0 +1,147 @@
+"""The figures of the Spark source, held against their goals, kept, rendered.
+
+    make bench-spark                   all of it, about five minutes
+    make bench-spark ARGS=--quick      the same with fewer rows
+    make bench-spark ARGS='--only scan'
+
+The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
+rendered to docs/performance.md.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import page
+from penstock_node import PenstockNode
+from report import facts
+from runner import ROOT, Progress, Result, Runner
+
+CONFIRM_EVERY = 10_000
+
+
+class SparkBench(Runner):
+    """Scenarios of the Spark source; `figures` by what they measure."""
+
+    script = "spark_cells.py"
+
+    def scenarios(self) -> dict[str, Callable[[], None]]:
+        return {
+            "arrow": self.arrow, "scan": self.scan, "parsing": self.parsing, "floor": self.floor,
+            "network": self.network,
+        }  # fmt: skip
+
+    def arrow(self) -> None:
+        """Making batches, without Spark."""
+        self.say("Arrow batches")
+        self.figures["arrow"] = self.child("arrow", "arrow", count=1_000_000, runs=9)
+
+    def scan(self) -> None:
+        """Rows per second of each source."""
+        self.say("scan: Penstock, Parquet, text, tuples")
+        warm, runs = self.pick((1, 3), (3, 7))
+        count = self.pick(400_000, 2_000_000)
+        self.figures["scan"] = self.child("scan", "scan", count=count, warm=warm, runs=runs)
+
+    def parsing(self) -> None:
+        """What is left of a difference when JSON is parsed."""
+        self.say("from_json: Penstock, Parquet")
+        warm, runs = self.pick((1, 3), (2, 7))
+        count = self.pick(300_000, 1_000_000)
+        self.figures["parsing"] = self.child("parsing", "json", count=count, warm=warm, runs=runs)
+
+    def floor(self) -> None:
+        """The least that a micro-batch takes."""
+        self.say("micro-batches")
+        self.figures["floor"] = self.child("floor", "floor", batches=self.pick(15, 40))
+
+    def network(self) -> None:
+        """The same stream of a broker by files and by HTTP."""
+        count = self.pick(200_000, 1_000_000)
+        warm, runs = self.pick((1, 3), (2, 7))
+        node = HttpNode(self.data / "node")
+        self.say(f"network: {count:,} records are published")
+        node.start()
+        try:
+            publish(node.port, count)
+            self.say("network: by files, by HTTP")
+            self.figures["network"] = self.child(
+                "network", "network", count=count, warm=warm, runs=runs,
+                url=f"amqp://guest:guest@127.0.0.1:{node.port}/",
+                http_url=f"http://127.0.0.1:{node.http_port}",
+            )  # fmt: skip
+        finally:
+            node.stop()
+
+
+class HttpNode(PenstockNode):
+    """A broker with its HTTP process."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(data, "os", is_pure=False)
+        self.http_port = 0
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        import socket
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.http_port = free.getsockname()[1]
+        command, environment = super().command()
+        environment["PENSTOCK_HTTP_PORT"] = str(self.http_port)
+        return command, environment
+
+
+def publish(port: int, count: int) -> None:
+    """A stream `bench` with so many records of 256 B."""
+    import penstock
+
+    body = bytes(range(256))
+    with penstock.open(f"amqp://guest:guest@127.0.0.1:{port}/", durability="os") as box:
+        stream = box.stream("bench")
+        for _ in range(0, count, CONFIRM_EVERY):
+            stream.append_many([body] * CONFIRM_EVERY)
+
+
+def main() -> int:
+    names = list(SparkBench(Path(), is_quick=True, say=print).scenarios())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rows")
+    parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "bench-spark",
+                        help="on the disk to measure; deleted afterwards")  # fmt: skip
+    parser.add_argument("--only", action="append", default=[], choices=names)
+    parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
+    parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
+    given = parser.parse_args()
+    if given.data.exists():
+        shutil.rmtree(given.data)
+    given.data.mkdir(parents=True)
+    progress = Progress()
+    bench = SparkBench(given.data, is_quick=given.quick, say=progress)
+    found: Result = {**facts(ROOT, given.data), "is_quick": given.quick}
+    started = time.monotonic()
+    try:
+        for name, scenario in bench.scenarios().items():
+            if not given.only or name in given.only:
+                scenario()
+    finally:
+        bench.end()
+        progress.end()
+        shutil.rmtree(given.data, ignore_errors=True)
+    found["figures"] = bench.figures
+    found["seconds"] = round(time.monotonic() - started, 1)
+    is_full = not given.quick and not given.only
+    if given.save or (is_full and not given.no_save):
+        page.save("spark", found)
+    print("\n\n".join(["", *page.sections("spark", found)]))
+    if is_full and not given.no_save:
+        print()
+        page.render()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

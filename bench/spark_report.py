@@ -1,0 +1,99 @@
+"""What was measured of the Spark source, as tables."""
+
+import statistics
+
+from report import Goal, Result, goal_table, markdown, three, where
+
+MILLION = 1_000_000
+
+INTRODUCTION = """
+## The Spark source
+
+Measured by `make bench-spark`: `format("penstock")` in a Spark of two local cores, beside Parquet,
+text and a Python source that yields a tuple a record, which take turns over the same records of
+256 B, warm. Pages are mapped and all checksums verified.
+"""
+
+
+def rates(found: Result) -> dict[str, list[float]]:
+    """Millions of rows per second, of each run."""
+    count = found["count"]
+    return {
+        name: [count / seconds / MILLION for seconds in times]
+        for name, times in found["seconds"].items()
+    }
+
+
+def median(found: Result, name: str) -> float:
+    """Millions of rows per second."""
+    return statistics.median(rates(found)[name])
+
+
+def goals(figures: Result) -> list[Goal]:
+    """Every figure that has a goal."""
+    table: list[Goal] = []
+    if "scan" in figures:
+        ours = median(figures["scan"], "penstock")
+        times = ours / median(figures["scan"], "tuples")
+        text = f"{three(rates(figures['scan'])['penstock'])} M rows/s"
+        table.append(
+            Goal("scan of 256 B, three columns", "any", "≥ 2.5 M rows/s", text, ours >= 2.5)
+        )
+        name = "scan against a Python source of tuples"
+        table.append(Goal(name, "any", "≥ 4 times", f"{times:.1f} times", times >= 4))
+    if "parsing" in figures:
+        found = figures["parsing"]
+        slower = median(found, "parquet") / median(found, "penstock") - 1
+        name = "from_json and an aggregate, slower than from Parquet by"
+        table.append(Goal(name, "any", "≤ 15 %", f"{slower * 100:.0f} %", slower <= 0.15))
+    if "arrow" in figures:
+        best = min(figures["arrow"]["three"])
+        text = f"{three(figures['arrow']['three'], 0)} ns"
+        name = "making the Arrow batch, checksums verified, CPU of a row of 256 B"
+        table.append(Goal(name, "any", "< 100 ns", text, best < 100))
+    if "floor" in figures:
+        least = statistics.median(figures["floor"]["ms"])
+        text = f"{three(figures['floor']['ms'], 0)} ms"
+        table.append(Goal("micro-batch of 1000 records", "any", "≤ 250 ms", text, least <= 250))
+    if "network" in figures:
+        part = median(figures["network"], "network") / median(figures["network"], "file")
+        name = "over HTTP on loopback, of the rate of mapped pages"
+        table.append(Goal(name, "any", "≥ 60 %", f"{part * 100:.0f} %", part >= 0.6))
+    return table
+
+
+def sections(found: Result, table: list[Goal]) -> list[str]:
+    """Titles and tables in Markdown, which reads well on a terminal too."""
+    figures = found["figures"]
+    parts = [where(found).replace("`make bench", "`make bench-spark")]
+    for key, title in (
+        ("scan", "### sum(length(value))"),
+        ("parsing", "### from_json, grouped by month and carrier"),
+        ("network", "### By files and by HTTP"),
+    ):
+        if key in figures:
+            parts += [title, rate_table(figures[key])]
+    if "arrow" in figures:
+        parts += ["### Making Arrow batches", ARROW_NOTE, arrow_table(figures["arrow"])]
+    return [*parts, "### Goals of the Spark source", goal_table(table)] if table else parts
+
+
+ARROW_NOTE = "CPU ns a row, of one process without Spark, least / median / most of the runs."
+
+
+def rate_table(found: Result) -> str:
+    rows = [
+        [name, three(values), f"{statistics.median(values) * found['size']:.0f}"]
+        for name, values in rates(found).items()
+    ]
+    head = [f"source, {found['count']:,} rows", "M rows/s", "MB/s of values"]
+    return markdown(head, rows)
+
+
+def arrow_table(found: Result) -> str:
+    rows = [
+        ["offset, timestamp, value", three(found["three"], 0)],
+        ["all eight columns", three(found["all"], 0)],
+    ]
+    crc = "CRC-32 of isal" if found["has_isal"] else "CRC-32 of zlib"
+    return markdown([f"columns ({crc})", "ns a row"], rows)

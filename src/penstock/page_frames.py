@@ -1,0 +1,378 @@
+"""Frames: the records of a range of one page, as one array of rows and one run of bytes, verified.
+
+What reads a stream by columns (the Spark source, the Arrow endpoint) wants no object per record: it
+wants where each record begins, how long its payload is and when it came, as NumPy columns, and the
+bytes of the page beside them. Both lie ready: the index of a page is such a table, and the page is
+mapped. Over the network they come as chunks of the very same parts. So there is one class, Frames,
+with two ways to get it, and one code behind both (arrow_batches.py).
+
+A damaged byte is never given out:
+
+* a sealed page is checked by the CRCs of its MiB blocks, which stand in its index; of a range only
+  the blocks that it touches, each once as long as the page stays mapped;
+* an active page, and one whose index is lost or wrong, by the CRC of each frame;
+* a chunk by its own CRC; who sent it has checked the page.
+
+The index is trusted as far as its own CRC reaches. One that is missing, torn, or of another page is
+not an error: the rows are found again by walking the frames. A page that fails is a CorruptionError
+with the file and the position of the frame, or of the block where no frame can be named.
+
+Formats, little-endian; those of the files are written by penstock.storage:
+
+    page header 64   magic PNSTPAGE | version u16 | kind u16 | stream u32 | page id u64 |
+                     base offset u64 | base time i64 | zeros | crc u32 of the 60 bytes before it
+    frame 24 + n     crc u32 | payload bytes u32 | meta bytes u32 | flags u32 | time i64 |
+                     payload | meta
+                     crc of all behind it, seeded with crc32(page id) ^ (offset - base)
+    index header 64  magic PNSTPIDX | version u16 | flags u16 (1: sealed) | count u32 |
+                     page id u64 | base u64 | page bytes u32 | rows crc u32 | first time i64 |
+                     last time i64 | zeros | crc u32
+    index row 16     frame start u32 | payload bytes u32 | time i64
+                     behind the rows of a sealed page the CRCs u32 of each MiB of it, seeded with
+                     crc32(page id) ^ number of the block
+    chunk header 64  magic PNSTFRMS | version u16 | zeros u16 | count u32 | page id u64 |
+                     base u64 | first offset u64 | data start u32 | data bytes u32 |
+                     rows bytes u32 | crc u32 of rows and data | zeros; then the rows, then the data
+
+Not here: which pages a stream has and where its head is (penstock.storage.stream_view).
+"""
+
+import mmap
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import CorruptionError
+
+
+def _crc32() -> Callable[[Any, int], int]:
+    """zlib's CRC-32, from isal where that is installed: the same, ten times as fast."""
+    try:
+        from isal.isal_zlib import crc32 as fast
+    except ImportError:
+        return zlib.crc32
+    found: Callable[[Any, int], int] = fast
+    return found
+
+
+crc32: Final = _crc32()
+
+HEADER_BYTES: Final = 64
+FRAME_BYTES: Final = 24
+ROW_BYTES: Final = 16
+BLOCK_BYTES: Final = 1 << 20
+VERSION: Final = 1
+KIND: Final = 1
+SEALED: Final = 1
+
+ROW: Final = np.dtype([("start", "<u4"), ("size", "<u4"), ("time", "<i8")])
+
+PAGE_MAGIC: Final = b"PNSTPAGE"
+INDEX_MAGIC: Final = b"PNSTPIDX"
+CHUNK_MAGIC: Final = b"PNSTFRMS"
+PAGE_HEADER: Final = struct.Struct("<8sHHIQQq20xI")
+INDEX_HEADER: Final = struct.Struct("<8sHHIQQIIqq4xI")
+CHUNK_HEADER: Final = struct.Struct("<8sHHIQQQIIII8x")
+FRAME: Final = struct.Struct("<IIIIq")
+_U64: Final = struct.Struct("<Q")
+_WRONG: Final = "the CRC of the record at offset {} is wrong"
+
+Rows = Any  # a NumPy array of ROW
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Records of one page that follow one another, verified.
+
+    rows: a row for each record, positions in the page. data: bytes of the page from position
+    `data_start` on. end: the position where the last frame ends. first_offset: of the first record.
+    """
+
+    rows: Rows
+    data: Any
+    data_start: int
+    end: int
+    first_offset: int
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return len(self.rows)
+
+
+def page_seed(page_id: int) -> int:
+    """What seeds the CRCs of a page."""
+    return zlib.crc32(_U64.pack(page_id))
+
+
+# ---- from a file ---------------------------------------------------------------------------------
+
+
+class PageMap:
+    """A page, mapped, with its rows.
+
+    count: how many records of it are settled. page_bytes: where they end; None for a page that is
+    no longer written, which is used to its index's or its own end. FileNotFoundError: retention
+    took it. CorruptionError: it is not the page that its name says.
+    """
+
+    def __init__(self, path: str, base: int, count: int, page_bytes: int | None = None) -> None:
+        self.path = path
+        self.base = base
+        self.count = count
+        with Path(path).open("rb") as file:
+            head = file.read(HEADER_BYTES)
+            self.page_id = _page_id(path, head, base)
+            self._seed = page_seed(self.page_id)
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        index = _read_index(path, self.page_id, base)
+        limit = len(self.data) if page_bytes is None else page_bytes
+        if limit > len(self.data):
+            raise CorruptionError(path, len(self.data), f"the page ends, expected {limit} bytes")
+        self._blocks: Any = None  # CRCs of the blocks, if it is sealed
+        self._checked: set[int] = set()
+        if index is not None and index.is_sealed and index.count >= count:
+            self._blocks = index.blocks
+            self._sealed_bytes = index.page_bytes
+            if index.page_bytes > len(self.data):
+                reason = f"the page ends, expected {index.page_bytes} bytes"
+                raise CorruptionError(path, len(self.data), reason)
+            limit = index.page_bytes if page_bytes is None else page_bytes
+            whole = index.rows
+        else:
+            whole = self._found(index.rows if index is not None else np.empty(0, ROW), limit)
+        self.rows: Rows = whole[:count]
+        self.end = int(whole["start"][count]) if len(whole) > count else limit
+
+    def frames(self, first: int, last: int) -> Frames:
+        """The records of the offsets [first, last), which are in this page; verified."""
+        a, b = first - self.base, last - self.base
+        if not 0 <= a <= b <= self.count:
+            end = self.base + self.count
+            raise ValueError(f"offsets {first} to {last}, expected within {self.base} to {end}")
+        rows = self.rows[a:b]
+        end = int(self.rows["start"][b]) if b < self.count else self.end
+        if b > a:
+            start = int(rows["start"][0])
+            if self._blocks is None:
+                self._check_frames(rows, end, a)
+            else:
+                self._check_blocks(start, end)
+        return Frames(rows, self.data, 0, end, first)
+
+    def close(self) -> None:
+        """Unmap it, as soon as nothing uses its bytes."""
+        try:
+            self.data.close()
+        except BufferError:
+            pass  # an array still looks at it, and unmaps it when it goes
+
+    def _check_blocks(self, start: int, end: int) -> None:
+        """Each block of [start, end) that was not checked yet."""
+        view = memoryview(self.data)
+        for block in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
+            if block in self._checked:
+                continue
+            at = block * BLOCK_BYTES
+            piece = view[at : min(at + BLOCK_BYTES, self._sealed_bytes)]
+            if crc32(piece, self._seed ^ block) != int(self._blocks[block]):
+                self._blame(block)
+            self._checked.add(block)
+
+    def _blame(self, block: int) -> None:
+        """Name the frame that makes this block wrong; the block if all its frames are right."""
+        starts = self.rows["start"]
+        a = max(int(np.searchsorted(starts, block * BLOCK_BYTES, "right")) - 1, 0)
+        b = int(np.searchsorted(starts, (block + 1) * BLOCK_BYTES))
+        end = int(starts[b]) if b < self.count else self.end
+        self._check_frames(self.rows[a:b], end, a)
+        reason = f"the CRC of MiB {block} of the page is wrong"
+        raise CorruptionError(self.path, block * BLOCK_BYTES, reason)
+
+    def _check_frames(self, rows: Rows, end: int, index: int) -> None:
+        """The CRC of each of these frames, the first of which is record `index` of the page."""
+        if not len(rows):
+            return
+        view = memoryview(self.data)
+        starts = rows["start"].astype(np.int64)
+        ends = [*starts[1:].tolist(), end]
+        seeds = (np.arange(index, index + len(rows)) ^ self._seed).tolist()
+        froms = (starts + 4).tolist()
+        crc = crc32
+        found = [crc(view[a:b], c) for a, b, c in zip(froms, ends, seeds, strict=True)]
+        expected = _gather_u32(np.frombuffer(self.data, np.uint8), starts)
+        wrong = np.flatnonzero(np.array(found, np.uint32) != expected)
+        if len(wrong):
+            first = int(wrong[0])
+            reason = _WRONG.format(self.base + index + first)
+            raise CorruptionError(self.path, int(starts[first]), reason)
+
+    def _found(self, rows: Rows, limit: int) -> Rows:
+        """Rows for all settled records: those of an index that is still written, as far as they
+        agree with the page, and the rest from the frames themselves."""
+        rows = rows[: self.count]
+        good = self._agreeing(rows, limit)
+        if good == self.count:
+            return rows
+        # The last good row is walked again: what follows it hangs on its lengths.
+        at = HEADER_BYTES
+        if good:
+            good -= 1
+            at = int(rows["start"][good])
+        rows = rows[:good]
+        view = memoryview(self.data)
+        walked: list[tuple[int, int, int]] = []
+        for offset in range(self.base + good, self.base + self.count):
+            if at + FRAME_BYTES > limit:
+                reason = f"the page ends at {limit}, before the record at offset {offset}"
+                raise CorruptionError(self.path, at, reason)
+            crc, payload, meta, _, time_us = FRAME.unpack_from(self.data, at)
+            end = at + FRAME_BYTES + payload + meta
+            # Checked at once, for what follows it is found by its lengths.
+            if end > limit or crc32(view[at + 4 : end], self._seed ^ (offset - self.base)) != crc:
+                raise CorruptionError(self.path, at, _WRONG.format(offset))
+            walked.append((at, payload, time_us))
+            at = end
+        return np.concatenate([rows, np.array(walked, ROW)])
+
+    def _agreeing(self, rows: Rows, limit: int) -> int:
+        """How many rows from the first on say what the frames themselves say."""
+        if not len(rows):
+            return 0
+        starts = rows["start"].astype(np.int64)
+        fits = starts + FRAME_BYTES <= limit
+        data = np.frombuffer(self.data, np.uint8)
+        safe = np.where(fits, starts, HEADER_BYTES)
+        if limit < HEADER_BYTES + FRAME_BYTES:
+            return 0
+        payload = _gather_u32(data, safe + 4).astype(np.int64)
+        meta = _gather_u32(data, safe + 8).astype(np.int64)
+        ends = starts + FRAME_BYTES + payload + meta
+        expected = np.concatenate([[HEADER_BYTES], ends[:-1]])
+        is_good = fits & (starts == expected) & (payload == rows["size"]) & (ends <= limit)
+        is_good &= _gather_i64(data, safe + 16) == rows["time"]
+        wrong = np.flatnonzero(~is_good)
+        return int(wrong[0]) if len(wrong) else len(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    is_sealed: bool
+    count: int
+    page_bytes: int
+    rows: Rows
+    blocks: Any
+
+
+def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
+    """The index beside a page; None if there is none of that page. Rows of one that is not sealed
+    are what is there."""
+    try:
+        raw = Path(page_path.removesuffix(".page") + ".idx").read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(raw) < HEADER_BYTES:
+        return None
+    magic, version, flags, count, its_id, its_base, page_bytes, rows_crc, _, _, crc = (
+        INDEX_HEADER.unpack_from(raw)
+    )
+    if (magic, version) != (INDEX_MAGIC, VERSION) or crc != zlib.crc32(raw[:60]):
+        return None
+    if (its_id, its_base) != (page_id, base):
+        return None
+    body = memoryview(raw)[HEADER_BYTES:]
+    if not flags & SEALED:
+        return _Index(False, 0, 0, np.frombuffer(body, ROW, len(body) // ROW_BYTES), None)
+    blocks = (page_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
+    size = count * ROW_BYTES + blocks * 4
+    if len(body) < size or crc32(body[:size], 0) != rows_crc:
+        return None
+    rows = np.frombuffer(body, ROW, count)
+    return _Index(
+        True, count, page_bytes, rows, np.frombuffer(body, "<u4", blocks, count * ROW_BYTES)
+    )
+
+
+def _page_id(path: str, head: bytes, base: int) -> int:
+    """The id in a page's header, which is checked."""
+    if len(head) < HEADER_BYTES:
+        raise CorruptionError(path, 0, f"a page of {len(head)} bytes, expected a header of 64")
+    magic, version, kind, _, page_id, its_base, _, crc = PAGE_HEADER.unpack(head)
+    if crc != zlib.crc32(head[:60]):
+        raise CorruptionError(path, 0, "the CRC of the page's header is wrong")
+    if (magic, version, kind) != (PAGE_MAGIC, VERSION, KIND):
+        reason = (
+            f"a page of {magic!r}, version {version}, kind {kind}; expected {PAGE_MAGIC!r}, 1, 1"
+        )
+        raise CorruptionError(path, 0, reason)
+    if its_base != base:
+        raise CorruptionError(path, 24, f"the page of offset {its_base}, expected that of {base}")
+    return int(page_id)
+
+
+def _gather_u32(data: Any, at: Any) -> Any:
+    """The u32 at each of these positions, which need not be aligned."""
+    return _gather(data, at, 4).view("<u4").reshape(-1)
+
+
+def _gather_i64(data: Any, at: Any) -> Any:
+    return _gather(data, at, 8).view("<i8").reshape(-1)
+
+
+def _gather(data: Any, at: Any, width: int) -> Any:
+    return data[np.asarray(at, np.int64)[:, None] + np.arange(width)]
+
+
+# ---- from the network ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """The header of a chunk: what follows it, and of which page."""
+
+    count: int
+    page_id: int
+    base: int
+    first_offset: int
+    data_start: int
+    data_bytes: int
+    rows_bytes: int
+    crc: int
+
+    @property
+    def body_bytes(self) -> int:
+        """What follows the header."""
+        return self.rows_bytes + self.data_bytes
+
+
+def decode_chunk_head(raw: bytes, source: str) -> ChunkHead:
+    """From its 64 bytes. source: where it came from, for the CorruptionError."""
+    if len(raw) != HEADER_BYTES:
+        raise CorruptionError(source, 0, f"a chunk's header of {len(raw)} bytes, expected 64")
+    magic, version, _, *rest = CHUNK_HEADER.unpack(raw)
+    if (magic, version) != (CHUNK_MAGIC, VERSION):
+        reason = f"a chunk of {magic!r}, version {version}; expected {CHUNK_MAGIC!r}, {VERSION}"
+        raise CorruptionError(source, 0, reason)
+    head = ChunkHead(*rest)
+    if head.rows_bytes != head.count * ROW_BYTES:
+        reason = f"a chunk of {head.count} records with {head.rows_bytes} bytes of rows"
+        raise CorruptionError(source, 0, reason)
+    return head
+
+
+def decode_chunk(head: ChunkHead, body: Any, source: str) -> Frames:
+    """The records of a chunk; body: all that follows its header."""
+    if len(body) != head.body_bytes:
+        reason = f"a chunk of {len(body)} bytes, expected {head.body_bytes}"
+        raise CorruptionError(source, head.data_start, reason)
+    if crc32(body, 0) != head.crc:
+        reason = f"the CRC of the chunk at offset {head.first_offset} is wrong"
+        raise CorruptionError(source, head.data_start, reason)
+    rows = np.frombuffer(body, ROW, head.count)
+    data = memoryview(body)[head.rows_bytes :]
+    return Frames(rows, data, head.data_start, head.data_start + head.data_bytes, head.first_offset)

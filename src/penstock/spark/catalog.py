@@ -1,0 +1,294 @@
+"""Catalog: what the driver asks about streams, of a broker or of a store beside its owner.
+
+    heads     which of the subscribed streams and partitions there are, and from where to where
+    find      the offset of a time
+    pages     the table of a partition's pages, for limits and for cutting a batch into tasks
+    hold      a named reader's offsets and what retention must leave for it; `release` ends that
+
+Spark asks for the latest offset about fifty times a second while nothing happens, so heads are
+believed for a moment: a question to a broker costs it a millisecond or two, so its answers are good
+for a tenth of a second; a store's are looked up each time, once for all that Spark asks then.
+
+By path nothing can be held: whoever only reads a store does not write into it.
+
+A path is the directory of a stream (it has allMeta), of a vhost or box (it has streams/), or of a
+broker's whole store (it has vhosts/). The stream's own directory tells its name (.queue_name); one
+that stands alone is called as its directory is.
+"""
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import NotAStoreError, OptionError, StorageError
+from penstock.queues.stream_options import SEPARATOR
+from penstock.spark.access import why_not_here
+from penstock.spark.http_link import NOT_FOUND, HttpLink, RefusedError, kept_link, retried
+from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.plan import PageSpan, PageTable, table_of_average
+from penstock.spark.source_options import SourceOptions
+from penstock.storage.data_directory import hash_name
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.stream_view import StreamView
+
+FRESH_BROKER_S: Final = 0.1
+FRESH_STORE_S: Final = 0.005  # less than Spark waits between two questions
+QUEUE_NAME: Final = ".queue_name"
+ALL_META: Final = "allMeta"
+
+Clock = Callable[[], float]
+
+
+class Catalog(ABC):
+    """See the head of this module. options say which streams."""
+
+    fresh_s: float
+
+    def __init__(self, options: SourceOptions, now: Clock = time.monotonic) -> None:
+        self.options = options
+        self._now = now
+        self._heads: Heads = {}
+        self._until = -1.0
+
+    def heads(self, *, is_fresh: bool = False) -> Heads:
+        """Of all subscribed streams; of those that were seen a moment ago unless is_fresh.
+        OptionError: an assigned partition, or a stream that was named, is not there."""
+        if is_fresh or self._now() >= self._until:
+            self._heads = self._chosen(self._found())
+            self._until = self._now() + self.fresh_s
+        return self._heads
+
+    @abstractmethod
+    def find(self, stream: str, partition: int, time_us: int) -> int:
+        """The first offset whose record came at that time or later; the head if there is none."""
+
+    @abstractmethod
+    def pages(self, stream: str, partition: int) -> PageTable:
+        """The pages of a partition."""
+
+    @abstractmethod
+    def hold(
+        self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]
+    ) -> None:
+        """Set a reader's offsets, and from where on retention leaves all there is for it: for each
+        stream by partition."""
+
+    @abstractmethod
+    def release(self, reader: str) -> None:
+        """Forget that reader, of all streams."""
+
+    @abstractmethod
+    def _found(self) -> Heads:
+        """Heads of all streams that may be meant."""
+
+    def _chosen(self, found: Heads) -> Heads:
+        options = self.options
+        if options.assign is None:
+            return {name: found[name] for name in sorted(found)}
+        heads: Heads = {}
+        for name, numbers in sorted(options.assign.items()):
+            for number in numbers:
+                if number not in found[name]:
+                    there = f"partitions of {name!r}: {sorted(found[name])}"
+                    raise OptionError("assign", {name: number}, there)
+                heads.setdefault(name, {})[number] = found[name][number]
+        return heads
+
+    def _names(self) -> tuple[str, ...]:
+        """The streams that were named; none for a pattern."""
+        options = self.options
+        return options.subscribe if options.assign is None else tuple(options.assign)
+
+    def _is_meant(self, name: str) -> bool:
+        pattern = self.options.subscribe_pattern
+        return pattern is None or re.fullmatch(pattern, name) is not None
+
+
+def catalog_of(options: SourceOptions) -> Catalog:
+    """Of the broker or of the store."""
+    return StoreCatalog(options) if options.place.path else BrokerCatalog(options)
+
+
+# ---- of a broker ---------------------------------------------------------------------------------
+
+
+class BrokerCatalog(Catalog):
+    """Asks the broker over HTTP; a broker that is away is asked again (fetchOffset.numRetries).
+
+    Pages are looked at in the broker's own files where those are on this machine; else it is asked,
+    and one that does not tell is taken to have records of one size.
+    """
+
+    fresh_s = FRESH_BROKER_S
+
+    def find(self, stream: str, partition: int, time_us: int) -> int:
+        query = {"partition": partition, "time_us": time_us}
+        return int(self._ask("GET", (stream, "offset"), query)["offset"])
+
+    def pages(self, stream: str, partition: int) -> PageTable:
+        head = self.heads()[stream][partition]
+        if why_not_here(head.path, head.stream_id) is None:
+            return PageTable(_spans(StreamView(OsFileSystem(), head.path)))
+        try:
+            found = self._ask("GET", (stream, "pages"), {"partition": partition})["pages"]
+        except RefusedError as error:
+            if error.status != NOT_FOUND:
+                raise
+            found = []
+        if not found:
+            return table_of_average(head.first, head.head, head.bytes)
+        return PageTable([PageSpan(page["base"], page["records"], page["bytes"]) for page in found])
+
+    def hold(
+        self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]
+    ) -> None:
+        for stream, of_it in offsets.items():
+            body: dict[str, Any] = {"offsets": of_it}
+            if stream in kept:
+                body["kept_from"] = kept[stream]
+            self._ask("PUT", (stream, "readers", reader), None, body)
+
+    def release(self, reader: str) -> None:
+        for stream in self._heads:
+            self._ask("DELETE", (stream, "readers", reader))
+
+    def _found(self) -> Heads:
+        if self.options.subscribe_pattern is not None:
+            rows = self._ask("GET", ())
+            return {row["name"]: _heads_of(row) for row in rows if self._is_meant(row["name"])}
+        return {name: _heads_of(self._ask("GET", (name,))) for name in self._names()}
+
+    def _ask(
+        self, method: str, parts: tuple[str, ...], query: dict[str, Any] | None = None,
+        body: object = None,
+    ) -> Any:  # fmt: skip
+        options = self.options
+        link: HttpLink = kept_link(options.place, options.timeout_s)
+        return retried(
+            lambda: link.json(method, parts, query, body),
+            options.retries,
+            options.retry_interval_s,
+        )
+
+
+def _heads_of(row: dict[str, Any]) -> dict[int, PartitionHead]:
+    """What a described stream has."""
+    return {
+        int(one["partition"]): PartitionHead(
+            first=one["first"],
+            head=one["head"],
+            last_time_us=one["last_time_us"],
+            bytes=one["bytes"],
+            stream_id=one["stream_id"],
+            path=str(one.get("path") or ""),
+        )
+        for one in row["partitions"]
+    }
+
+
+# ---- of a store ----------------------------------------------------------------------------------
+
+
+class StoreCatalog(Catalog):
+    """Looks into the directories; NotAStoreError if there is none."""
+
+    fresh_s = FRESH_STORE_S
+
+    def __init__(self, options: SourceOptions, now: Clock = time.monotonic) -> None:
+        super().__init__(options, now)
+        self._fs = OsFileSystem()
+        self._views: dict[str, StreamView] = {}
+        # By path: first offset and base of the last page, and the bytes of all pages before that.
+        self._sealed: dict[str, tuple[tuple[int, int], int]] = {}
+
+    def find(self, stream: str, partition: int, time_us: int) -> int:
+        return self._view(self.heads()[stream][partition].path).find(time_us)
+
+    def pages(self, stream: str, partition: int) -> PageTable:
+        view = self._view(self.heads()[stream][partition].path)
+        return PageTable(_spans(view))
+
+    def hold(
+        self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]
+    ) -> None:
+        return
+
+    def release(self, reader: str) -> None:
+        return
+
+    def _found(self) -> Heads:
+        place = self.options.place
+        paths = stream_paths(place.path, place.vhost)
+        named = self._names()
+        if not named and self.options.subscribe_pattern is None and len(paths) > 1:
+            raise OptionError("subscribe", None, f"one or more of {sorted(paths)}")
+        for name in named:
+            if name not in paths:
+                raise OptionError("subscribe", name, f"streams of {place}: {sorted(paths)}")
+        return {
+            name: {number: self._head(path) for number, path in sorted(partitions.items())}
+            for name, partitions in paths.items()
+            if (name in named if named else self._is_meant(name))
+        }
+
+    def _head(self, path: str) -> PartitionHead:
+        view = self._view(path)
+        head = view.head()
+        first = view.first_offset()
+        # Pages before the last never change, so they are measured once.
+        seen = (first, head.page_base)
+        known = self._sealed.get(path)
+        if known is None or known[0] != seen:
+            known = self._sealed[path] = (seen, sum(span.bytes for span in _spans(view)[:-1]))
+        size = known[1] + head.page_bytes
+        return PartitionHead(
+            first, head.next_offset, head.last_time_us, size, view.stream_id.hex(), path
+        )
+
+    def _view(self, path: str) -> StreamView:
+        found = self._views.get(path)
+        if found is None:
+            found = self._views[path] = StreamView(self._fs, path)
+        return found
+
+
+def _spans(view: StreamView) -> list[PageSpan]:
+    """The pages of a stream as far as its head; at least one."""
+    found = [PageSpan(page.base, page.count, page.bytes) for page in view.pages()]
+    return found or [PageSpan(view.head().next_offset, 0, 0)]
+
+
+def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
+    """The directories of all streams below a path, by name and partition. NotAStoreError."""
+    place = Path(path)
+    if (place / ALL_META).exists():
+        name, number = _name_in(place) or (place.resolve().name, 0)
+        return {name: {number: str(place)}}
+    if (place / "vhosts").is_dir():
+        place = place / "vhosts" / hash_name(vhost.encode("utf-8", "surrogateescape"))
+        if not place.is_dir():
+            raise NotAStoreError(path, f"it has no vhost {vhost!r}")
+    elif not (place / "CURRENT").exists() and not (place / "streams").is_dir():
+        raise NotAStoreError(path, "it is no stream, no vhost, and no data directory")
+    found: dict[str, dict[int, str]] = {}
+    streams = place / "streams"
+    for directory in sorted(streams.iterdir()) if streams.is_dir() else []:
+        named = _name_in(directory)
+        if named is not None and (directory / ALL_META).exists():
+            found.setdefault(named[0], {})[named[1]] = str(directory)
+    return found
+
+
+def _name_in(directory: Path) -> tuple[str, int] | None:
+    """(stream, partition) of the name that stands in a stream's directory, if one does."""
+    try:
+        raw = (directory / QUEUE_NAME).read_bytes().removesuffix(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    name, _, rest = raw.partition(SEPARATOR)
+    if rest and not (rest[:1] == b"p" and rest[1:].isdigit()):
+        raise StorageError(f"{directory}/{QUEUE_NAME}: {raw!r} is no name of a partition")
+    return name.decode("utf-8", "replace"), int(rest[1:]) if rest else 0

@@ -1,0 +1,273 @@
+"""The plan of a batch: how far it reads, what of that is lost, and into which tasks it is cut.
+
+All pure functions of offsets, heads, tables of pages and options: Spark asks for the partitions of
+the same range again after a failure, and must get the same records.
+
+**How far.** `limited` takes the backlog, all of it or as much as the limits allow: the rows of
+maxOffsetsPerTrigger are shared among partitions by what each has to give, as Kafka's source does,
+and what still is more than maxBytesPerTrigger is cut in proportion. A batch that may read anything
+reads one record at least.
+
+**What is lost.** `ranges` holds start and end against what is there: records that retention took,
+a head behind the start (a power cut in `os` mode, a restored backup), another stream of the same
+name, a stream that is gone. Each is a Loss, for the caller to raise or to warn of; the ranges are
+what can still be read.
+
+**Which tasks.** A task reads maxBytesPerPartition at most, and there are minPartitions of them at
+least as far as there are records. Cuts are at borders of pages where one is near (a page is opened
+and mapped once then), and within pages elsewhere: any offset can be found in the index.
+
+Bytes of a range are those of its pages, and within a page what the average of its records says.
+
+Not here: where pages and heads come from (access.py). Nothing of Spark.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from penstock.spark.offsets import Heads, Key, Positions, ids_of
+from penstock.spark.source_options import EARLIEST, LATEST
+
+NEAR = 0.25  # of a task's bytes: a border that near to a cut takes its place
+
+
+class PageSpan(NamedTuple):
+    """A page: offsets [base, base + records), so many bytes."""
+
+    base: int
+    records: int
+    bytes: int
+
+
+class Range(NamedTuple):
+    """Offsets [start, end) of a partition."""
+
+    stream: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records that a query should have read and that are not there. why: a sentence."""
+
+    stream: str
+    partition: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"stream {self.stream!r}, partition {self.partition}: {self.why}"
+
+
+class PageTable:
+    """Bytes and offsets of a partition, by its pages, the oldest first; at least one."""
+
+    def __init__(self, pages: Sequence[PageSpan]) -> None:
+        self._pages = pages
+        self._bases = [page.base for page in pages]
+        self._bytes_at = [0]
+        for page in pages:
+            self._bytes_at.append(self._bytes_at[-1] + page.bytes)
+
+    def bytes_before(self, offset: int) -> float:
+        """How many bytes of pages lie before it."""
+        at = max(bisect_right(self._bases, offset) - 1, 0)
+        page = self._pages[at]
+        part = min(max(offset - page.base, 0), page.records) / max(page.records, 1)
+        return self._bytes_at[at] + part * page.bytes
+
+    def offset_at(self, position: float) -> int:
+        """The offset that so many bytes lie before, rounded down."""
+        at = min(max(bisect_right(self._bytes_at, position) - 1, 0), len(self._pages) - 1)
+        page = self._pages[at]
+        part = (position - self._bytes_at[at]) / max(page.bytes, 1)
+        return page.base + min(int(part * page.records), page.records)
+
+    def border_near(self, offset: int) -> int:
+        """The border of pages that is nearest in bytes; the first page has none before it."""
+        at = max(bisect_right(self._bases, offset) - 1, 0)
+        page = self._pages[at]
+        is_later = offset - page.base > page.records / 2
+        return page.base + page.records if is_later else page.base
+
+
+Pages = Callable[[str, int], PageTable]
+
+
+def table_of_average(first: int, head: int, size_bytes: int) -> PageTable:
+    """For a partition whose pages are not known: one page of it all."""
+    return PageTable([PageSpan(first, max(head - first, 1), max(size_bytes, 1))])
+
+
+# ---- what is there of it -------------------------------------------------------------------------
+
+
+def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range], list[Loss]]:
+    """What there is to read from start to end, and what there is not. Empty ranges are left out.
+
+    A partition that start does not have is new: it is read from its first record on.
+    """
+    found: list[Range] = []
+    losses: list[Loss] = []
+    ids = ids_of(heads)
+    for (stream, number), last in sorted(end.offsets.items()):
+        first = start.offsets.get((stream, number), EARLIEST)
+        head = heads.get(stream, {}).get(number)
+        if head is None:
+            if first != last:
+                losses.append(Loss(stream, number, "it is not there any more"))
+            continue
+        was = start.ids.get(stream, ids[stream])
+        if end.ids.get(stream, ids[stream]) != ids[stream]:
+            losses.append(Loss(stream, number, "it was deleted and declared again"))
+            continue
+        if was != ids[stream]:
+            losses.append(Loss(stream, number, "it was deleted and declared again"))
+            first = EARLIEST
+        if first in (LATEST, last):
+            continue
+        if first == EARLIEST:
+            first = head.first
+        elif first < head.first:
+            gap = f"records {first} to {min(head.first, last) - 1} were reclaimed by retention"
+            losses.append(Loss(stream, number, gap))
+            first = head.first
+        if last > head.head:
+            why = f"it ends at offset {head.head}, before {last}, which was there before"
+            losses.append(Loss(stream, number, why))
+            last = head.head
+        if first < last:
+            found.append(Range(stream, number, first, last))
+    return found, losses
+
+
+def behind(start: Positions, heads: Heads) -> list[Loss]:
+    """Partitions that end before where a query stands, or that are gone."""
+    losses = []
+    for (stream, number), offset in sorted(start.offsets.items()):
+        head = heads.get(stream, {}).get(number)
+        if head is None:
+            losses.append(Loss(stream, number, "it is not there any more"))
+        elif start.ids.get(stream) not in (None, ids_of({stream: heads[stream]})[stream]):
+            losses.append(Loss(stream, number, "it was deleted and declared again"))
+        elif offset > head.head:
+            why = f"it ends at offset {head.head}, before {offset}, which was there before"
+            losses.append(Loss(stream, number, why))
+    return losses
+
+
+# ---- how far -------------------------------------------------------------------------------------
+
+
+def backlog(start: Positions, target: Positions, heads: Heads) -> dict[Key, Range]:
+    """What each partition of target has from start on. Words and what is reclaimed are seen to."""
+    found = {}
+    ids = ids_of(heads)
+    for key, end in target.offsets.items():
+        head = heads[key[0]][key[1]]
+        first = start.offsets.get(key, EARLIEST)
+        if start.ids.get(key[0], ids[key[0]]) != ids[key[0]]:
+            first = EARLIEST
+        if first == LATEST:
+            first = end
+        first = max(head.first if first == EARLIEST else first, head.first)
+        found[key] = Range(*key, min(first, end), end)
+    return found
+
+
+def limited(
+    there: Mapping[Key, Range], heads: Heads, pages: Pages, *, max_rows: int | None,
+    max_bytes: int | None,
+) -> dict[Key, int]:  # fmt: skip
+    """Where a batch ends that reads what is there, within the limits."""
+    ends = {key: one.end for key, one in there.items()}
+    total = sum(one.end - one.start for one in there.values())
+    if max_rows is not None and total > max_rows:
+        for key, one in there.items():
+            share = max_rows * (one.end - one.start) / total
+            rows = int(share) if share >= 1 else ceil(share)
+            ends[key] = min(one.start + rows, one.end)
+    if max_bytes is None:
+        return ends
+    guess = sum(
+        (ends[key] - one.start) * heads[key[0]][key[1]].record_bytes for key, one in there.items()
+    )
+    if guess < max_bytes / 2:  # no need to ask for tables of pages
+        return ends
+    tables = {key: pages(*key) for key, one in there.items() if ends[key] > one.start}
+    sizes = {
+        key: table.bytes_before(ends[key]) - table.bytes_before(there[key].start)
+        for key, table in tables.items()
+    }
+    most = sum(sizes.values())
+    if most > max_bytes:
+        for key, table in tables.items():
+            start = there[key].start
+            position = table.bytes_before(start) + sizes[key] * max_bytes / most
+            ends[key] = min(max(table.offset_at(position), start), ends[key])
+        if all(ends[key] == there[key].start for key in tables):
+            key = max(sizes, key=lambda one: (sizes[one], one))
+            ends[key] = there[key].start + 1
+    return ends
+
+
+# ---- which tasks ---------------------------------------------------------------------------------
+
+
+def tasks(
+    found: Sequence[Range], heads: Heads, pages: Pages, *, max_bytes: int,
+    max_rows: int | None = None, min_count: int | None = None,
+) -> list[Range]:  # fmt: skip
+    """The ranges, cut into what tasks read, in order."""
+    if not found:
+        return []
+    tables: dict[Key, PageTable] = {}
+    sizes = []
+    for one in found:
+        head = heads[one.stream][one.partition]
+        size = (one.end - one.start) * head.record_bytes
+        if size > max_bytes / 2 or min_count is not None:
+            table = tables[one.stream, one.partition] = pages(one.stream, one.partition)
+            size = table.bytes_before(one.end) - table.bytes_before(one.start)
+        sizes.append(max(size, 1.0))
+    counts = [max(ceil(size / max_bytes), 1) for size in sizes]
+    if max_rows is not None:
+        counts = [
+            max(n, ceil((r.end - r.start) / max_rows)) for n, r in zip(counts, found, strict=True)
+        ]
+    if min_count is not None and sum(counts) < min_count:
+        total = sum(sizes)
+        counts = [
+            max(n, ceil(min_count * size / total)) for n, size in zip(counts, sizes, strict=True)
+        ]
+    cut: list[Range] = []
+    for one, count in zip(found, counts, strict=True):
+        table_of_it = tables.get((one.stream, one.partition))
+        cut += _cut(one, min(count, one.end - one.start), table_of_it, max_rows)
+    return cut
+
+
+def _cut(one: Range, count: int, table: PageTable | None, max_rows: int | None) -> list[Range]:
+    """A range in so many pieces of about the same size."""
+    if count <= 1:
+        return [one]
+    starts = [one.start]
+    if table is None or max_rows is not None:
+        rows = one.end - one.start
+        starts += [one.start + rows * i // count for i in range(1, count)]
+    else:
+        low = table.bytes_before(one.start)
+        step = (table.bytes_before(one.end) - low) / count
+        for i in range(1, count):
+            offset = table.offset_at(low + i * step)
+            border = table.border_near(offset)
+            if abs(table.bytes_before(border) - (low + i * step)) <= NEAR * step:
+                offset = border
+            if starts[-1] < offset < one.end:
+                starts.append(offset)
+    ends = [*starts[1:], one.end]
+    return [one._replace(start=a, end=b) for a, b in zip(starts, ends, strict=True)]

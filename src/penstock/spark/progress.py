@@ -1,0 +1,229 @@
+"""StreamProgress: where a streaming query begins, how far a batch of it goes, what it reads.
+
+This is the driver's side of a stream, without Spark: the thin reader of source.py calls it. What
+Spark does with it, and what follows from that:
+
+* the first offset is asked for twice, and again after a restart when no batch was committed: so
+  words (earliest, latest) stay words until a batch has an end (offsets.py);
+* the latest offset is asked for fifty times a second when nothing happens: heads are believed for a
+  moment, and nothing new gives back the very offset that was given;
+* after a failure the same start and end come again, without a question for the latest offset:
+  `batch` is a function of the two;
+* `commit(end)` comes when the next batch is built, and in a run with AvailableNow not at all for
+  the last one. But the latest offset is asked for only when the batch before is done, so its start
+  says the same, and sooner;
+* retention must not take what may be replayed, so the reader's kept_from at the broker stands at
+  the start of the oldest batch that was not committed, and is said again every RENEW_S, by a
+  thread, for a batch may take hours and Spark asks nothing meanwhile. Ten minutes after it was last
+  said the broker lets go: a job that was killed holds nothing for ever.
+
+A query without a readerId holds under a name of its own, which is deleted when it ends.
+
+The least that a batch should have (minOffsetsPerTrigger) waits for maxTriggerDelay at most, does
+not count for AvailableNow, and never holds up the batch that pins down where "latest" was.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.errors import PenstockError
+from penstock.spark import offsets, plan
+from penstock.spark.access import Source
+from penstock.spark.catalog import Catalog
+from penstock.spark.offsets import Heads, Key, Positions
+from penstock.spark.plan import Loss, Range
+from penstock.spark.source_options import LATEST, SourceOptions
+
+RENEW_S: Final = 60.0
+
+logger = logging.getLogger(__name__)
+Json = Mapping[str, Any]
+
+
+class DataLossError(PenstockError):
+    """Records that a query should have read are not there."""
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        told = "; ".join(str(loss) for loss in losses)
+        super().__init__(f"{told}. With failOnDataLoss=false a query goes on with what there is")
+        self.losses = losses
+
+
+class Losses:
+    """What becomes of losses: an error, or a warning, once for each."""
+
+    def __init__(self, *, is_error: bool) -> None:
+        self._is_error = is_error
+        self._told: set[Loss] = set()
+
+    def __call__(self, losses: Sequence[Loss]) -> None:
+        if losses and self._is_error:
+            raise DataLossError(losses)
+        for loss in losses:
+            if loss not in self._told:
+                self._told.add(loss)
+                logger.warning("%s", loss)
+
+
+class ReaderHold:
+    """What a query holds at the broker under its reader's name; see the head of this module."""
+
+    def __init__(self, catalog: Catalog, reader_id: str | None) -> None:
+        self._catalog = catalog
+        self._is_own = reader_id is None
+        self.name = reader_id or f"spark-{secrets.token_hex(6)}"
+        self._held: dict[Key, int] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, found: Sequence[Range]) -> None:
+        """A batch reads these: partitions that are not held yet are, from there on."""
+        new = {(one.stream, one.partition): one.start for one in found}
+        new = {key: at for key, at in new.items() if key not in self._held}
+        if new:
+            with self._lock:
+                self._held.update(new)
+            self._say()
+
+    def move(self, end: Positions) -> None:
+        """All before `end` is committed. What is not held is not, and no hold goes back."""
+        with self._lock:
+            later = {key: at for key, at in end.offsets.items() if at > self._held.get(key, at)}
+            self._held.update(later)
+        if later:
+            self._say()
+
+    def end(self) -> None:
+        """Nothing is held any more; a named reader's offsets stay."""
+        self._ended.set()
+        if self._is_own and self._held:
+            try:
+                self._catalog.release(self.name)
+            except PenstockError as error:
+                logger.warning("reader %s could not be deleted: %s", self.name, error)
+
+    def _say(self) -> None:
+        with self._lock:
+            by_stream: dict[str, dict[str, int]] = {}
+            for (stream, partition), at in sorted(self._held.items()):
+                by_stream.setdefault(stream, {})[str(partition)] = at
+        self._catalog.hold(self.name, by_stream, by_stream)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._renew, name="penstock-hold", daemon=True)
+            self._thread.start()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            try:
+                self._say()
+            except PenstockError as error:  # the next time, or Spark's own question, may go better
+                logger.warning("reader %s could not be renewed: %s", self.name, error)
+
+
+class StreamProgress:
+    """See the head of this module. now: seconds of a clock that only goes on."""
+
+    def __init__(
+        self, options: SourceOptions, catalog: Catalog, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._options = options
+        self._catalog = catalog
+        self._now = now
+        self._target: Positions | None = None  # of AvailableNow: nothing later is read
+        self._triggered: float | None = None  # when the last batch was begun
+        self._lose = Losses(is_error=options.fail_on_data_loss)
+        self.hold = ReaderHold(catalog, options.reader_id)
+
+    def initial(self) -> dict[str, Any]:
+        """Where the query begins."""
+        options = self._options
+        begun = offsets.starting(
+            options.starting, self._catalog.heads(is_fresh=True), self._catalog.find,
+            is_strict=options.is_strict_time, is_streaming=True,
+        )  # fmt: skip
+        return offsets.encode(begun)
+
+    def until_now(self) -> None:
+        """AvailableNow: what is there now is read, and nothing later."""
+        self._target = offsets.all_heads(self._catalog.heads(is_fresh=True))
+
+    def newest(self) -> dict[str, Any]:
+        """The heads, whatever the limits."""
+        return offsets.encode(offsets.all_heads(self._catalog.heads()))
+
+    def latest(self, given: Json, *, is_limited: bool) -> dict[str, Any]:
+        """Where the batch ends that begins at `given`; `given` itself if there is none."""
+        start = offsets.decode(given)
+        self.hold.move(start)
+        heads = self._catalog.heads()
+        self._lose(plan.behind(start, heads))
+        target = self._target or offsets.all_heads(heads)
+        there = {key: at for key, at in target.offsets.items() if key[1] in heads.get(key[0], {})}
+        backlog = plan.backlog(start, Positions(there, target.ids), heads)
+        rows = sum(one.end - one.start for one in backlog.values())
+        must = any(
+            at == LATEST or at > heads[key[0]][key[1]].head
+            for key, at in start.offsets.items()
+            if key in there
+        )
+        if not must and (not rows or (is_limited and self._waits(rows))):
+            return dict(given)
+        self._triggered = self._now()
+        options = self._options
+        if is_limited:
+            ends = plan.limited(
+                backlog, heads, self._catalog.pages,
+                max_rows=options.max_offsets_per_trigger, max_bytes=options.max_bytes_per_trigger,
+            )  # fmt: skip
+        else:
+            ends = {key: one.end for key, one in backlog.items()}
+        return offsets.encode(Positions(ends, offsets.ids_of(heads)))
+
+    def batch(self, given_start: Json, given_end: Json) -> list[Source]:
+        """What the tasks of a batch read."""
+        start, end = offsets.decode(given_start), offsets.decode(given_end)
+        heads = self._catalog.heads()
+        if any(at > _head(heads, key) for key, at in end.offsets.items()):
+            heads = self._catalog.heads(is_fresh=True)
+        found, losses = plan.ranges(start, end, heads)
+        self._lose(losses)
+        self.hold.begin(found)
+        return sources(found, heads, self._options, self._catalog)
+
+    def committed(self, end: Json) -> None:
+        """All before `end` has been committed by the sink."""
+        self.hold.move(offsets.decode(end))
+
+    def _waits(self, rows: int) -> bool:
+        """Whether more records are to be waited for."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or rows >= least or self._target is not None:
+            return False
+        if self._triggered is None:
+            return False
+        return self._now() - self._triggered < self._options.max_trigger_delay_s
+
+
+def _head(heads: Heads, key: Key) -> int:
+    head = heads.get(key[0], {}).get(key[1])
+    return -1 if head is None else head.head
+
+
+def sources(
+    found: Sequence[Range], heads: Heads, options: SourceOptions, catalog: Catalog
+) -> list[Source]:
+    """One for each task."""
+    cut = plan.tasks(
+        found, heads, catalog.pages, max_bytes=options.max_bytes_per_partition,
+        max_rows=options.max_records_per_partition, min_count=options.min_partitions,
+    )  # fmt: skip
+    made = []
+    for one in cut:
+        head = heads[one.stream][one.partition]
+        made.append(Source(one, head.stream_id, head.path))
+    return made

@@ -1,0 +1,430 @@
+"""SourceOptions: what a Spark job may say of the source, checked at once and frozen.
+
+The names are those of Spark's Kafka integration guide wherever it has one, and mean the same, with
+`stream` for topic; what Kafka has and this source has not is refused with the option to use
+instead, and a name that nobody knows with the nearest that is known. Names count in any case, as
+everywhere in Spark.
+
+    url, httpUrl | path     the broker, http://user:password@host:15672/vhost, or amqp://..., whose
+                            host's port 15672 is asked then (httpUrl says another); or the directory
+                            of a store, of a vhost in it or of one stream, read beside its owner
+    vhost                   which one, for `path` with a whole store: "/" if nothing is said
+
+    subscribe | subscribePattern | assign                        which streams
+    startingTimestamp | startingOffsetsByTimestamp | startingOffsets   where to begin
+    endingTimestamp | endingOffsetsByTimestamp | endingOffsets         where to end, batch only
+
+Of three, the first that is given counts. docs/spark-source.md has all of them with their defaults.
+A timestamp is a whole number of milliseconds since 1970, as Kafka's, or an ISO 8601 time, in UTC if
+it says no zone.
+
+Not here: what offsets they come to (offsets.py), the sink's options (sink_options.py).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.client.amqp_url import AmqpUrl
+from penstock.errors import OptionError
+
+HTTP_PORT: Final = 15672
+ACCESS: Final = ("auto", "file", "network")
+STRATEGIES: Final = ("error", "latest")
+EARLIEST: Final = -2  # as an offset, in Kafka's JSON and in ours
+LATEST: Final = -1
+
+OPTIONS: Final = (
+    "url", "httpUrl", "path", "vhost", "subscribe", "subscribePattern", "assign",
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
+    "endingOffsetsByTimestamp", "failOnDataLoss", "includeHeaders", "includeProperties", "columns",
+    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "readerId", "access",
+    "pushdown", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "timeoutMs",
+)  # fmt: skip
+
+# What Kafka's source knows and this one does not -> what to say instead. Lower case.
+KAFKAS: Final = {
+    "kafka.bootstrap.servers": "'url' of the broker, or 'path' of its store",
+    "kafka.group.id": "'readerId'",
+    "groupidprefix": "'readerId'",
+    "kafkaconsumer.polltimeoutms": "'timeoutMs'",
+    "includetimestamp": "the column 'timestamp', which is always there",
+    "topic": "'subscribe' to read; 'topic' belongs to a sink",
+}
+
+_BYTES: Final = re.compile(r"(\d+)\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", re.IGNORECASE)
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the streams are: http_url ("http://host:port") with its user, or path."""
+
+    http_url: str = ""
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    vhost: str = "/"
+    path: str = ""
+
+    def __str__(self) -> str:
+        """Without the password, for messages."""
+        return self.path or f"{self.http_url} (vhost {self.vhost!r}, as {self.user})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to begin or to end: at an offset (EARLIEST, LATEST) or a time everywhere, or at one of
+    them for each partition of each stream. ids: of the streams that the offsets were of."""
+
+    offset: int | None = None
+    time_us: int | None = None
+    offsets: dict[str, dict[int, int]] | None = None
+    times_us: dict[str, dict[int, int]] | None = None
+    ids: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """See the head of this module. None: no limit, nothing said."""
+
+    place: Place
+    starting: Bound
+    ending: Bound
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str | None = None
+    assign: dict[str, tuple[int, ...]] | None = None
+    is_strict_time: bool = True  # a starting time after the last record is an error
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    include_properties: bool = False
+    columns: tuple[str, ...] = ()
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    max_bytes_per_partition: int = 256 << 20
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int = 512 << 20
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_s: float = 900.0
+    reader_id: str | None = None
+    access: str = "auto"
+    has_pushdown: bool = False
+    retries: int = 3
+    retry_interval_s: float = 1.0
+    timeout_s: float = 60.0
+
+
+def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
+    """The options of a reader. OptionError names the one that is wrong."""
+    options = lowered(given)
+    _refuse_kafkas(options)
+    reject_unknown(options, OPTIONS)
+    ending = [name for name in OPTIONS if name.startswith("ending") and name.lower() in options]
+    if is_streaming and ending:
+        raise OptionError(ending[0], options[ending[0].lower()], "none: a stream has no end")
+    subscribe, pattern, assign = _streams(options)
+    place = parse_place(options)
+    if not place.path and (subscribe, pattern, assign) == ((), None, None):
+        raise OptionError("subscribe", None, "'subscribe', 'subscribePattern' or 'assign'")
+    retries = _whole(options, "fetchOffset.numRetries", 0)
+    interval_ms = _whole(options, "fetchOffset.retryIntervalMs", 0)
+    default = LATEST if is_streaming else EARLIEST
+    return SourceOptions(
+        place=place,
+        starting=_bound(options, "starting", default, is_start=True),
+        ending=_bound(options, "ending", LATEST, is_start=False),
+        subscribe=subscribe,
+        subscribe_pattern=pattern,
+        assign=assign,
+        is_strict_time=_one_of(options, "startingOffsetsByTimestampStrategy", STRATEGIES)
+        == "error",
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        include_headers=_flag(options, "includeHeaders", False),
+        include_properties=_flag(options, "includeProperties", False),
+        columns=_names(options, "columns"),
+        min_partitions=_whole(options, "minPartitions"),
+        max_records_per_partition=_whole(options, "maxRecordsPerPartition"),
+        max_bytes_per_partition=_bytes(options, "maxBytesPerPartition", 256 << 20),
+        max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 512 << 20),
+        min_offsets_per_trigger=_whole(options, "minOffsetsPerTrigger"),
+        max_trigger_delay_s=_seconds(options, "maxTriggerDelay", 900.0),
+        reader_id=_reader_id(options),
+        access=_one_of(options, "access", ACCESS),
+        has_pushdown=_flag(options, "pushdown", False),
+        retries=3 if retries is None else retries,
+        retry_interval_s=(1000 if interval_ms is None else interval_ms) / 1000,
+        timeout_s=(_whole(options, "timeoutMs") or 60_000) / 1000,
+    )
+
+
+def parse_place(given: Mapping[str, str]) -> Place:
+    """Where to go: of `url` with `httpUrl`, or `path` with `vhost`. OptionError."""
+    options = lowered(given)
+    url, path = options.get("url"), options.get("path")
+    if (url is None) == (path is None):
+        both = None if url is None else f"{_hidden(url)} and path {path}"
+        raise OptionError("url", both, "either 'url' of a broker or 'path' of a store")
+    if path is not None:
+        if "httpurl" in options:
+            raise OptionError("httpUrl", options["httpurl"], "'url', not 'path', beside it")
+        return Place(path=path, vhost=options.get("vhost", "/"))
+    assert url is not None
+    if "vhost" in options:
+        raise OptionError("vhost", options["vhost"], "the vhost at the end of 'url'")
+    return _url_place(url, options.get("httpurl"))
+
+
+def _url_place(url: str, http_url: str | None) -> Place:
+    if url.startswith("amqp:"):
+        amqp = AmqpUrl.parse(url)
+        host = f"[{amqp.host}]" if ":" in amqp.host else amqp.host
+        base = _http_base("httpUrl", http_url) if http_url else f"http://{host}:{HTTP_PORT}"
+        return Place(base, amqp.user, amqp.password, amqp.vhost)
+    base = _http_base("url", url)
+    if http_url is not None:
+        base = _http_base("httpUrl", http_url)
+    parts = urlsplit(url)
+    return Place(
+        base,
+        "guest" if parts.username is None else unquote(parts.username),
+        "guest" if parts.password is None else unquote(parts.password),
+        unquote(parts.path[1:]) or "/",
+    )
+
+
+def _http_base(name: str, text: str) -> str:
+    """http://host:port of a URL."""
+    expected = "http://user:password@host:15672/vhost or amqp://user:password@host/vhost"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise OptionError(name, _hidden(text), f"{expected} ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OptionError(name, _hidden(text), expected)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port or HTTP_PORT}"
+
+
+def _hidden(url: str) -> str:
+    """The URL without what stands before an @."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def lowered(given: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names in lower case, as Spark may hand them over."""
+    return {name.lower(): value for name, value in given.items()}
+
+
+def reject_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """OptionError for the first name that is none of these, with the nearest that is."""
+    spelled = {name.lower() for name in known}
+    for name, value in options.items():
+        if name.lower() not in spelled:
+            raise OptionError(name, value, known)
+
+
+def _refuse_kafkas(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if name in KAFKAS:
+            raise OptionError(name, value, f"{KAFKAS[name]}: '{name}' is an option of Kafka's")
+        if name.startswith("kafka."):
+            expected = "no option of Kafka's clients: see docs/spark-source.md"
+            raise OptionError(name, value, expected)
+
+
+# ---- which streams, and from where to where ------------------------------------------------------
+
+
+def _streams(
+    options: Mapping[str, str],
+) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]] | None]:
+    three = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in three if name.lower() in options]
+    if len(given) > 1:
+        raise OptionError(given[1], options[given[1].lower()], f"nothing beside {given[0]!r}")
+    pattern = options.get("subscribepattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            expected = f"a regular expression ({error})"
+            raise OptionError("subscribePattern", pattern, expected) from None
+    subscribe = _names(options, "subscribe")
+    if "subscribe" in options and not subscribe:
+        raise OptionError(
+            "subscribe", options["subscribe"], "names of streams, with commas between"
+        )
+    return subscribe, pattern, _assigned(options)
+
+
+def _assigned(options: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
+    text = options.get("assign")
+    if text is None:
+        return None
+    expected = 'JSON such as {"stream": [0, 1]}'
+    found = _json("assign", text, expected)
+    assign: dict[str, tuple[int, ...]] = {}
+    for name, partitions in found.items():
+        if not isinstance(partitions, list) or not partitions:
+            raise OptionError("assign", text, expected)
+        if not all(isinstance(one, int) and one >= 0 for one in partitions):
+            raise OptionError("assign", text, expected)
+        assign[name] = tuple(sorted(set(partitions)))
+    if not assign:
+        raise OptionError("assign", text, expected)
+    return assign
+
+
+def _bound(options: Mapping[str, str], which: str, default: int, *, is_start: bool) -> Bound:
+    """What the three options of this name say; the time for all wins, then times, then offsets."""
+    name = f"{which}Timestamp"
+    if name.lower() in options:
+        return Bound(time_us=_time_us(name, options[name.lower()]))
+    name = f"{which}OffsetsByTimestamp"
+    if name.lower() in options:
+        return Bound(times_us=_times(name, options[name.lower()]))
+    name = f"{which}Offsets"
+    text = options.get(name.lower())
+    if text is None:
+        return Bound(offset=default)
+    if text.lower() == "latest":
+        return Bound(offset=LATEST)
+    if text.lower() == "earliest" and is_start:
+        return Bound(offset=EARLIEST)
+    words = "earliest, latest or " if is_start else "latest or "
+    expected = words + 'JSON such as {"stream": {"0": 23, "1": -1}}'
+    return _offsets(name, text, expected, is_start=is_start)
+
+
+def _offsets(name: str, text: str, expected: str, *, is_start: bool) -> Bound:
+    found = _json(name, text, expected)
+    offsets: dict[str, dict[int, int]] = {}
+    ids: dict[str, str] = {}
+    for stream, partitions in found.items():
+        if not isinstance(partitions, dict):
+            raise OptionError(name, text, expected)
+        offsets[stream] = {}
+        for key, offset in partitions.items():
+            if key == "id" and isinstance(offset, str):
+                ids[stream] = offset
+                continue
+            is_whole = isinstance(offset, int) and not isinstance(offset, bool)
+            if not key.isdecimal() or not is_whole or offset < (EARLIEST if is_start else LATEST):
+                least = (
+                    "-2 for the earliest, -1 for the latest" if is_start else "-1 for the latest"
+                )
+                raise OptionError(name, {stream: {key: offset}}, f"{expected}, with {least}")
+            offsets[stream][int(key)] = offset
+    return Bound(offsets=offsets, ids=ids)
+
+
+def _times(name: str, text: str) -> dict[str, dict[int, int]]:
+    expected = 'JSON such as {"stream": {"0": 1357016400000, "1": "2013-01-01T05:00:00Z"}}'
+    times: dict[str, dict[int, int]] = {}
+    for stream, partitions in _json(name, text, expected).items():
+        if not isinstance(partitions, dict):
+            raise OptionError(name, text, expected)
+        times[stream] = {}
+        for key, value in partitions.items():
+            if not key.isdecimal():
+                raise OptionError(name, text, expected)
+            times[stream][int(key)] = _time_us(name, str(value))
+    return times
+
+
+def _json(name: str, text: str, expected: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionError(name, text, f"{expected} ({error})") from None
+    if not isinstance(found, dict):
+        raise OptionError(name, text, expected)
+    return found
+
+
+def _time_us(name: str, text: str) -> int:
+    """Microseconds since 1970 of milliseconds or an ISO time."""
+    text = text.strip()
+    if text.isdecimal():
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        expected = "milliseconds since 1970, or a time such as 2013-01-01T05:00:00Z"
+        raise OptionError(name, text, expected) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def _names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    text = options.get(name.lower(), "")
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise OptionError(name, text, "true or false")
+    return text.lower() == "true"
+
+
+def _whole(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    text = options.get(name.lower())
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < least:
+        raise OptionError(name, text, f"a whole number, at least {least}")
+    return int(text)
+
+
+def _bytes(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    found = _BYTES.fullmatch(text.strip())
+    count = 0
+    if found is not None:
+        count = int(found[1]) << (10 * " kmgt".index(found[2].lower() or " "))
+    if count < 1:
+        raise OptionError(name, text, "a number of bytes from 1 on, such as 64m or 1 GiB")
+    return count
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise OptionError(name, text, "a time such as 500ms, 30s, 15m, 1h")
+    return float(found[1]) * _SECONDS[found[2].lower()]
+
+
+def _one_of(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    text = options.get(name.lower(), words[0])
+    if text.lower() not in words:
+        raise OptionError(name, text, " or ".join(words))
+    return text.lower()
+
+
+def _reader_id(options: Mapping[str, str]) -> str | None:
+    text = options.get("readerid")
+    if text is not None and not 0 < len(text.encode()) <= 255:
+        raise OptionError("readerId", text, "a name of 1 to 255 bytes")
+    return text

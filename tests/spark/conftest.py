@@ -1,0 +1,48 @@
+"""One Spark session for all tests here (local[2], no UI, UTC, quiet), and a live broker a module.
+
+A test that needs other settings (retries of tasks) starts a process of its own.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.helpers.live_broker import LiveBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """See the head of this module."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("PENSTOCK_CHECK", "0")
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    from penstock.spark import session
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stopTimeout": "60s",
+    }
+    made = session(master="local[2]", app_name="penstock tests", conf=settings)
+    made.sparkContext.setLogLevel("ERROR")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
+    """A live broker, with its HTTP port."""
+    with LiveBroker(tmp_path_factory.mktemp("broker") / "data", has_http=True) as live:
+        yield live

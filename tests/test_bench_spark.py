@@ -1,0 +1,63 @@
+"""The bench of the Spark source: its cell without a JVM, and the tables of what is measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+FIGURES = {
+    "scan": {
+        "count": 2_000_000, "size": 256,
+        "seconds": {"penstock": [0.6, 0.7, 0.9], "parquet": [0.4] * 3, "text": [1.2] * 3,
+                    "tuples": [4.0] * 3},
+    },
+    "parsing": {
+        "count": 1_000_000, "size": 256, "seconds": {"penstock": [2.5], "parquet": [2.0]},
+    },
+    "arrow": {"three": [91.0, 95.0, 99.0], "all": [150.0], "has_isal": True},
+    "floor": {"batches": 3, "ms": [170, 180, 260]},
+    "network": {"count": 1_000_000, "size": 256, "seconds": {"file": [1.0], "network": [1.25]}},
+}  # fmt: skip
+
+
+def test_making_batches_is_measured(tmp_path: Path) -> None:
+    given = json.dumps({"data": str(tmp_path / "data"), "count": 260_000, "runs": 2})
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "spark_cells.py"), "arrow", given],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 200_000 < found["rows"] < 260_000
+    assert all(0 < ns < 100_000 for ns in [*found["three"], *found["all"]])
+
+
+def test_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import spark_report  # type: ignore[import-not-found]  # on the path of bench/ alone
+
+    goals = spark_report.goals(FIGURES)
+    assert [(goal.text, goal.is_met) for goal in goals] == [
+        ("2.22 / 2.86 / 3.33 M rows/s", True),
+        ("5.7 times", True),
+        ("25 %", False),
+        ("91 / 95 / 99 ns", True),
+        ("170 / 180 / 260 ms", True),
+        ("80 %", True),
+    ]
+    text = "\n".join(spark_report.sections({"figures": FIGURES, **_facts()}, goals))
+    assert "| penstock" in text
+    assert "CRC-32 of isal" in text
+
+
+def _facts() -> dict[str, object]:
+    return {
+        "version": "0", "build": "pure", "commit": "c", "date": "d", "cpu": "x", "cores": 2,
+        "kernel": "k", "filesystem": "f", "python": "3", "is_quick": True, "seconds": 1.0,
+    }  # fmt: skip

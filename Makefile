@@ -17,23 +17,28 @@ SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
 CRASH_IMAGES_ALL := 1000000
-TEST_EXTRAS := [test,check,conformance]
+TEST_EXTRAS := [test,check,conformance,spark,tables,examples]
+RUN_EXTRAS := [examples,spark]
+# Spark wants a Java; where there is none, a wheel brings one.
+JAVA := $(shell command -v java)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run test check lint conformance crash soak bench plot format clean FORCE
+.PHONY: help setup run run-queues test check lint conformance crash soak bench bench-spark plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make setup   both development environments, .venv (compiled) and .venv-pure"
-	@echo "make run     the main job: flight events through a broker with 64 MiB, killed twice, proven"
+	@echo "make run     the main job: flights through a stream and Spark into a lake, killed once, proven"
+	@echo "make run-queues  flights through queues with 64 MiB that page, killed twice, proven"
 	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make conformance  the test suites of client libraries against a live broker (needs PyPI)"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
 	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
+	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
@@ -41,12 +46,21 @@ help:
 setup: .venv/ready .venv-pure/ready
 
 run: .venv-run/ready
-	@test -f examples/flights.py || { echo "make run: examples/flights.py is missing" >&2; exit 66; }
+	@test -f examples/flights_lake.py || { echo "make run: examples/flights_lake.py is missing" >&2; exit 66; }
+	.venv-run/bin/python examples/flights_lake.py $(ARGS)
+
+run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
+# The two halves run side by side, for each keeps one core busy; the pure one has its say at the end.
 test: lint .venv-pure/ready
-	.venv/bin/python -m pytest tests
-	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(PURE_TESTS)
+	@mkdir -p build
+	@PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(PURE_TESTS) \
+		--ignore=tests/unit/spark -p no:cacheprovider > build/test-pure.log 2>&1 & pure=$$!; \
+	.venv/bin/python -m pytest tests; compiled=$$?; \
+	wait $$pure; uncompiled=$$?; \
+	echo "--- uncompiled: $(PURE_TESTS) ---"; cat build/test-pure.log; \
+	test $$compiled -eq 0 -a $$uncompiled -eq 0
 
 check: lint
 	.venv/bin/python -m pytest $(QUICK_TESTS) tests/test_house.py
@@ -69,6 +83,9 @@ soak: .venv/ready
 bench: .venv-bench/ready
 	@test -f bench/run.py || { echo "make bench: bench/run.py is missing" >&2; exit 66; }
 	.venv-bench/bin/python bench/run.py $(ARGS)
+
+bench-spark: .venv-run/ready
+	.venv-run/bin/python bench/spark_bench.py $(ARGS)
 
 plot: .venv-bench/ready
 	.venv-bench/bin/python bench/memory_plot.py $(ARGS)
@@ -104,6 +121,7 @@ define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/penstock-*.whl
 	$(1)/bin/python -m pip install --quiet "$$(ls build/wheels/penstock-*.whl)$(2)"
+	$(if $(findstring spark,$(2)),$(if $(JAVA),,$(1)/bin/python -m pip install --quiet "$$(ls build/wheels/penstock-*.whl)[java]"))
 	$(1)/bin/penstock --version
 	@touch $(1)/ready
 endef
@@ -112,7 +130,7 @@ endef
 	$(call install,.venv,$(TEST_EXTRAS))
 
 .venv-run/ready: build/wheel.ready
-	$(call install,.venv-run,[examples])
+	$(call install,.venv-run,$(RUN_EXTRAS))
 
 .venv-bench/ready: build/wheel.ready
 	$(call install,.venv-bench,[bench])

@@ -36,10 +36,11 @@ COUNTS = (
 class Broker:
     """One that runs, from the constructor to `stop`. SystemExit: it does not start."""
 
-    def __init__(self, data: Path, memory: str) -> None:
+    def __init__(self, data: Path, memory: str, *, has_http: bool = False) -> None:
         self.data = data
         self.log = data.parent / "broker.log"
         command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--memory", memory]
+        command += ["--http-port", "0" if has_http else "off"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--data", str(data)], stdout=subprocess.PIPE, stderr=log, text=True,
@@ -55,6 +56,8 @@ class Broker:
             self.kill()
             sys.exit(f"the broker does not start:\n{self.log.read_text()}")
         self.url = f"{found[1]}/%2F"
+        http = re.search(r"http://\S+?:\d+", self.ready_line)
+        self.http_url = "" if http is None else http[0]
 
     def vhost_pid(self) -> int:
         """The process of the vhost; 0 if there is none at this moment."""

@@ -20,10 +20,14 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 PROGRAMS = sorted((ROOT / "examples").glob("embedded_*.py"))
 ADDRESS = "localhost:5672"
+HTTP_ADDRESS = "localhost:15672"
+# What a page may import besides the standard library and us; skipped where one is missing.
+OTHERS = ("pika", "pyarrow")
 # What a program must have printed at its end.
 PRINTS = {
     "embedded_asyncio": "100 orders done; 100 confirmed by ",
     "embedded_pipeline": "6 the\n2 turns\n2 water\n2 wheel\n1 comes",
+    "embedded_streams": "the board saw 60 events\nbilled 157 euros\n20 ordered, 20 paid",
     "embedded_workers": "57 orders done, 3 dead letters\n",
 }
 
@@ -49,7 +53,7 @@ def run(program: Path, directory: Path) -> str:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     """A broker for all pages that want one; each begins without queues."""
-    with LiveBroker(tmp_path_factory.mktemp("broker") / "data") as broker:
+    with LiveBroker(tmp_path_factory.mktemp("broker") / "data", has_http=True) as broker:
         yield broker
         assert broker.stop() == 0
 
@@ -59,12 +63,14 @@ def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     text = "\n\n".join(blocks(page))
-    if "import pika" in text and find_spec("pika") is None:
-        pytest.skip("pika is not installed")
+    for package in OTHERS:
+        if f"import {package}" in text and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     if ADDRESS in text:
         broker: LiveBroker = request.getfixturevalue("live")
         for queue in broker.control("list_queues"):
             broker.control("delete_queue", "/", queue=queue["name"])
+        text = text.replace(HTTP_ADDRESS, f"localhost:{broker.http_port}")
         text = text.replace(ADDRESS, f"localhost:{broker.port}")
     program = tmp_path / "page.py"
     program.write_text(text)

@@ -54,9 +54,11 @@ def make_package(where: Path) -> None:
         archive.writestr("flights.csv", text.getvalue())
 
 
-def start(where: Path, *arguments: str) -> "subprocess.Popen[str]":
+def start(
+    where: Path, *arguments: str, program: str = "flights.py"
+) -> "subprocess.Popen[str]":  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "flights.py"), *arguments],
+        [sys.executable, str(EXAMPLES / program), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=where,
         env=dict(os.environ, PYTHONPATH=str(where)), start_new_session=True,
     )  # fmt: skip

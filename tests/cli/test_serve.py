@@ -32,7 +32,8 @@ def penstock(
     """A command, run to its end."""
     return subprocess.run(
         [sys.executable, "-m", "penstock", *words], stdin=subprocess.DEVNULL, check=False,
-        capture_output=True, timeout=LIMIT_S, cwd=cwd, env={**os.environ, **(environment or {})},
+        capture_output=True, timeout=LIMIT_S, cwd=cwd,
+        env={"PENSTOCK_HTTP_PORT": "off", **os.environ, **(environment or {})},
     )  # fmt: skip
 
 
@@ -265,7 +266,9 @@ def test_stop_is_orderly_and_returns_when_the_directory_is_free(tmp_path: Path) 
 
 # ---- what it costs to ask ------------------------------------------------------------------------
 
-HEAVY = {"rich", "asyncio", "sqlite3", "ssl", "multiprocessing", "tomllib"}
+HEAVY = {
+    "rich", "asyncio", "sqlite3", "ssl", "multiprocessing", "tomllib", "starlette", "uvicorn",
+}  # fmt: skip
 OURS = {"penstock.broker", "penstock.queues", "penstock.codec", "penstock.embedded.core"}
 
 

@@ -42,6 +42,7 @@ from penstock.errors import (
     QueueFullError,
     SettledError,
     StoppedError,
+    StreamGapError,
     SyncFailedError,
     TransactionTooLargeError,
     UnknownQueueError,
@@ -78,6 +79,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
     CorruptionError: EX_DATAERR,
+    StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,
     NotAStoreError: EX_NOINPUT,
     UnknownQueueError: EX_NOINPUT,
@@ -144,6 +146,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "list_users": "penstock.cli.list_verbs:list_users",
     "list_vhosts": "penstock.cli.list_verbs:list_vhosts",
     "peek": "penstock.cli.message_verbs:peek",
+    "pipeline": "penstock.cli.pipeline_verbs:pipeline",
     "publish": "penstock.cli.publish_verb:publish",
     "purge_queue": "penstock.cli.queue_verbs:purge_queue",
     "serve": "penstock.cli.serve:serve",
@@ -152,6 +155,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "status": "penstock.cli.node_verbs:status",
     "stop": "penstock.cli.node_verbs:stop",
     "store": "penstock.cli.store:store",
+    "tail": "penstock.cli.tail_verb:tail",
     "unbind_queue": "penstock.cli.queue_verbs:unbind_queue",
 }
 
@@ -183,6 +187,7 @@ GROUP_HELP: Final[Mapping[str, str]] = {
     "list_users": "Users and their tags.",
     "list_vhosts": "Vhosts and their state.",
     "peek": "Print messages and leave them where they are.",
+    "pipeline": "Run, check, list and show pipelines from streams into tables and queues.",
     "publish": "Publish messages, and wait until they are safe.",
     "purge_queue": "Delete all ready messages of a queue.",
     "serve": "Run the broker.",
@@ -191,6 +196,7 @@ GROUP_HELP: Final[Mapping[str, str]] = {
     "status": "What the broker is doing.",
     "stop": "Stop the broker in order.",
     "store": "Verify, dump, salvage and measure a store that is not in use.",
+    "tail": "Print the records of a stream.",
     "unbind_queue": "Take a binding away.",
 }
 

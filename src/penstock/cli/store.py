@@ -63,10 +63,14 @@ def verify(directory: str, verbose: bool, form: str) -> int:
         click.echo(f"note: {note}")
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
+    rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
+    if rows:
+        table(["vhost", "stream", "records", "bytes", "pages", "damaged"], rows)
     click.echo(
         f"{len(report.problems)} problems, {len(report.notes)} notes; checked "
         f"{sum(q.count for q in report.queues)} messages, {report.bodies} bodies of "
-        f"{report.body_bytes} bytes, {report.store_files} store files, {report.records} log records"
+        f"{report.body_bytes} bytes, {report.store_files} store files, "
+        f"{sum(s.records for s in report.streams)} records of streams, {report.records} log records"
     )
     return EX_OK if report.is_fine else EX_DATAERR
 
@@ -110,6 +114,9 @@ def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
         click.echo(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     table(["vhost", "queue", "taken", "bytes", "lost"], rows)
+    rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]
+    if rows:
+        table(["vhost", "stream", "taken", "bytes"], rows)
     click.echo(
         f"{report.taken} messages are in {into}; {report.lost} could not be read, "
         f"{len(report.losses)} losses in all"
@@ -133,6 +140,9 @@ def stats(directory: str, form: str) -> None:
     )
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.rows] for q in found.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "rows"], rows)
+    rows = [[s.vhost, s.name, s.first, s.next, s.bytes, s.readers] for s in found.streams]
+    if rows:
+        table(["vhost", "stream", "first offset", "next offset", "bytes", "readers"], rows)
     table(
         ["figure", "value"],
         [

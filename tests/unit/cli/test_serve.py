@@ -80,6 +80,15 @@ def test_the_ready_line_has_a_url_to_copy(tmp_path: Path, host: str, shown: str)
     )
 
 
+def test_the_ready_line_has_the_url_of_http(tmp_path: Path) -> None:
+    listens = ReadyFacts(
+        host="::1", port=1, data="d", memory_bytes=1, mode=3, http_port=15672
+    )  # fmt: skip
+    assert "@localhost:1/  http://localhost:15672/  data" in serve.ready_line(
+        config(tmp_path), listens
+    )
+
+
 def test_the_ready_line_tells_the_interval(tmp_path: Path) -> None:
     made = config(tmp_path, durability="interval=50")
     assert made.mode == INTERVAL
@@ -103,3 +112,12 @@ def test_an_error_of_listening_says_what_to_do(
     assert told in one_line(said)
     if code == 69:
         assert isinstance(said, UnavailableError)
+
+
+def test_a_port_of_http_that_is_taken_is_told_by_its_option(tmp_path: Path) -> None:
+    error = OSError(errno.EADDRINUSE, "in use", "127.0.0.1:15672")
+    said = serve.told(config(tmp_path), error)
+    assert exit_code(said) == 69
+    assert "127.0.0.1:15672 is taken" in str(said)
+    assert "--http-port 0 for a free one, or --http-port off" in str(said)
+    assert "--port 0" in str(serve.told(config(tmp_path), OSError(errno.EADDRINUSE, "", "x:5672")))

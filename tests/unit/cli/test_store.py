@@ -11,6 +11,7 @@ from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from tests.helpers.tool_stores import OPTIONS, VHOST, fill
@@ -113,6 +114,33 @@ def test_stats(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "large bodies\t1\t1394" in lines
     assert main(["store", "stats", "--format", "json", data]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["large bodies"] == [1, 1394]
+
+
+def test_streams_have_tables_of_their_own(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fs = OsFileSystem(workers=0)
+    directory = DataDirectory(fs, data)
+    engine = StorageEngine(
+        fs, directory.vhost_path(VHOST), VHOST, clock=ManualClock(), rng=random.Random(2),
+        options=OPTIONS,
+    )  # fmt: skip
+    (stream,) = engine.declare_streams([(b"events\0p3", b"", 0)], page_bytes=4096)
+    for i in range(5):
+        engine.append_stream(stream, b"", b"event %d" % i, DISK)
+    engine.set_reader(stream, "reader", 2, DISK)
+    engine.close()
+    directory.close()
+    fs.close()
+    size = 64 + 5 * (24 + 7)
+    assert main(["store", "verify", data]) == 0
+    out, _ = capsys.readouterr()
+    assert f"/\tevents (part p3)\t5\t{size}\t1\t0" in out
+    assert "5 records of streams" in out
+    assert main(["store", "stats", data]) == 0
+    assert f"/\tevents (part p3)\t0\t5\t{size}\t1" in capsys.readouterr()[0]
+    assert main(["store", "salvage", data, str(tmp_path / "new")]) == 0
+    assert "/\tevents (part p3)\t5\t35" in capsys.readouterr()[0]
 
 
 def test_backup(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,395 @@
+"""`penstock pipeline`: run, check, list and show pipelines from streams into tables and queues.
+
+    penstock pipeline check flights.toml         would it run?
+    penstock pipeline run flights.toml           until all that is there is through, or for ever
+    penstock pipeline run archive -o stream=flights.events -o into=lake/archive
+    penstock pipeline list                       those whose state is below ./state
+    penstock pipeline status flights.toml        how far it is, and what is left
+
+`run` stops after the batch that is under way at SIGINT or SIGTERM, and the next run goes on there;
+a second Ctrl-C ends at once, which is safe too. Built-in pipelines (archive, replay, audit) are run
+by their name.
+
+`list` and `status` read the state directories and need no Spark. PySpark is imported by what needs
+it; where it is not installed, one line says how to.
+
+Not here: the file (penstock.spark.pipeline_file), the job (penstock.spark.pipeline).
+"""
+
+import importlib.util
+import os  # noqa: TID251 - the environment, which says where the broker is
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from penstock.cli import shown
+from penstock.cli.main import EX_DATAERR, EX_OK, UnavailableError
+from penstock.cli.pipeline_progress import PipelineProgress, count_of
+from penstock.cli.shown import FORMAT
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.pipeline import Pipeline
+    from penstock.spark.pipeline_file import PipelineSpec
+    from penstock.spark.pipeline_state import PipelineState, RunFacts
+
+BUILT_IN: Final = ("archive", "audit", "replay")
+STATE_ROOT: Final = "state"
+LOG_BYTES: Final = 8 << 20  # of Spark's log; a longer one is begun anew
+LOG_SHOWN: Final = 3000  # characters of Spark's log, when Spark does not start
+
+URL = click.option(
+    "--url", metavar="URL", help="The broker [that of the file, PENSTOCK_URL, this host]."
+)
+HTTP_URL = click.option("--http-url", metavar="URL", help="Its HTTP port [15672 of that host].")
+MASTER = click.option(
+    "--master", metavar="URL", help="Any Spark cluster, as spark://host:7077 [local[*]]."
+)
+OPTION = click.option(
+    "-o", "--option", "options", multiple=True, metavar="NAME=VALUE",
+    help="Of a built-in pipeline; for a file table.key=value, which wins over the file.",
+)  # fmt: skip
+
+
+class SparkMissingError(PenstockError):
+    """PySpark is not installed."""
+
+
+@click.group("pipeline")
+def pipeline() -> None:
+    """Run, check, list and show pipelines from streams into tables and queues."""
+
+
+@pipeline.command("run")
+@click.argument("file", metavar="FILE|NAME")
+@OPTION
+@URL
+@HTTP_URL
+@MASTER
+@click.option("-q", "--quiet", is_flag=True, help="Nothing but what is wrong.")
+@FORMAT
+def run(
+    file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
+    master: str | None, quiet: bool, form: str,
+) -> int:  # fmt: skip
+    """Run a pipeline's file, or a built-in one: archive, replay, audit."""
+    needs_spark()
+    given = options_of(options)
+    if file == "audit":
+        return _audit(given, master, form)
+    spec = loaded(file, given, url, http_url)
+    is_quiet = quiet or form == "json"
+    if not is_quiet:
+        source = f"{spec.source.kind} {spec.source.name}"
+        click.echo(f"{spec.name}: {source}, {spec.trigger}; starting Spark")
+    with session(spec, master) as spark:
+        from penstock.spark.pipeline import Pipeline
+
+        job = Pipeline(spec, spark)
+        with stopping(job), PipelineProgress(spec.name, is_quiet=is_quiet) as progress:
+            facts = _run(job, progress)
+    if form == "json":
+        shown.document(vars(facts))
+    elif not quiet:
+        tell(spec, facts)
+    return EX_OK
+
+
+@pipeline.command("check")
+@click.argument("file", metavar="FILE|NAME")
+@OPTION
+@URL
+@HTTP_URL
+@MASTER
+@FORMAT
+def check(
+    file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
+    master: str | None, form: str,
+) -> None:  # fmt: skip
+    """Say whether a pipeline would run: its keys, columns, broker, and a sample of its rows."""
+    needs_spark()
+    spec = loaded(file, options_of(options), url, http_url)
+    found = []
+    with session(spec, master) as spark:
+        from penstock.spark.pipeline_check import BrokerMissingError
+        from penstock.spark.pipeline_check import check as findings
+
+        if form == "text":
+            click.echo(f"ok    file: {spec.place}")
+        try:
+            for finding in findings(spec, spark):
+                found.append({"kind": finding.kind, "text": finding.text})
+                if form == "text":
+                    click.echo(f"{finding.kind:<5} {finding.text}")
+        except BrokerMissingError as error:
+            raise UnavailableError(str(error)) from None
+    if form == "json":
+        shown.document({"pipeline": spec.name, "findings": found})
+
+
+@pipeline.command("list")
+@click.argument("root", default=STATE_ROOT, metavar="[DIR]")
+@FORMAT
+def list_(root: str, form: str) -> None:
+    """List the pipelines whose state is in DIR or below it [./state]."""
+    from penstock.spark.pipeline_state import find_states
+
+    states = find_states(root)
+    rows = [summary(state) for state in states]
+    if form == "json":
+        shown.document(rows)
+        return
+    names = ["name", "state", "outcome", "batch", "rows", "ended"]
+    shown.table(names, [[row[name] for name in names] for row in rows])
+
+
+@pipeline.command("status")
+@click.argument("file", metavar="[FILE|DIR]", required=False)
+@URL
+@FORMAT
+def status(file: str | None, url: str | None, form: str) -> None:
+    """Show how far a pipeline is: its last batch, its offsets, and how many records are left.
+
+    Without FILE: all of ./state, a line for each.
+    """
+    from penstock.spark.pipeline_state import find_states, read_state
+
+    if file is None:
+        rows = [{**summary(one), "lag": lag_at(one, url)[0]} for one in find_states(STATE_ROOT)]
+        if form == "json":
+            shown.document(rows)
+            return
+        names = ["name", "outcome", "batch", "rows", "failed", "lag", "ended"]
+        shown.table(names, [[row[name] for name in names] for row in rows])
+        return
+    directory = file if Path(file).is_dir() else loaded(file, {}, url, None).state
+    state = read_state(directory)
+    if state is None:
+        raise FileNotFoundError(2, "no pipeline has its state there: it has not run", directory)
+    told: dict[str, object] = dict(summary(state))
+    told["offsets"] = {
+        f"{stream}[{part}]": offset
+        for one in state.offsets
+        for stream, parts in one.items()
+        if isinstance(parts, dict)
+        for part, offset in parts.items()
+        if isinstance(offset, int)
+    }
+    last = state.facts.get("run", {})
+    told["source"] = " ".join(
+        str(state.facts.get("source", {}).get(x, "")) for x in ("kind", "name")
+    )
+    told["started"] = time_of(last.get("started_s"))
+    told |= {name: last.get(name) for name in ("batches", "bytes", "sinks", "error")}
+    told["lag"], told["lag_unknown"] = lag_at(state, url)
+    shown.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
+
+
+def _run(job: "Pipeline", progress: PipelineProgress) -> "RunFacts":
+    from penstock.client import UnreachableError
+
+    try:
+        return job.run(progress)
+    except UnreachableError as error:
+        raise UnavailableError(
+            f"{error}: is the broker running? --url says which one is meant"
+        ) from None
+
+
+# ---- what they share -----------------------------------------------------------------------------
+
+
+def needs_spark() -> None:
+    """SparkMissingError, unless PySpark and pyarrow are there."""
+    for name in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            raise SparkMissingError(
+                f"pipelines run on Spark, and {name} is not installed: "
+                "pip install 'penstock[spark]'"
+            )
+
+
+def options_of(given: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE each."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"option {text!r}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def loaded(
+    file: str, given: dict[str, str], url: str | None, http_url: str | None
+) -> "PipelineSpec":
+    """The spec of a file, or of a built-in pipeline. PipelineFileError, FileNotFoundError."""
+    from penstock.spark.pipeline_file import PipelineFileError, parse_pipeline, with_url
+
+    path = Path(file)
+    if file in BUILT_IN and not path.is_file():
+        from penstock.spark.pipelines import built_in
+
+        place, text = file, built_in(file, given)
+        given = {}
+    else:
+        try:
+            place, text = file, path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise PipelineFileError(file, f"not a text file, UTF-8: {error.reason}") from None
+    if url is not None:
+        given = {**given, "source.url": url}
+    if http_url is not None:
+        given = {**given, "source.http_url": http_url}
+    return with_url(parse_pipeline(place, text, path.stem, given), os.environ)
+
+
+@contextmanager
+def session(spec: "PipelineSpec | None", master: str | None) -> "Iterator[SparkSession]":
+    """Spark, for as long as the block lasts."""
+    from penstock.spark.spark_session import session as start
+
+    conf = dict(spec.conf) if spec is not None else {}
+    master = master or conf.pop("spark.master", None)
+    name = "penstock" if spec is None else f"penstock {spec.name}"
+    log = None if spec is None else spark_log(spec.state)
+    with stderr_into(log):
+        spark = start(app_name=name, master=master, conf=conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def spark_log(state: str) -> Path | None:
+    """Where Spark's own log goes; None: to stderr, of a state directory that is not here."""
+    from penstock.spark.pipeline_state import is_remote
+
+    if is_remote(state):
+        return None
+    Path(state).mkdir(parents=True, exist_ok=True)
+    return Path(state) / "spark.log"
+
+
+@contextmanager
+def stderr_into(log: Path | None) -> Iterator[None]:
+    """What is started within the block writes its stderr there, for as long as it lives: the JVM,
+    which has more to say than a person wants to read. If the block fails, the log's end is told."""
+    if log is None:
+        yield
+        return
+    size = log.stat().st_size if log.exists() else 0
+    anew, size = (os.O_TRUNC, 0) if size > LOG_BYTES else (0, size)
+    kept, fresh = os.dup(2), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | anew, 0o644)
+    try:
+        os.dup2(fresh, 2)
+        yield
+    except Exception:
+        os.dup2(kept, 2)
+        text = log.read_bytes()[size:].decode(errors="replace")
+        click.echo(text[-LOG_SHOWN:], err=True)
+        raise
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(fresh)
+
+
+@contextmanager
+def stopping(job: "Pipeline") -> Iterator[None]:
+    """SIGINT and SIGTERM ask the job to stop; the second one ends it at once."""
+    asked: list[int] = []
+
+    def on_signal(number: int, _frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        click.echo("stopping after this batch; again: at once", err=True)
+        job.ask_stop()
+
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tell(spec: "PipelineSpec", facts: "RunFacts") -> None:
+    """What a run has done."""
+    rows: list[list[object]] = [["read", f"{spec.source.kind} {spec.source.name}", facts.rows]]
+    rows += [["wrote", title, count] for title, count in facts.sinks.items()]
+    if facts.failed:
+        where = f"queue {spec.dead_letter}" if spec.dead_letter else "dropped"
+        rows.append(["failed", where, facts.failed])
+    shown.table(["", "where", "rows"], rows)
+    seconds = (facts.ended_s or facts.started_s) - facts.started_s
+    click.echo(f"{spec.name}: {facts.outcome}, {facts.batches} batches in {seconds:.1f} s")
+
+
+def summary(state: "PipelineState") -> dict[str, object]:
+    """A row of `list`."""
+    last = state.facts.get("run", {})
+    ended = last.get("ended_s")
+    outcome = last.get("outcome", "")
+    if state.is_running:
+        outcome = "running"
+    elif outcome == "running":
+        outcome = "killed"
+    return {
+        "name": state.name,
+        "state": state.directory,
+        "outcome": outcome,
+        "batch": state.committed,
+        "rows": last.get("rows"),
+        "failed": last.get("failed"),
+        "ended": time_of(ended),
+    }
+
+
+def time_of(seconds: float | None) -> str | None:
+    """In UTC, to the second."""
+    return (
+        None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat("T", "seconds")
+    )
+
+
+def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | None]:
+    """How many records are left, as the broker says; or None, and why it is not known."""
+    source = state.facts.get("source", {})
+    if source.get("kind") != "queue" or not state.offsets:
+        return None, None
+    from penstock.spark.pipeline_broker import broker_at, heads_of
+
+    try:
+        with broker_at(url or source.get("url")) as connection:
+            heads = heads_of(connection, str(source["name"]))
+    except (PenstockError, OSError) as error:
+        return None, str(error)
+    return max(0, sum(heads.values()) - sum(count_of(one) for one in state.offsets)), None
+
+
+def _audit(given: dict[str, str], master: str | None, form: str) -> int:
+    """Built in: verify the checksums of a store with Spark's tasks."""
+    from penstock.spark.pipelines.audit import AuditOptions, audit
+
+    options = AuditOptions.of(given)
+    with session(None, master) as spark:
+        report = audit(spark, options)
+    if form == "json":
+        shown.document(report.as_dict())
+    else:
+        shown.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
+        for problem in report.problems:
+            click.echo(f"problem: {problem}")
+        click.echo(report.summary())
+    return EX_OK if report.is_fine else EX_DATAERR

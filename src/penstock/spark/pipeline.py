@@ -1,0 +1,291 @@
+"""Pipeline: a file's spec as a Structured Streaming job, which can be stopped and goes on later.
+
+Each micro-batch is one call of `_batch`:
+
+    parse, once, and keep the result   ->  how many rows, bytes, failures
+    each sink of files                     exactly once (file_sink.py)
+    the dead letters, if there are any     at least once
+    each queue or exchange                 at least once
+
+Files come first, and what may come twice last: a batch that fails half-way sends few messages in
+vain. When all is done Spark commits the batch in the checkpoint; a run that dies before that begins
+with the same batch again, with the same rows. So the rows of the source are in the files once, and
+in the queues once or, after a crash, more often.
+
+`ask_stop` lets the batch that is under way end and be committed. With nothing under way the query
+is stopped. With one, the next call of `_batch` refuses its rows, which the next run will get:
+Spark has nothing that stops a query between two batches.
+
+Not here: the frames (pipeline_frames.py), what is drawn meanwhile (the command line).
+"""
+
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from penstock.clock import SystemClock
+from penstock.errors import PenstockError
+from penstock.spark import pipeline_frames as frames
+from penstock.spark.file_sink import FileSink
+from penstock.spark.lake_files import absolute, lake_files
+from penstock.spark.pipeline_broker import broker_at, ensure_queue
+from penstock.spark.pipeline_file import PipelineSpec, SinkSpec
+from penstock.spark.pipeline_state import CHECKPOINT, RunFacts, StateLock, write_facts
+
+POLL_S: Final = 0.2
+QUERY_ID: Final = "sql.streaming.queryId"  # of Spark's job properties
+OURS: Final = re.compile(r"penstock\.[\w.]*?(\w+Error): ([^\n]*)")
+
+
+class PipelineError(PenstockError):
+    """A pipeline ended with an error: what it was, in a line."""
+
+
+class _StopAskedError(Exception):
+    """Raised where the next batch would begin, when the pipeline is to stop."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What `run` tells now and then. facts: so far, of this run. progress: Spark's latest, as of
+    StreamingQueryProgress; None before the first batch. progress_rows: how many of the facts' rows
+    there were when that was made, for Spark makes it a little after the batch."""
+
+    facts: RunFacts
+    progress: Any
+    progress_rows: int
+
+
+class Pipeline:
+    """One run of a pipeline. source: a stream to read in place of the spec's, for tests.
+    now_s: seconds since 1970."""
+
+    def __init__(
+        self, spec: PipelineSpec, spark: SparkSession, *, source: DataFrame | None = None,
+        now_s: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        self._spec = spec
+        self._spark = spark
+        self._source = source
+        clock = SystemClock()
+        self._now_s = now_s or (lambda: clock.wall_ms() / 1000)
+        self.facts = RunFacts(self._now_s(), sinks={sink.title: 0 for sink in spec.sinks})
+        self._stop_asked = threading.Event()
+        self._failure: BaseException | None = None
+        self._query: Any = None
+        self._run_word = secrets.token_hex(4)
+        self._rows_at: dict[int, int] = {}  # batch -> rows of the run at its end
+
+    def ask_stop(self) -> None:
+        """Stop after the batch that is under way; from any thread, from a signal's handler too."""
+        self._stop_asked.set()
+
+    def run(self, on_tick: Callable[[Tick], None] = lambda tick: None) -> RunFacts:
+        """Until the end of what there is, with the trigger available-now; else until `ask_stop`.
+
+        LockedError: it runs already. PipelineFileError: the file asks for what is not there.
+        PipelineError, PenstockError: it failed; the next run goes on with the same batch.
+        """
+        lock = StateLock(self._spec.state)
+        try:
+            write_facts(self._spec, self.facts)
+            self._prepare()
+            self._run(on_tick)
+            self.facts.outcome = "stopped" if self._stop_asked.is_set() else "done"
+        except BaseException as error:
+            self.facts.outcome = "failed"
+            self.facts.error = " ".join(str(error).split()) or type(error).__name__
+            raise
+        finally:
+            self.facts.ended_s = self._now_s()
+            write_facts(self._spec, self.facts)
+            lock.release()
+        return self.facts
+
+    # ---- the query -----------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """What must be there: queues, and columns."""
+        spec = self._spec
+        data = frames.good(frames.staged(frames.empty_source(self._spark, spec), spec), spec)
+        for number, sink in enumerate(spec.sinks, start=1):
+            frames.sink_rows(data, sink, place_of(spec, number))
+        for url, name in queues_written(spec):
+            with broker_at(url) as connection:
+                ensure_queue(connection, name)
+
+    def _run(self, on_tick: Callable[[Tick], None]) -> None:
+        spec = self._spec
+        rows = frames.read_stream(self._spark, spec) if self._source is None else self._source
+        writer = rows.writeStream.foreachBatch(self._guarded).queryName(spec.name)
+        writer = writer.option("checkpointLocation", f"{absolute(spec.state)}/{CHECKPOINT}")
+        if spec.interval_ms is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{spec.interval_ms} milliseconds")
+        self._query = query = writer.start()
+        try:
+            while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # a float is fine
+                on_tick(self._tick())
+                if self._stop_asked.is_set() and not query.status["isTriggerActive"]:
+                    query.stop()
+        except PySparkException as error:
+            if isinstance(self._failure, _StopAskedError):
+                return
+            raise self._told(error) from None
+        finally:
+            if query.isActive:
+                query.stop()
+        on_tick(self._tick())
+
+    def _tick(self) -> Tick:
+        progress = self._query.lastProgress
+        rows = 0 if progress is None else self._rows_at.get(progress["batchId"], self.facts.rows)
+        return Tick(self.facts, progress, rows)
+
+    def _told(self, error: PySparkException) -> PenstockError:
+        """Our own error, wherever in Spark it was raised; else Spark's, in a line."""
+        if isinstance(self._failure, PenstockError):
+            return self._failure
+        text = f"{self._failure or ''}\n{error}"
+        ours = OURS.findall(text)
+        if ours:
+            return PipelineError(f"{self._spec.name}: {ours[-1][1]}")
+        cause = self._failure if isinstance(self._failure, PySparkException) else error
+        return PipelineError(f"{self._spec.name}: {frames.said(cause)}")
+
+    # ---- a batch -------------------------------------------------------------------------------
+
+    def _guarded(self, rows: DataFrame, batch_id: int) -> None:
+        if self._stop_asked.is_set():
+            self._failure = _StopAskedError()
+            raise self._failure
+        try:
+            self._batch(rows, batch_id)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+        spec, facts = self._spec, self.facts
+        staged = frames.staged(rows, spec).persist()
+        try:
+            count, size, failed = self._measured(staged)
+            if failed and spec.transform.on_error == "fail":
+                raise self._first_failure(staged, failed, batch_id)
+            if count:
+                self._write(staged, failed, batch_id)
+        finally:
+            staged.unpersist()
+        facts.batches += 1
+        facts.rows += count
+        facts.bytes += size
+        facts.failed += failed
+        self._rows_at[batch_id] = facts.rows
+        self._rows_at.pop(batch_id - 2, None)
+        write_facts(spec, facts)
+
+    def _measured(self, staged: DataFrame) -> tuple[int, int, int]:
+        """Rows, bytes of their values, and how many fail; parses the batch, once."""
+        size = F.sum(frames.BYTES) if frames.BYTES in staged.columns else F.lit(0)
+        found = staged.agg(
+            F.count(F.lit(1)).alias("rows"), size.alias("bytes"),
+            F.count(frames.REASON).alias("failed"),
+        ).first()  # fmt: skip
+        assert found is not None
+        return int(found["rows"]), int(found["bytes"] or 0), int(found["failed"])
+
+    def _write(self, staged: DataFrame, failed: int, batch_id: int) -> None:
+        spec = self._spec
+        data = frames.good(staged, spec)
+        numbered = list(enumerate(spec.sinks, start=1))
+        for number, sink in numbered:
+            if sink.is_files:
+                self._count(sink, self._write_files(data, number, sink, batch_id))
+        if failed and spec.dead_letter is not None:
+            options = {"queue": spec.dead_letter}
+            publish(frames.dead(staged, spec.name), options, spec.source.url)
+        for number, sink in numbered:
+            if not sink.is_files:
+                messages = frames.sink_rows(data, sink, place_of(spec, number))
+                options = {sink.kind: sink.target}
+                if sink.value is None and not has_bodies(data):
+                    options["content_type"] = "application/json"
+                self._count(sink, publish(messages, options, sink.url or spec.source.url))
+
+    def _count(self, sink: SinkSpec, rows: int) -> None:
+        self.facts.sinks[sink.title] = self.facts.sinks.get(sink.title, 0) + rows
+
+    def _write_files(self, data: DataFrame, number: int, sink: SinkSpec, batch_id: int) -> int:
+        """How many rows; 0 when the batch was decided by an earlier run."""
+        files = lake_files(sink.target, self._spark)
+        target = FileSink(files, absolute(sink.target), self._query_id(), self._run_word)
+        directory = target.begin(batch_id)
+        if directory is None:
+            return 0
+        rows = frames.sink_rows(data, sink, place_of(self._spec, number))
+        if sink.partition_by and sink.is_gathered:
+            tasks = self._spark.sparkContext.defaultParallelism
+            rows = rows.repartition(tasks, *sink.partition_by)
+        seen = Observation()
+        rows = rows.observe(seen, F.count(F.lit(1)).alias("rows"))
+        writer = rows.write.mode("overwrite").format(sink.kind)
+        writer.partitionBy(*sink.partition_by).save(directory)
+        target.commit(batch_id)
+        return int(seen.get["rows"])
+
+    def _query_id(self) -> str:
+        found = self._spark.sparkContext.getLocalProperty(QUERY_ID)
+        return str(found or self._query.id)
+
+    def _first_failure(self, staged: DataFrame, failed: int, batch_id: int) -> PipelineError:
+        hidden = {name: f"{frames.HIDDEN}{name}" for name in frames.WHERE_FROM}
+        row = staged.where(F.col(frames.REASON).isNotNull()).first()
+        assert row is not None
+        where = f"batch {batch_id}"
+        if hidden["queue"] in staged.columns:
+            where = f"{row[hidden['queue']]}, partition {row[hidden['partition']]}"
+            where += f", offset {row[hidden['offset']]}"
+        more = f"; {failed:,} rows of the batch fail" if failed > 1 else ""
+        return PipelineError(
+            f"{self._spec.name}: {where}: {row[frames.REASON]}{more}. "
+            'on_error = "dead-letter" would put them into a queue'
+        )
+
+
+def place_of(spec: PipelineSpec, number: int) -> str:
+    """Of a sink, for messages; counted from 1."""
+    return f"{spec.place}: [[sink]] {number}"
+
+
+def queues_written(spec: PipelineSpec) -> list[tuple[str | None, str]]:
+    """URL and name of each queue that it writes to."""
+    found = [
+        (sink.url or spec.source.url, sink.target) for sink in spec.sinks if sink.kind == "queue"
+    ]
+    if spec.dead_letter is not None:
+        found.append((spec.source.url, spec.dead_letter))
+    return found
+
+
+def has_bodies(data: DataFrame) -> bool:
+    """Whether its column `value` is a message's body as it is."""
+    return any(f.name == "value" and f.dataType.typeName() == "binary" for f in data.schema.fields)
+
+
+def publish(messages: DataFrame, options: dict[str, str], url: str | None) -> int:
+    """Through the sink; how many rows."""
+    seen = Observation()
+    rows = messages.observe(seen, F.count(F.lit(1)).alias("rows"))
+    writer = rows.write.format("penstock").options(**options)
+    if url is not None:
+        writer = writer.option("url", url)
+    writer.mode("append").save()
+    return int(seen.get["rows"])

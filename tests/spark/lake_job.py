@@ -1,0 +1,113 @@
+"""A query that writes a stream into a lake of Parquet files; and as a program, one that is killed.
+
+    python tests/spark/lake_job.py driver|workers STREAM LAKE CHECKPOINT MARKER
+
+`driver`: in the middle of a batch the driver dies, with its JVM, by SIGKILL. `workers`: all Python
+workers of the executor do, once, and the tasks are tried again. MARKER is made just before.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+ROWS_A_BATCH = 2000
+MIDDLE = 5000  # an offset within the third batch
+COLUMNS = "`partition` int, `offset` bigint, `value` binary"
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+def start(
+    spark: "SparkSession", options: Mapping[str, str], lake: Path, checkpoint: Path,
+    transform: Transform | None = None,
+) -> "StreamingQuery":  # fmt: skip
+    """Everything that is there, in batches of ROWS_A_BATCH, into Parquet."""
+    reading = spark.readStream.format("penstock").options(**options)
+    reading = reading.option("maxOffsetsPerTrigger", str(ROWS_A_BATCH))
+    rows = reading.option("startingOffsets", "earliest").schema(COLUMNS).load()
+    if transform is not None:
+        rows = transform(rows)
+    writing = rows.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+    return writing.trigger(availableNow=True).start(str(lake))
+
+
+def finish(query: "StreamingQuery", timeout_s: int = 120) -> None:
+    """Wait for its end, which must be a good one."""
+    assert query.awaitTermination(timeout_s), "the query is not done"
+    assert query.exception() is None
+
+
+def lake_facts(spark: "SparkSession", lake: Path) -> tuple[int, int, int, int]:
+    """(rows, different rows, sum of offsets, sum of the numbers in the values)."""
+    row = (
+        spark.read.parquet(str(lake))
+        .selectExpr(
+            "count(*)", "count(distinct partition, offset)", "sum(offset)",
+            "sum(cast(cast(value as string) as bigint))",
+        )
+        .first()
+    )  # fmt: skip
+    assert row is not None
+    return tuple(row)
+
+
+def killing(victims: Callable[[], list[int]], marker: str) -> Transform:
+    """What passes rows on, and kills those processes once, at the record MIDDLE."""
+
+    def pass_on(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for batch in batches:
+            if MIDDLE in batch.column("offset").to_pylist():
+                try:
+                    os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    pass
+                else:
+                    for pid in victims():
+                        os.kill(pid, signal.SIGKILL)
+            yield batch
+
+    return lambda rows: rows.mapInArrow(pass_on, COLUMNS)
+
+
+def workers_of_this_daemon() -> list[int]:
+    """The Python workers of the executor that this runs in, itself the last."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        if parent == os.getppid() and pid != os.getpid():
+            found.append(pid)
+    return [*found, os.getpid()]
+
+
+def main(which: str, stream: str, lake: str, checkpoint: str, marker: str) -> None:
+    """See the head of this module."""
+    from pyspark import cloudpickle
+
+    from penstock.spark import session
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+    spark = session(master="local[2,3]", app_name="lake job", conf=settings)
+    jvm: Any = spark.sparkContext._jvm
+    pids = [jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
+    transform = killing((lambda: pids) if which == "driver" else workers_of_this_daemon, marker)
+    query = start(spark, {"path": stream}, Path(lake), Path(checkpoint), transform)
+    finish(query)
+    print(*lake_facts(spark, Path(lake)))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -141,8 +141,8 @@ class StreamEndpoints:
         return await self._long(request, RANGE_NAMES, chunks, MEDIA_TYPE)
 
     async def _arrow(self, request: Request) -> Response:
+        _, stream = self._readable(request)
         arrow_stream.available()
-        stream = _name(request, "stream")
 
         def batches(wanted: Range, query: dict[str, str]) -> Iterator[bytes]:
             columns = query["columns"].split(",") if "columns" in query else None

@@ -254,7 +254,12 @@ def test_retention_beside_readers(broker: LiveBroker) -> None:
     assert (status, json.loads(body)["error"]) == (416, "range_not_satisfiable")
     first, head = json.loads(body)["first"], json.loads(body)["head"]
     assert first >= 600
-    assert len(records(request(broker, f"short/frames?from={first}&to={head}")[1])) == head - first
+    status, body = request(broker, f"short/frames?from={first}&to={head}")
+    while status == 416:  # the vhost retains by itself, too
+        assert json.loads(body)["first"] > first
+        first = json.loads(body)["first"]
+        status, body = request(broker, f"short/frames?from={first}&to={head}")
+    assert len(records(body)) == head - first
 
 
 def test_memory_stays_small_with_slow_and_many_readers(broker: LiveBroker) -> None:

@@ -143,6 +143,8 @@ def line_of(record: "TailRecord", *, is_parted: bool, is_drawn: bool) -> str:
 
 def json_of(record: "TailRecord") -> object:
     """Everything that is known of a record."""
+    from penstock.codec.properties import PROPERTY_NAMES
+
     when = time_of(record)
     properties = record.message.properties
     told: dict[str, object] = {
@@ -152,7 +154,7 @@ def json_of(record: "TailRecord") -> object:
         "exchange": record.message.exchange,
         "routing_key": record.key,
     }
-    for name in type(properties).__slots__:
+    for name in PROPERTY_NAMES:
         value = getattr(properties, name)
         if name == "headers" and value is not None:
             value = {key: one for key, one in value.items() if not key.startswith("x-stream-")}

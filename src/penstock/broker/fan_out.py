@@ -79,10 +79,7 @@ def _publish_shared(
     lsn = 0
     try:
         for queue in queues:
-            plan = queue.amq.plan(
-                header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
-                delay_ms=facts.delay_ms,
-            )  # fmt: skip
+            plan = _plan(queue, header, facts)
             plans.append((queue, plan))
         plans.sort(key=_by_kind)
         while done < len(plans):
@@ -160,10 +157,7 @@ def plan_all(
     done: set[int] = set()
     try:
         for queue in queues:
-            plan = queue.amq.plan(
-                header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
-                delay_ms=facts.delay_ms,
-            )  # fmt: skip
+            plan = _plan(queue, header, facts)
             plans.append((queue, plan))
             groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
         for (shared, expiry_ms), group in groups.items():
@@ -182,6 +176,14 @@ def plan_all(
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
     """A spooled body, read back, for a queue that cannot share it."""
     return vhost.engine.state.store.read(spooled.store_file, spooled.id)
+
+
+def _plan(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:
+    """What the queue would make of the message; `planned` or `unplan` ends it."""
+    return queue.amq.plan(
+        header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
+        delay_ms=facts.delay_ms,
+    )  # fmt: skip
 
 
 def _by_kind(planned: tuple[ServedQueue, Plan]) -> tuple[bool, int, bytes]:

@@ -8,7 +8,8 @@
 
 A message is a method frame, a header frame and as many body frames as it takes: none if its body
 is empty. No frame is longer than the frame_max that both sides agreed on, all 8 bytes of envelope
-counted. Here frames are written; they are read in one pass by protocol.connection.
+counted. Here frames are written; they are read in one pass by protocol.connection. What begins
+with a basic.publish is told here too, for whoever looks before that.
 """
 
 from typing import Final
@@ -26,8 +27,17 @@ FRAME_MAX_MIN: Final = 4096
 
 BASIC_CLASS_ID: Final = 60
 
+_METHOD_AT: Final = 7  # of a method frame: its class and method
+_BASIC_PUBLISH: Final = b"\x00\x3c\x00\x28"
+
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+
+
+def begins_with_publish(data: bytes) -> bool:
+    """Whether bytes that begin with a frame begin with a basic.publish. A guess, made at a glance:
+    the type of the frame is not looked at, nor whether a frame begins there at all."""
+    return data.startswith(_BASIC_PUBLISH, _METHOD_AT)
 
 
 def method_frame(channel: int, payload: bytes) -> bytes:

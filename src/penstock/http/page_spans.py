@@ -24,6 +24,7 @@ from contextlib import closing
 from typing import Final
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.http.byte_cache import ByteCache
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
@@ -45,11 +46,6 @@ from penstock.storage.page_index import (
     decode_index_header,
     decode_row,
 )
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # the same values, in more time
-    from zlib import crc32
 
 SPAN_BYTES: Final = 1 << 20
 PIECES_BYTES: Final = 4 << 20  # a longer span is never whole in memory

@@ -4,9 +4,8 @@ Its only argument is its end of the link to the supervisor (watched_http says wh
 listening sockets, users, then `start`. uvicorn serves the application of api.py on one asyncio loop
 then; files are read and passwords checked in threads, so the loop answers pings whatever goes on.
 
-It ends when it is told to, by `stop` or SIGTERM, and when the link ends: nobody new is let in,
-answers that are under way may go on for CLOSE_S, and are cut then. SIGINT is not for it: a terminal
-sends that to the whole group, and the supervisor decides.
+When it ends (penstock.server.linked_process says when), nobody new is let in; answers that are
+under way may go on for CLOSE_S, and are cut then.
 
 Not here: addresses and answers (api), the pages of streams (stream_pages, frame_chunks).
 """
@@ -15,8 +14,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -26,24 +23,22 @@ from typing import Any, Final
 import uvicorn
 
 from penstock.access.known_users import KnownUsers
-from penstock.clock import SystemClock
 from penstock.http.api import Api
 from penstock.http.basic_auth import BasicAuth
 from penstock.http.node_link import NodeLink
 from penstock.http.stream_pages import StreamPages
 from penstock.queues.budget import rss_bytes
+from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts
 from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
 HASHERS: Final = 2  # each keeps the 16 MiB that a password takes
 CLOSE_S: Final = 3
-LAST_WORDS_S: Final = 1.0
 KEEP_ALIVE_S: Final = 60  # of a connection on which nothing is asked
 CONNECTIONS_MAX: Final = 4096
 HEAD_BYTES_MAX: Final = 64 << 10  # of a request line with all headers
-EX_OK: Final = 0
 EX_SOFTWARE: Final = 70
 
 logger = logging.getLogger(__name__)
@@ -65,20 +60,16 @@ class _Server(uvicorn.Server):
         self._on_started()
 
 
-class HttpProcess:
+class HttpProcess(LinkedProcess):
     """Serves until it is told to stop; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
-        self._clock = SystemClock()
+        super().__init__(sock)
         self._fs = OsFileSystem(0)
         self._socks: list[socket.socket] = []
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._status = EX_OK
         self._api: Api | None = None
-        self._link = Link(sock, self._on_message, self._on_link_closed)
         users = KnownUsers(clock=self._clock, rng=random.SystemRandom())
         self._node = NodeLink(users, self._link.send)
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
@@ -86,29 +77,19 @@ class HttpProcess:
 
     async def run(self) -> int:
         """The whole life."""
-        self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
-        why = await self._ended
+        status = await super().run()
+        self._fs.close()
+        return status
+
+    async def _finish(self, why: str) -> None:
         logger.info("stops%s", f": {why}" if why else "")
         self._node.gone()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait([self._serving])
         self._link.send({"do": "stopped"})
-        until = self._loop.time() + LAST_WORDS_S
-        while self._link.waiting and self._loop.time() < until:
-            await asyncio.sleep(0.01)
-        self._link.close()
-        self._fs.close()
-        return self._status
-
-    def _end(self, why: str) -> None:
-        if not self._ended.done():
-            self._ended.set_result(why)
 
     # ---- the link ------------------------------------------------------------------------------
-
-    def _on_link_closed(self, why: str) -> None:
-        self._end(f"the supervisor has gone ({why})")
 
     def _on_message(self, facts: dict[str, Any], data: bytes, descriptors: list[int]) -> None:
         do = facts["do"]
@@ -152,25 +133,8 @@ class HttpProcess:
             error = task.exception()
             why = f"{type(error).__name__}: {error}" if error is not None else "it serves no more"
             logger.error("ends: %s", why, exc_info=error)
-            self._status = EX_SOFTWARE
-            self._link.send({"do": "failed", "why": why, "is_final": False})
-            self._end(why)
-
-
-def main(arguments: list[str]) -> int:
-    """The process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    set_up("info", "http")
-    sock = socket.socket(fileno=int(arguments[0]))
-    sock.setblocking(False)
-
-    async def live() -> int:
-        return await HttpProcess(sock).run()
-
-    return asyncio.run(live())
+            self._give_up(EX_SOFTWARE, why)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main("http", HttpProcess, sys.argv[1:]))

@@ -16,6 +16,8 @@ Not here: reading itself (session.py).
 
 from typing import Final
 
+from penstock.codec.frames import begins_with_publish
+
 LEAST_BYTES: Final = 16 << 10
 FIRST_BYTES: Final = 256 << 10
 MOST_BYTES: Final = 1 << 20
@@ -24,8 +26,6 @@ QUICK_S: Final = 0.0003
 REST_S: Final = 0.002
 RECENT_S: Final = 0.1
 SHORT_BYTES: Final = 2 << 10
-PUBLISH_AT: Final = slice(7, 11)  # of a method frame: its class and method
-PUBLISH: Final = b"\x00\x3c\x00\x28"
 
 
 class ReadPace:
@@ -40,7 +40,7 @@ class ReadPace:
     def is_quick(self, who: object, data: bytes, now: float) -> bool:
         """Look at what was just read of a client, at this time (seconds of the loop): whether
         others than that one publish a little at a time."""
-        if len(data) < SHORT_BYTES and data[PUBLISH_AT] == PUBLISH:
+        if len(data) < SHORT_BYTES and begins_with_publish(data):
             if who is not self._last:
                 self._other_until = self._last_until
                 self._last = who

@@ -7,10 +7,9 @@ Its only argument is its end of the link to the supervisor, by which it learns e
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           result · stopped
 
-It ends when it is told to, by `stop` or SIGTERM, and when the link ends, for then there is nobody
-to give it work: clients are told, a checkpoint is written. SIGINT is not for it: a terminal sends
-that to the whole group, and the supervisor decides. It ends at once, writing nothing, when the
-storage has failed [10]; what it said as `failed` is what operators read.
+When it ends (linked_process says when), clients are told, and a checkpoint is written. It ends at
+once, writing nothing, when the storage has failed [10]; what it said as `failed` is what operators
+read.
 
 Not here: the loop's work (hub), clients (session), operations (broker.operations).
 """
@@ -19,8 +18,6 @@ import asyncio
 import gc
 import logging
 import random
-import resource
-import signal
 import socket
 import sys
 from typing import Any, Final
@@ -31,7 +28,6 @@ from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
-from penstock.clock import SystemClock
 from penstock.errors import (
     CorruptionError,
     LockedError,
@@ -45,65 +41,48 @@ from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.handoff import FIELDS, unpack
 from penstock.server.hub import Hub
+from penstock.server.linked_process import EX_OK, LinkedProcess, main
 from penstock.server.log_lines import set_up, teller
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts
 from penstock.server.session import Session
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
 WORKERS: Final = 3  # a sync, a read ahead and the combining of files do not wait for each other
 CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost stops
-LAST_WORDS_S: Final = 1.0
 LOCKED_S: Final = 60.0  # for another process to leave the directory
 LOCKED_AGAIN_S: Final = 0.2
 FORCED: Final = 320
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
-EX_OK: Final = 0
 EX_IOERR: Final = 74
 EXPECTED: Final = (PenstockError, OSError)  # of a start; anything else is a mistake of ours
-# Few of our objects are in cycles; looking for them among a million messages would take long.
 # Workers need the interpreter between two system calls only; the loop gets it back that soon.
 SWITCH_S: Final = 0.0005
+# Few of our objects are in cycles; looking for them among a million messages would take long.
 GC_THRESHOLDS: Final = (100_000, 20, 100)
 
 logger = logging.getLogger(__name__)
 
 
-class VhostProcess:
+class VhostProcess(LinkedProcess):
     """Serves until it is told to stop; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
-        self._link = Link(sock, self._on_message, self._on_link_closed)
-        self._clock = SystemClock()
+        super().__init__(sock)
         self._fs = OsFileSystem(WORKERS)
         self._vhost: VHost | None = None
         self._hub: Hub | None = None
         self._adopting: set[asyncio.Task[None]] = set()
-        self._status = EX_OK
 
-    async def run(self) -> int:
-        """The whole life."""
-        self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
-        why = await self._ended
+    async def _finish(self, why: str) -> None:
         if self._status != EX_OK:
             logger.error("ends: %s", why)
         else:
             await self._stop(why)
-        await self._last_words()
-        return self._status
-
-    def _end(self, why: str) -> None:
-        if not self._ended.done():
-            self._ended.set_result(why)
 
     def _fail(self, error: BaseException, *, is_final: bool = False) -> None:
         """Nothing can be done here any more."""
-        self._status = EX_IOERR
-        why = str(error) or type(error).__name__
-        self._link.send({"do": "failed", "why": why, "is_final": is_final})
-        self._end(why)
+        self._give_up(EX_IOERR, str(error) or type(error).__name__, is_final=is_final)
 
     async def _stop(self, why: str) -> None:
         """In order."""
@@ -123,17 +102,7 @@ class VhostProcess:
             return
         self._link.send({"do": "stopped"})
 
-    async def _last_words(self) -> None:
-        """What the supervisor is told last must leave before the link ends."""
-        until = self._loop.time() + LAST_WORDS_S
-        while self._link.waiting and self._loop.time() < until:
-            await asyncio.sleep(0.01)
-        self._link.close()
-
     # ---- the link ------------------------------------------------------------------------------
-
-    def _on_link_closed(self, why: str) -> None:
-        self._end(f"the supervisor has gone ({why})")
 
     def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
         do = facts["do"]
@@ -288,20 +257,5 @@ class VhostProcess:
         self._hub.wake()
 
 
-def main(arguments: list[str]) -> int:
-    """The process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    set_up("info", "vhost")
-    sock = socket.socket(fileno=int(arguments[0]))
-    sock.setblocking(False)
-
-    async def live() -> int:
-        return await VhostProcess(sock).run()
-
-    return asyncio.run(live())
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main("vhost", VhostProcess, sys.argv[1:]))

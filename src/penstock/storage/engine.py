@@ -30,7 +30,13 @@ import random
 from collections.abc import Callable
 
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, StoppedError, SyncFailedError, UnknownQueueError
+from penstock.errors import (
+    DiskFullError,
+    StoppedError,
+    SyncFailedError,
+    UnknownQueueError,
+    deleted_error,
+)
 from penstock.message import Entry, Message
 from penstock.storage import record, recovery
 from penstock.storage.checkpointer import Checkpointer
@@ -206,7 +212,7 @@ class StorageEngine:
         self.check()
         for queue in queues:
             if queue.is_deleted:
-                raise UnknownQueueError(f"{queue.name.decode('utf-8', 'replace')} (deleted)")
+                raise deleted_error(queue.name)
         lsn = 0
         ops = [
             record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(queue.number))
@@ -515,7 +521,7 @@ class StorageEngine:
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
         if stream.is_deleted:
-            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+            raise deleted_error(stream.name)
         if mode == NONE:
             mode = OS
         queue = stream.queue
@@ -562,7 +568,7 @@ class StorageEngine:
     ) -> int:
         self.check()
         if stream.is_deleted:
-            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+            raise deleted_error(stream.name)
         name = reader.encode()
         if not 0 < len(name) <= 0xFFFF:
             raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
@@ -579,7 +585,7 @@ class StorageEngine:
         self.check()
         for stream in streams:
             if stream.is_deleted:
-                raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+                raise deleted_error(stream.name)
         ops = [
             record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(stream.number))
             for stream in streams
@@ -625,8 +631,7 @@ class StorageEngine:
             self.log.flush()
         finally:
             self.after_log()
-        if self.state.streams.by_number:
-            self.turns.turn()
+        self.turns.turn()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,

@@ -57,7 +57,8 @@ class StreamTurns:
         self._waiting: dict[int, Stream] = {}  # with turns that are not settled
 
     def turn(self) -> None:
-        """The end of a turn: write what was appended, move the heads of what is settled."""
+        """The end of a turn: write what was appended, move the heads of what is settled. With
+        nothing to do, as at most turns of the loop, it looks at two fields and is done."""
         table = self._table
         if table.dirty and self._engine.failed is None:
             dirty, table.dirty = table.dirty, []

@@ -21,7 +21,7 @@ from penstock.errors import (
     DiskFullError,
     StorageError,
     TransactionTooLargeError,
-    UnknownQueueError,
+    deleted_error,
 )
 from penstock.message import Entry, Message
 from penstock.storage import record
@@ -94,7 +94,7 @@ class Transaction:
         (too long): the transaction is as before."""
         self._check()
         if stream.is_deleted:
-            raise UnknownQueueError(f"{stream.name.decode('utf-8', 'replace')} (deleted)")
+            raise deleted_error(stream.name)
         stream.queue.check(body, header)
         appended = Appended(stream, header, body)
         self.appends.append(appended)
@@ -282,7 +282,7 @@ def check_targets(queues: list[QueueIndex]) -> None:
     """Refuse what must not get into the log: no queue, one twice, one that is gone or transient."""
     for queue in queues:
         if queue.is_deleted:
-            raise UnknownQueueError(f"{queue.name.decode('utf-8', 'replace')} (deleted)")
+            raise deleted_error(queue.name)
         if not queue.is_durable:
             raise ValueError(f"queue {queue.number} is transient, the message is persistent")
     if len(queues) != 1 and len({queue.number for queue in queues}) != max(len(queues), 1):

@@ -1,7 +1,6 @@
 """Spans of every kind of page: all records once, whatever the range; damage is never handed out."""
 
 import random
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -268,12 +267,3 @@ def test_a_large_record_that_changes_while_it_is_read_is_cut(large: PersistentQu
         open_page(large.fs, large.path, large.stream_id, 0, len(good), ByteCache(0))
     ) as page, pytest.raises(CorruptionError, match="does not verify"):  # fmt: skip
         list(chunk(page.spans(1, 2)))
-
-
-def test_isals_checksum_is_zlibs() -> None:
-    for size in (0, 1, 15, 1 << 20):
-        data = random.Random(size).randbytes(size)
-        assert page_spans.crc32(data, 7) == zlib.crc32(data, 7)
-        assert page_spans.crc32(memoryview(data)[size // 2 :], 7) == zlib.crc32(
-            data[size // 2 :], 7
-        )

@@ -1,0 +1,88 @@
+"""LinkedProcess: what every process that the supervisor starts has in common: its link and its end.
+
+Such a program gets one argument, its end of the link to the supervisor, by which it learns all
+else. It ends when it is told to, by `stop` or SIGTERM; when the link ends, for then there is nobody
+to work for; or when it can do nothing any more, which it says as `failed`. Whatever comes first is
+why it ends, and it ends once. It finishes in its own way, and what it said last leaves before the
+link is closed, for LAST_WORDS_S at most: a supervisor that hangs does not keep it.
+
+SIGINT is not for it: a terminal sends that to the whole group, and the supervisor decides.
+
+Not here: what it does while it runs, and how it finishes (vhost_process, penstock.http.process).
+"""
+
+import asyncio
+import resource
+import signal
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from penstock.clock import SystemClock
+from penstock.server.log_lines import set_up
+from penstock.server.process_link import Facts, Link
+
+LAST_WORDS_S: Final = 1.0
+EX_OK: Final = 0
+
+
+class LinkedProcess(ABC):
+    """Runs until it is told to end; `run` returns the exit status. On the running loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
+        self._link = Link(sock, self._on_message, self._on_link_closed)
+        self._clock = SystemClock()
+        self._status = EX_OK
+
+    async def run(self) -> int:
+        """The whole life."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
+        await self._finish(await self._ended)
+        await self._last_words()
+        return self._status
+
+    @abstractmethod
+    def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
+        """A message of the supervisor."""
+
+    @abstractmethod
+    async def _finish(self, why: str) -> None:
+        """It ends: what there is to do before the last words. why: "" when it was told to."""
+
+    def _end(self, why: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+    def _give_up(self, status: int, why: str, *, is_final: bool = False) -> None:
+        """Nothing can be done here any more. is_final: another start would fail the same way."""
+        self._status = status
+        self._link.send({"do": "failed", "why": why, "is_final": is_final})
+        self._end(why)
+
+    def _on_link_closed(self, why: str) -> None:
+        self._end(f"the supervisor has gone ({why})")
+
+    async def _last_words(self) -> None:
+        """What the supervisor is told last must leave before the link ends."""
+        until = self._loop.time() + LAST_WORDS_S
+        while self._link.waiting and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        self._link.close()
+
+
+def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]) -> int:
+    """The program. kind: what its log lines begin with. arguments: the descriptor of its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    set_up("info", kind)
+    sock = socket.socket(fileno=int(arguments[0]))
+    sock.setblocking(False)
+
+    async def live() -> int:
+        return await make(sock).run()
+
+    return asyncio.run(live())

@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -274,11 +273,7 @@ def run(data: Path, rows: int, late: int, memory_bytes: int) -> Course:
         course.is_stopped_in_order = broker.stop()
     finally:
         broker.kill()
-    verify = [sys.executable, "-m", "penstock", "store", "verify", str(data / "broker")]
-    verified = subprocess.run(verify, capture_output=True, text=True)
-    course.is_verified = verified.returncode == 0
-    if verified.returncode:
-        print(verified.stdout + verified.stderr)
+    course.is_verified = broker.verify()
     return course
 
 

@@ -78,6 +78,14 @@ class Broker:
             self.kill()
             return False
 
+    def verify(self) -> bool:
+        """After `stop`: whether `penstock store verify` finds its files right; else it is told."""
+        command = [sys.executable, "-m", "penstock", "store", "verify", str(self.data)]
+        verified = subprocess.run(command, capture_output=True, text=True)
+        if verified.returncode:
+            print(verified.stdout + verified.stderr)
+        return verified.returncode == 0
+
     def kill(self) -> None:
         """All of it, at once, if it still runs. A vhost ends when its supervisor has."""
         with suppress(ProcessLookupError):

@@ -186,11 +186,7 @@ def run(data: Path, rows: int, *, has_kill: bool) -> LakeCourse:
         course.is_stopped_in_order = broker.stop()
     finally:
         broker.kill()
-    verify = [sys.executable, "-m", "penstock", "store", "verify", str(data / "broker")]
-    verified = subprocess.run(verify, capture_output=True, text=True)
-    course.is_verified = verified.returncode == 0
-    if verified.returncode:
-        print(verified.stdout + verified.stderr)
+    course.is_verified = broker.verify()
     return course
 
 

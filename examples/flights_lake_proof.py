@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.dataset
 from flights_data import DELAY_SUM, POISONED, ROWS, flights
-from flights_proof import MIB
+from flights_proof import MIB, tell
 
 STREAM = "flights.events"
 LATE = "flights.late"
@@ -155,13 +155,7 @@ def prove(course: LakeCourse) -> int:
         "the broker stopped in order": course.is_stopped_in_order,
         "penstock store verify finds nothing wrong": course.is_verified,
     }
-    print()
-    for name, value in figures(course, lake):
-        print(f"  {name:<28}{value}")
-    print()
-    for text, good in checks.items():
-        print(f"  {'ok    ' if good else 'FAILED'}  {text}")
-    return 0 if all(checks.values()) else 1
+    return tell(figures(course, lake), checks)
 
 
 def figures(course: LakeCourse, lake: Lake) -> list[tuple[str, str]]:

@@ -129,8 +129,13 @@ def prove(course: Course) -> int:
     }
     if course.rows == ROWS:
         checks[f"the departure delays add up to {DELAY_SUM:,}"] = ledgers.delay_sum == DELAY_SUM
+    return tell(figures(course, ledgers), checks)
+
+
+def tell(found: list[tuple[str, str]], checks: dict[str, bool]) -> int:
+    """Print the figures, and each check. The exit status: 1 if one has failed."""
     print()
-    for name, value in figures(course, ledgers):
+    for name, value in found:
         print(f"  {name:<28}{value}")
     print()
     for text, good in checks.items():

@@ -17,7 +17,6 @@ everything is read. Then must hold:
     S6  a message that was rejected is in its queue or in the stream, never in both or in neither
 """
 
-import random
 from dataclasses import dataclass, field
 
 from penstock.codec.spec import (
@@ -29,119 +28,67 @@ from penstock.codec.spec import (
     BasicQos,
     BasicQosOk,
     BasicReject,
-    ConfirmSelect,
-    ConfirmSelectOk,
-    ExchangeDeclare,
-    ExchangeDeclareOk,
-    QueueBind,
-    QueueBindOk,
-    TxCommit,
-    TxCommitOk,
-    TxRollback,
-    TxRollbackOk,
-    TxSelect,
-    TxSelectOk,
 )
-from tests.crash.broker_lives import MODES, NEVER, body_of, id_of
+from tests.crash.broker_life import NEVER, BrokerLife, BrokerStory, drain, id_of
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.journal import Journal
 from tests.helpers.stream_steps import Record, ack, bind_all, consume, declare, records
 
-STEPS = (
-    "append", "append", "spread", "fan_out", "commit", "rollback", "settle", "work", "bury", "tick",
-    "turn",
-)  # fmt: skip
 STREAMS = ("log", "parts")
 PAGE_BYTES = 4096
 
 
 @dataclass
-class Commit:
-    """A transaction: the ids that it put into "log" and into "copy"."""
+class Story(BrokerStory):
+    """With what the reader acknowledged, and what was rejected out of "work"."""
 
-    put: list[int]
-    told_at: int = NEVER
-    is_committed: bool = True
-
-
-@dataclass
-class Story:
-    """What happened, and when (numbers of disk operations) the clients knew it."""
-
-    places: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    confirmed_at: dict[int, int] = field(default_factory=dict)
-    commits: list[Commit] = field(default_factory=list)
     acked: list[tuple[int, int]] = field(default_factory=list)  # (operation before it, offset)
     rejected: set[int] = field(default_factory=set)
 
 
-class Life:
-    """One run; `journal` has the disk at each of its operations."""
+class Life(BrokerLife[Story]):
+    """A reader with a name reads "log"; a worker rejects what is in "work"."""
+
+    STEPS = (
+        "append", "append", "spread", "fan_out", "commit", "rollback", "settle", "work", "bury",
+        "tick", "turn",
+    )  # fmt: skip
+    PUT_TO = ("log", "copy")
 
     def __init__(self, seed: int, steps: int) -> None:
-        self.rng = random.Random(seed)
-        self.rig = BrokerRig(fs=FaultyFileSystem(seed=seed))
-        self.story = Story()
-        self.next_id = 1
-        self.owed: list[int] = []
-        self.answered = 0
         self.open: list[Record] = []
-        self.publisher = self.rig.client().open()
-        self.mover = self.rig.client().open()
-        self.reader = self.rig.client().open()
-        self.worker = self.rig.client().open()
-        self._declare()
-        self.journal: Journal = self.rig.fs.start_journal()
-        for _ in range(steps):
-            getattr(self, "_" + self.rng.choice(STEPS))()
-            self._listen()
-        self.rig.turn()
-        self._listen()
-        self.rig.fs.journal = None
+        super().__init__(seed, steps, Story())
 
-    def _declare(self) -> None:
+    def declare(self) -> None:
         c = self.publisher
         declare(c, "log", x_stream_max_segment_size_bytes=PAGE_BYTES)
         declare(c, "parts", x_stream_max_segment_size_bytes=PAGE_BYTES, x_partitions=3)
         declared(c, "copy")
         declared(c, "work", x_dead_letter_exchange="", x_dead_letter_routing_key="log")
         bind_all(c, "parts")
-        c.call(1, ExchangeDeclare(exchange="all", type="fanout", durable=True), ExchangeDeclareOk)
-        for name in ("log", "copy"):
-            c.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
-        c.call(1, ConfirmSelect(), ConfirmSelectOk)
-        self.mover.call(1, TxSelect(), TxSelectOk)
+        self.declare_fanout("log", "copy")
+        self.reader = self.rig.client().open()
+        self.worker = self.rig.client().open()
         consume(self.reader, "log", offset="first", prefetch=8, reader="r")
         self.rig.vhost.engine.sync()  # nobody waits for a reader to be known
 
-    # ---- steps ---------------------------------------------------------------------------------
-
-    def _new(self, *places: str) -> int:
-        id = self.next_id
-        self.next_id += 1
-        self.story.places[id] = places
-        return id
+    def hear(self, now: int) -> None:
+        self.open += [Record(message) for message in self.reader.messages()]
 
     def _append(self) -> None:
         for _ in range(self.rng.randint(1, 4)):
-            self._confirmed("", "log", "log")
+            self.publish("", "log", "log")
 
     def _spread(self) -> None:
         for _ in range(self.rng.randint(1, 4)):
-            self._confirmed("amq.topic", f"key{self.rng.randint(0, 5)}", "parts")
+            self.publish("amq.topic", f"key{self.rng.randint(0, 5)}", "parts")
 
     def _fan_out(self) -> None:
-        self._confirmed("all", "", "log", "copy")
-
-    def _confirmed(self, exchange: str, key: str, *places: str) -> None:
-        id = self._new(*places)
-        self.owed.append(id)
-        self.publisher.publish(1, exchange, key, body_of(id, self.rng), delivery_mode=2)
+        self.publish("all", "", "log", "copy")
 
     def _work(self) -> None:
-        self._confirmed("", "work", "work")
+        self.publish("", "work", "work")
 
     def _bury(self) -> None:
         self.worker.send(1, BasicGet(queue="work"))
@@ -152,53 +99,12 @@ class Life:
             tag = message.method.delivery_tag
             self.worker.send(1, BasicReject(delivery_tag=tag, requeue=False))
 
-    def _transact(self) -> Commit:
-        commit = Commit([])
-        for _ in range(self.rng.randint(1, 4)):
-            place = self.rng.choice(("log", "copy"))
-            commit.put.append(self._new(place))
-            self.mover.publish(1, "", place, body_of(commit.put[-1], self.rng), delivery_mode=2)
-        self.story.commits.append(commit)
-        return commit
-
-    def _commit(self) -> None:
-        commit = self._transact()
-        self.mover.send(1, TxCommit())
-        self.rig.turn()
-        assert len(self.mover.methods(TxCommitOk)) == 1
-        commit.told_at = self.journal.last
-
-    def _rollback(self) -> None:
-        self._transact().is_committed = False
-        self.mover.call(1, TxRollback(), TxRollbackOk)
-
     def _settle(self) -> None:
         self.rng.shuffle(self.open)
         for record in self.open[: self.rng.randint(0, 6)]:
             self.story.acked.append((self.journal.last, record.offset))
             self.reader.send(1, BasicAck(delivery_tag=record.tag))
             self.open.remove(record)
-
-    def _tick(self) -> None:
-        self.rig.tick(self.rng.choice((0.1, 1.0, 40.0)))
-
-    def _turn(self) -> None:
-        self.rig.turn()
-
-    def _listen(self) -> None:
-        """What the clients were told by now."""
-        if self.rng.random() < 0.5:
-            self.rig.vhost.turn()
-        else:
-            self.rig.turn()
-        now = self.journal.last
-        for told in self.publisher.methods(BasicAck):
-            count = told.delivery_tag - self.answered
-            for id in self.owed[:count]:
-                self.story.confirmed_at[id] = now
-            del self.owed[:count]
-            self.answered = told.delivery_tag
-        self.open += [Record(message) for message in self.reader.messages()]
 
 
 # ---- judging -------------------------------------------------------------------------------------
@@ -217,26 +123,14 @@ def read_all(client: RigClient, stream: str) -> list[Record]:
     return found
 
 
-def drain(client: RigClient, queue: str) -> list[int]:
-    """The ids in a queue, by basic.get."""
-    found: list[int] = []
-    while True:
-        client.send(1, BasicGet(queue=queue, no_ack=True))
-        client.rig.turn()
-        messages = client.messages()
-        if not messages:
-            return found
-        found += [id_of(message.body) for message in messages]
-
-
 def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
     """Open what the crash left, and say what is wrong with it."""
     rig = BrokerRig(fs=fs)
     client = rig.client().open()
     read = {stream: read_all(client, stream) for stream in STREAMS}
     ids = {stream: [id_of(record.body) for record in read[stream]] for stream in STREAMS}
-    ids["copy"] = drain(client, "copy")
-    ids["work"] = drain(client, "work")
+    for queue in ("copy", "work"):
+        ids[queue] = [id_of(found.body) for found in drain(client, queue, no_ack=True)]
     wrong = []
     for place, there in ids.items():
         known = {id for id, places in story.places.items() if place in places}
@@ -306,14 +200,4 @@ def judge_reader(story: Story, rig: BrokerRig, at: int) -> list[str]:
 
 def explore(seed: int, images: int, steps: int = 30) -> tuple[int, list[str]]:
     """One life and so many images of it; how many were judged, and what is wrong."""
-    life = Life(seed, steps)
-    rng = random.Random(seed + 1)
-    journal = life.journal
-    wrong = []
-    for n in range(images):
-        at = rng.randint(journal.first, journal.last)
-        mode = MODES[n % len(MODES)]
-        fs = journal.image(at).crash(mode, rng)
-        where = f"seed {seed}, operation {at} of {journal.last}, {mode}"
-        wrong += [f"{where}: {text}" for text in judge(life.story, fs, at)]
-    return images, wrong
+    return Life(seed, steps).explore(judge, images)

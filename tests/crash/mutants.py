@@ -310,8 +310,8 @@ def find(mutant: Mutant, runs: int = RUNS_MAX) -> tuple[int, str]:
 def finder(runs: int, plan: str) -> int:
     """Look for a violation with whatever package is in the path; 1 if there was one."""
     import penstock.storage.engine  # only the finder may have imported the copy
-    from tests.crash import enumerate as triples
     from tests.crash import random_lives
+    from tests.crash.enumerate import Unit
     from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
@@ -324,8 +324,7 @@ def finder(runs: int, plan: str) -> int:
         if run % 3 or plan != "all":
             story = random_lives.attempt(run, counts, plan)
         else:
-            triple = run * 97 % len(triples.TRIPLES)
-            _, story = triples.run_unit(triples.Unit(run, triple, 0, 30))
+            _, story = Unit(run, run * 97 % len(Unit.TRIPLES), 0, 30).run()
         if story:
             print(f"{run}\n{story}")
             return 1
@@ -335,11 +334,10 @@ def finder(runs: int, plan: str) -> int:
 
 def _stream_finder(runs: int) -> int:
     """The same with lives of a vhost that has streams."""
-    from tests.crash import stream_lives
+    from tests.crash.stream_lives import Unit
 
     for run in range(1, runs + 1):
-        triple = run * 97 % len(stream_lives.TRIPLES)
-        _, story = stream_lives.run_unit(run, triple, 0, STREAM_IMAGES)
+        _, story = Unit(run, run * 97 % len(Unit.TRIPLES), 0, STREAM_IMAGES).run()
         if story:
             print(f"{run}\n{story}")
             return 1

@@ -5,8 +5,8 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are print
 
 import pytest
 
-from tests.crash import enumerate as triples
-from tests.crash import random_lives
+from tests.crash import random_lives, triple_unit
+from tests.crash.enumerate import Unit
 from tests.crash.images import MODES, Counts, Explorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger
@@ -24,12 +24,12 @@ def test_every_triple_survives_a_crash_at_every_operation(
     crash_images: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = 2 if crash_images >= JOBS_FROM else 1
-    counts, stories = triples.run(crash_images, SEED, jobs)
+    counts, stories = triple_unit.run(Unit, crash_images, SEED, jobs)
     with capsys.disabled():
-        print(f"\n{triples.line(counts, SEED)}")
+        print(f"\n{triple_unit.line(Unit, counts, SEED)}")
     assert not stories, "\n".join(stories)
     assert counts.images >= crash_images
-    assert counts.workloads >= len(triples.TRIPLES)
+    assert counts.workloads >= len(Unit.TRIPLES)
     assert counts.in_recovery > counts.images // 20
 
 
@@ -70,7 +70,7 @@ def test_a_new_store_survives_a_crash_at_every_operation_of_its_making() -> None
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    unit = triples.Unit(3, 100, 0, 20)
-    first, _ = triples.run_unit(unit)
-    second, _ = triples.run_unit(unit)
+    unit = Unit(3, 100, 0, 20)
+    first, _ = unit.run()
+    second, _ = unit.run()
     assert vars(first) == vars(second)

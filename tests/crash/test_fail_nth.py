@@ -16,7 +16,6 @@ no body is wrong and nothing is invented.
 
 import errno
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,16 +23,24 @@ import pytest
 from penstock.errors import (
     CorruptionError,
     DiskFullError,
-    PenstockError,
     StoppedError,
     StorageError,
     SyncFailedError,
 )
-from penstock.storage.transaction_log import DISK, OS
-from tests.conftest import CRASH_IMAGES
+from penstock.storage.transaction_log import DISK
+from tests.crash import failing_calls
+from tests.crash.failing_calls import (
+    CASES,
+    SEED,
+    SYNCS,
+    check_recovers,
+    check_refused,
+    runs,
+    stride_of,
+)
 from tests.crash.images import Counts, Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.ledger import Ledger, Violation
+from tests.helpers.ledger import Ledger
 from tests.helpers.tiny_engine import OPTIONS, PATH
 from tests.helpers.vhost_driver import Driver
 
@@ -46,60 +53,29 @@ WORKLOAD = (
     "declare_missing", "roll", "publish", "begin", "ack", "checkpoint", "commit", "sync", "reap",
     "idle",
 )  # fmt: skip
-SYNCS = ("sync", "sync_dir")
-WRITES = ("pwrite", "allocate", "truncate")
-NAMES = ("create", "rename", "unlink", "mkdir", "rmdir", "link")
-CASES: list[tuple[int | str, tuple[str, ...], int | None]] = [
-    (effect, kinds, times)
-    for effect, kinds in (
-        (errno.EIO, SYNCS), (errno.EIO, WRITES), (errno.ENOSPC, WRITES), ("short", WRITES),
-        (errno.EIO, NAMES), (errno.ENOSPC, NAMES),
-    )
-    for times in (1, None)
-]  # fmt: skip
-SEED = 11
-CRASHES = ("lost", "subset", "kept")
-ALL_FROM = 100_000  # images wanted from which on every n has its turn
+
+Run = failing_calls.Run[Driver]
 
 
-class Run:
-    """The workload once, with a fault; goes on after calls that were refused."""
-
-    def __init__(
-        self, effect: int | str, *, kinds: tuple[str, ...], path: str = "", nth: int = 1,
-        times: int | None = 1,
-    ) -> None:  # fmt: skip
-        self.fs = FaultyFileSystem(seed=SEED)
-        self.driver = Driver(self.fs, SEED, options=OPTIONS)
-        for queue in (b"a", b"b", b"c"):
-            self.driver.declare(queue)
-        self.driver.sync()
-        self.driver.look()
-        self.fault = self.fs.fail(effect, kinds=kinds, path=path, nth=nth, times=times)
-        self.refused = 0
-        self.stopped: BaseException | None = None
-        for name in WORKLOAD:
-            try:
-                self.driver.step(name)
-            except (SyncFailedError, StoppedError) as error:
-                self.stopped = error
-                break
-            except (DiskFullError, OSError):
-                self.refused += 1
-        self.driver.look()
-
-    def confirmed(self) -> int:
-        """The LSN up to which clients were told `durable`."""
-        return self.driver.ledger.last_known()[0]
+def begin(
+    effect: int | str, *, kinds: tuple[str, ...], path: str = "", nth: int = 1,
+    times: int | None = 1,
+) -> Run:  # fmt: skip
+    """The workload once, with a fault."""
+    driver = Driver(FaultyFileSystem(seed=SEED), SEED, options=OPTIONS)
+    for queue in (b"a", b"b", b"c"):
+        driver.declare(queue)
+    driver.sync()
+    driver.look()
+    fault = driver.fs.fail(effect, kinds=kinds, path=path, nth=nth, times=times)
+    return failing_calls.Run(driver, WORKLOAD, fault)
 
 
 def check_stopped(run: Run) -> None:
     """Nothing is confirmed any more, and every call says so."""
     engine = run.driver.engine
-    before = (engine.settled(DISK), engine.settled(OS))
-    run.fs.clear_faults()
     queue = next(iter(engine.state.queues.values()))
-    calls: tuple[Callable[[], object], ...] = (
+    calls = (
         engine.flush, engine.sync, engine.tick, engine.checkpoint, engine.begin,
         lambda: engine.publish([queue], b"", b"x", DISK),
         lambda: engine.mark(queue, 1 << 30, DISK),
@@ -107,68 +83,28 @@ def check_stopped(run: Run) -> None:
         lambda: engine.declare_queue(b"new"),
         lambda: engine.delete_queue(queue),
     )  # fmt: skip
-    for call in calls:
-        with pytest.raises(StoppedError):
-            call()
-    engine.poll()
-    assert (engine.settled(DISK), engine.settled(OS)) == before, "confirmed after a failed sync"
+    check_refused(run, calls)
 
 
-def check_recovers(run: Run, counts: Counts) -> None:
-    """Opened from the disk, after each way to die, it is what the ledger allows."""
-    disk, written, last = run.driver.ledger.last_known()
-    explorer = Explorer(OPTIONS, SEED, counts, follow=0.0)
-    for mode in CRASHES:
-        fs = run.fs.crash(mode, random.Random(SEED))
-        need = written if mode == "kept" and run.stopped is None else disk
-        try:
-            explorer.recover(Image(fs, run.driver.ledger, need, need, last))
-        except (Violation, PenstockError) as error:
-            error.add_note(f"{mode} after {run.fault.effect} of {sorted(run.fault.kinds or ())}")
-            error.add_note(f"fault {run.fault.nth}, {run.fault.times} times, {run.driver.trace}")
-            raise
-
-
-def stride_of(images: int) -> int:
-    """Every n, or one in so many."""
-    if images >= ALL_FROM:
-        return 1
-    return 2 if images >= CRASH_IMAGES else 17
-
-
-def runs(
-    effect: int | str, kinds: tuple[str, ...], times: int | None, stride: int
-) -> Iterator[Run]:
-    """The workload with the first call failing, the second, ... until none does. With a stride
-    each case takes other n."""
-    nth = 1 + CASES.index((effect, kinds, times)) % stride
-    while True:
-        run = Run(effect, kinds=kinds, nth=nth, times=times)
-        if not run.fault.hits:
-            return
-        yield run
-        nth += stride
+def explorer(counts: Counts) -> Explorer:
+    return Explorer(OPTIONS, SEED, counts, follow=0.0)
 
 
 @pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
 def test_the_nth_call_fails(
     effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
 ) -> None:
-    counts = Counts()
-    stride = stride_of(crash_images)
     done = 0
-    for run in runs(effect, kinds, times, stride):
+    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
         done += 1
         if run.stopped is not None:
             check_stopped(run)
-        elif kinds == SYNCS:
-            pytest.fail(f"sync {run.fault.nth} failed, and the engine went on")
-        check_recovers(run, counts)
+        check_recovers(run, explorer(Counts()))
     assert done
 
 
 def test_a_failed_sync_is_reported_once_and_then_refused() -> None:
-    run = Run(errno.EIO, kinds=("sync",), path="/wal/")
+    run = begin(errno.EIO, kinds=("sync",), path="/wal/")
     assert isinstance(run.stopped, SyncFailedError | StoppedError)
     assert run.driver.events[-1][0] == "stopped"
     check_stopped(run)
@@ -210,8 +146,7 @@ def test_a_full_disk_refuses_and_heals() -> None:
     driver.sync()
     driver.look()
     lsn = driver.engine.last_lsn
-    explorer = Explorer(OPTIONS, SEED, Counts(), follow=0.0)
-    explorer.recover(Image(fs.crash("lost"), driver.ledger, lsn, lsn, lsn))
+    explorer(Counts()).recover(Image(fs.crash("lost"), driver.ledger, lsn, lsn, lsn))
 
 
 @pytest.mark.parametrize("path", ["/wal/", "/msg_store_persistent/", "/queues/", "checkpoint-"])
@@ -220,16 +155,15 @@ def test_a_sync_that_lies_never_gives_a_wrong_body(path: str, crash_images: int)
     stride = stride_of(crash_images)
     nth = 1
     while True:
-        run = Run("lie", kinds=SYNCS, path=path, nth=nth)
+        run = begin("lie", kinds=SYNCS, path=path, nth=nth)
         if not run.fault.hits:
             break
         ledger: Ledger = run.driver.ledger
         for mode in ("lost", "subset"):
             fs = run.fs.crash(mode, random.Random(nth))
-            explorer = Explorer(OPTIONS, SEED, Counts(), follow=0.0)
             last = ledger.last_known()[2]
             try:
-                explorer.recover(Image(fs, ledger, 0, 0, last))
+                explorer(Counts()).recover(Image(fs, ledger, 0, 0, last))
             except CorruptionError:
                 pass  # refused, with file and position
             except StorageError as error:

@@ -18,22 +18,23 @@ from functools import cache
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.errors import (
-    CorruptionError,
-    DiskFullError,
-    PenstockError,
-    StoppedError,
-    SyncFailedError,
-    VersionError,
-)
+from penstock.errors import CorruptionError, VersionError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import DISK, OS
+from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
-from tests.crash.images import Counts, Image
+from tests.crash import failing_calls
+from tests.crash.failing_calls import (
+    CASES,
+    SEED,
+    check_recovers,
+    check_refused,
+    runs,
+    stride_of,
+)
+from tests.crash.images import Counts
 from tests.crash.stream_lives import StreamExplorer
-from tests.crash.test_fail_nth import CASES, CRASHES, SEED, SYNCS, stride_of
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Violation, body_of
 from tests.helpers.stream_driver import StreamDriver
@@ -51,46 +52,29 @@ WORKLOAD = (
 DAMAGE_SEED = 5
 
 
-class Run:
-    """The workload once, with a fault; goes on after calls that were refused."""
+Run = failing_calls.Run[StreamDriver]
 
-    def __init__(
-        self, effect: int | str, kinds: tuple[str, ...], nth: int, times: int | None
-    ) -> None:
-        self.fs = FaultyFileSystem(seed=SEED)
-        self.driver = StreamDriver(self.fs, SEED, options=OPTIONS)
-        self.driver.declare(b"a")
-        while len(self.driver.engine.streams) < 2:
-            self.driver.declare_stream()
-        self.driver.sync()
-        self.driver.look()
-        self.fault = self.fs.fail(effect, kinds=kinds, nth=nth, times=times)
-        self.stopped: BaseException | None = None
-        for name in WORKLOAD:
-            try:
-                self.driver.step(name)
-            except (SyncFailedError, StoppedError) as error:
-                self.stopped = error
-                break
-            except (DiskFullError, OSError):
-                pass
-        self.driver.look()
+
+def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | None) -> Run:
+    """The workload once, with a fault."""
+    driver = StreamDriver(FaultyFileSystem(seed=SEED), SEED, options=OPTIONS)
+    driver.declare(b"a")
+    while len(driver.engine.streams) < 2:
+        driver.declare_stream()
+    driver.sync()
+    driver.look()
+    fault = driver.fs.fail(effect, kinds=kinds, nth=nth, times=times)
+    return failing_calls.Run(driver, WORKLOAD, fault)
 
 
 def check_stopped(run: Run) -> None:
     """Nothing is confirmed any more, no head moves, and every call says so."""
     engine = run.driver.engine
     heads = {number: stream.head_offset for number, stream in engine.streams.items()}
-    before = (engine.settled(DISK), engine.settled(OS))
-    run.fs.clear_faults()
     calls: list[Callable[[], object]] = [engine.flush, engine.sync, engine.tick, engine.begin]
     for stream in engine.streams.values():
         calls += _calls(run, stream)
-    for call in calls:
-        with pytest.raises(StoppedError):
-            call()
-    engine.poll()
-    assert (engine.settled(DISK), engine.settled(OS)) == before, "confirmed after a failed sync"
+    check_refused(run, calls)
     after = {number: stream.head_offset for number, stream in engine.streams.items()}
     assert after == heads, "a head moved after a failed sync"
 
@@ -105,38 +89,19 @@ def _calls(run: Run, stream: Stream) -> list[Callable[[], object]]:
     ]
 
 
-def check_recovers(run: Run, counts: Counts) -> None:
-    """Opened from the disk, after each way to die, it is what the ledger allows."""
-    disk, written, last = run.driver.ledger.last_known()
-    explorer = StreamExplorer(0, SEED, counts, follow=0.0)
-    for mode in CRASHES:
-        fs = run.fs.crash(mode, random.Random(SEED))
-        need = written if mode == "kept" and run.stopped is None else disk
-        try:
-            explorer.recover(Image(fs, run.driver.ledger, need, need, last))
-        except (Violation, PenstockError) as error:
-            error.add_note(f"{mode} after {run.fault.effect} of {sorted(run.fault.kinds or ())}")
-            error.add_note(f"fault {run.fault.nth}, {run.fault.times} times, {run.driver.trace}")
-            raise
+def explorer(counts: Counts) -> StreamExplorer:
+    return StreamExplorer(0, SEED, counts, follow=0.0)
 
 
 @pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
 def test_the_nth_call_fails(
     effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
 ) -> None:
-    stride = stride_of(crash_images)
-    nth = 1 + CASES.index((effect, kinds, times)) % stride
     counts = Counts()
-    while True:
-        run = Run(effect, kinds, nth, times)
-        if not run.fault.hits:
-            break
+    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
         if run.stopped is not None:
             check_stopped(run)
-        elif kinds == SYNCS:
-            pytest.fail(f"sync {nth} failed, and the engine went on")
-        check_recovers(run, counts)
-        nth += stride
+        check_recovers(run, explorer(counts))
     assert counts.images
 
 

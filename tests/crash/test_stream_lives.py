@@ -5,10 +5,10 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are print
 
 import pytest
 
-from tests.crash import stream_lives
+from tests.crash import triple_unit
 from tests.crash.images import MODES, Counts
 from tests.crash.mutants import CONTROL, RUNS_MAX, STREAMS, Mutant, find
-from tests.crash.stream_lives import StreamExplorer
+from tests.crash.stream_lives import StreamExplorer, Unit
 from tests.crash.stream_mutants import STREAM_MUTANTS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger
@@ -26,12 +26,12 @@ def test_every_triple_survives_a_crash_at_every_operation(
     crash_images: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = crash_images // SHARE
-    counts, stories = stream_lives.run(wanted, SEED)
+    counts, stories = triple_unit.run(Unit, wanted, SEED)
     with capsys.disabled():
-        print(f"\n{stream_lives.line(counts, SEED)}")
+        print(f"\n{triple_unit.line(Unit, counts, SEED)}")
     assert not stories, "\n".join(stories)
     assert counts.images >= wanted
-    assert counts.workloads >= len(stream_lives.TRIPLES)
+    assert counts.workloads >= len(Unit.TRIPLES)
     assert counts.in_recovery > counts.images // 20
 
 
@@ -63,8 +63,8 @@ def test_a_new_stream_survives_a_crash_at_every_operation_of_its_making() -> Non
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    first, _ = stream_lives.run_unit(3, 100, 0, 20)
-    second, _ = stream_lives.run_unit(3, 100, 0, 20)
+    first, _ = Unit(3, 100, 0, 20).run()
+    second, _ = Unit(3, 100, 0, 20).run()
     assert vars(first) == vars(second)
 
 

@@ -99,6 +99,18 @@ def error_of(client: RigClient) -> tuple[int, str]:
     return found[0]
 
 
+def refused(client: RigClient, **how: object) -> tuple[int, str]:
+    """The error of a basic.consume of "s"; how: its fields."""
+    client.send(1, BasicConsume(queue="s", consumer_tag="r", **how))  # type: ignore[arg-type]
+    client.rig.turn()
+    return error_of(client)
+
+
+def numbers(n: int, start: int = 0) -> list[bytes]:
+    """n bodies that count."""
+    return [b"%d" % i for i in range(start, start + n)]
+
+
 def count(rig: BrokerRig, name: str = "s") -> int:
     """How many records the stream has."""
     found = rig.vhost.find_queue(name)

@@ -1,7 +1,5 @@
 """Channels on a real vhost: confirms, transactions, errors, and publishers that must wait."""
 
-import pytest
-
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
@@ -34,12 +32,6 @@ from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.vhost_rig import classic
-
-
-@pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
 
 # ---- confirms ------------------------------------------------------------------------------------
 

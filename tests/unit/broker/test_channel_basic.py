@@ -28,12 +28,6 @@ from tests.helpers.broker_rig import BrokerRig
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.vhost_rig import classic
 
-
-@pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
 # ---- publish and deliver -------------------------------------------------------------------------
 
 

@@ -42,11 +42,6 @@ STREAM: dict[str, object] = {"x-queue-type": "stream"}
 
 
 @pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
-@pytest.fixture
 def c(rig: BrokerRig) -> RigClient:
     return rig.client().open()
 

@@ -4,44 +4,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.codec.spec import (
-    BasicConsume,
-    BasicQos,
-)
+from penstock.codec.spec import BasicQos
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.stream_steps import (
     bodies,
     consume,
-    declare,
-    error_of,
+    numbers,
     publish,
     qos,
     records,
+    refused,
 )
-
-
-@pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
-@pytest.fixture
-def c(rig: BrokerRig) -> RigClient:
-    client = rig.client(consumer_cancel_notify=True).open()
-    declare(client)
-    return client
-
-
-def numbers(n: int, start: int = 0) -> list[bytes]:
-    return [b"%d" % i for i in range(start, start + n)]
-
-
-def refused(client: RigClient, **how: object) -> tuple[int, str]:
-    """The error of a consume."""
-    client.send(1, BasicConsume(queue="s", consumer_tag="r", **how))  # type: ignore[arg-type]
-    client.rig.turn()
-    return error_of(client)
-
 
 # ---- what is refused -----------------------------------------------------------------------------
 

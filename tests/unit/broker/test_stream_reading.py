@@ -23,27 +23,12 @@ from tests.helpers.stream_steps import (
     bodies,
     consume,
     declare,
+    numbers,
     publish,
     records,
 )
 
 KIB = b"x" * 1024
-
-
-@pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
-@pytest.fixture
-def c(rig: BrokerRig) -> RigClient:
-    client = rig.client(consumer_cancel_notify=True).open()
-    declare(client)
-    return client
-
-
-def numbers(n: int, start: int = 0) -> list[bytes]:
-    return [b"%d" % i for i in range(start, start + n)]
 
 
 # ---- what it gets --------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Named readers of streams: where they go on, and what moves their position."""
 
-import pytest
-
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
@@ -20,34 +18,12 @@ from tests.helpers.stream_steps import (
     consume,
     declare,
     error_of,
+    numbers,
     publish,
     qos,
     records,
+    refused,
 )
-
-
-@pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
-@pytest.fixture
-def c(rig: BrokerRig) -> RigClient:
-    client = rig.client(consumer_cancel_notify=True).open()
-    declare(client)
-    return client
-
-
-def numbers(n: int, start: int = 0) -> list[bytes]:
-    return [b"%d" % i for i in range(start, start + n)]
-
-
-def refused(client: RigClient, **how: object) -> tuple[int, str]:
-    """The error of a consume."""
-    client.send(1, BasicConsume(queue="s", consumer_tag="r", **how))  # type: ignore[arg-type]
-    client.rig.turn()
-    return error_of(client)
-
 
 # ---- named readers -------------------------------------------------------------------------------
 

@@ -28,11 +28,6 @@ KIB = b"x" * 1024
 
 
 @pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig()
-
-
-@pytest.fixture
 def c(rig: BrokerRig) -> RigClient:
     client = rig.client(None, **{"connection.blocked": True}).open()
     declare(client)

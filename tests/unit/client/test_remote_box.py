@@ -1,6 +1,5 @@
 """The blocking box on a broker: the contract of all boxes, on a real broker."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,9 @@ from penstock.errors import (
 from tests.contracts.box import LONG_S, Aside, Opens, QueueContract, bodies, until
 from tests.contracts.box_life import BoxContract
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import RemoteBoxes, served
+from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    with LiveBroker(tmp_path_factory.mktemp("box") / "data") as live:
-        yield live
-
-
-@pytest.fixture
-def opens(broker: LiveBroker) -> Iterator[Opens]:
-    boxes = RemoteBoxes(broker, penstock.open, lambda box: box.close())
-    yield boxes.open
-    boxes.close()
 
 
 class TestQueues(QueueContract):

@@ -1,6 +1,5 @@
 """Streams of the box on a broker, for threads: the contract, and what only a broker has."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,9 @@ from tests.contracts.box import LONG_S, Aside, Opens, until
 from tests.contracts.stream import StreamContract, bodies, numbers, offsets
 from tests.contracts.stream_life import StreamLifeContract
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import RemoteBoxes, served
+from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    with LiveBroker(tmp_path_factory.mktemp("box") / "data") as live:
-        yield live
-
-
-@pytest.fixture
-def opens(broker: LiveBroker) -> Iterator[Opens]:
-    boxes = RemoteBoxes(broker, penstock.open, lambda box: box.close())
-    yield boxes.open
-    boxes.close()
 
 
 class TestStreams(StreamContract):

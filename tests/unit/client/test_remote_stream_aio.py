@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,15 @@ from penstock import aio
 from tests.contracts.box import Opens
 from tests.contracts.stream import StreamContract
 from tests.contracts.stream_life import StreamLifeContract
-from tests.helpers.aio_adapter import AioAdapter
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import RemoteBoxes, served
+from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    with LiveBroker(tmp_path_factory.mktemp("box") / "data") as live:
-        yield live
-
-
 @pytest.fixture
-def opens(broker: LiveBroker) -> Iterator[Opens]:
-    boxes = RemoteBoxes(broker, AioAdapter, lambda box: box.end())
-    yield boxes.open
-    boxes.close()
+def opens(aio_opens: Opens) -> Opens:
+    return aio_opens
 
 
 class TestStreams(StreamContract):

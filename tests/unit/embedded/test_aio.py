@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,20 +13,11 @@ from penstock.errors import NotAStoreError, OptionError
 from penstock.storage import filesystem
 from tests.contracts.box import LONG_S, Opens, QueueContract
 from tests.contracts.box_life import BoxContract
-from tests.helpers.aio_adapter import AioAdapter
 
 
 @pytest.fixture
-def opens(tmp_path: Path) -> Iterator[Opens]:
-    boxes: list[AioAdapter] = []
-
-    def make(**options: Any) -> AioAdapter:
-        boxes.append(AioAdapter(tmp_path / "box.d", **options))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.end()
+def opens(aio_opens: Opens) -> Opens:
+    return aio_opens
 
 
 class TestQueues(QueueContract):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,11 @@ from penstock import aio
 from tests.contracts.box import LONG_S, Opens
 from tests.contracts.stream import StreamContract
 from tests.contracts.stream_life import StreamLifeContract
-from tests.helpers.aio_adapter import AioAdapter
 
 
 @pytest.fixture
-def opens(tmp_path: Path) -> Iterator[Opens]:
-    boxes: list[AioAdapter] = []
-
-    def make(**options: Any) -> AioAdapter:
-        boxes.append(AioAdapter(tmp_path / "box.d", **options))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.end()
+def opens(aio_opens: Opens) -> Opens:
+    return aio_opens
 
 
 class TestStreams(StreamContract):

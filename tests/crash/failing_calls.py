@@ -1,0 +1,107 @@
+"""What tests of failing calls share: a workload in which the n-th call fails, and what must hold.
+
+A run takes the steps of a workload on a FaultyFileSystem on which one operation fails, once or for
+ever, as EIO, ENOSPC or a short write. A call that is refused is passed over; after a failed sync
+the engine has stopped, and the run is over. test_fail_nth.py has queues, test_stream_faults.py
+streams.
+"""
+
+import errno
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+import pytest
+
+from penstock.errors import DiskFullError, PenstockError, StoppedError, SyncFailedError
+from penstock.storage.transaction_log import DISK, OS
+from tests.conftest import CRASH_IMAGES
+from tests.crash.images import Explorer, Image
+from tests.helpers.faults import Fault
+from tests.helpers.ledger import Violation
+from tests.helpers.vhost_driver import Driver
+
+D = TypeVar("D", bound=Driver)
+Case = tuple[int | str, tuple[str, ...], int | None]  # effect, kinds of calls, how often
+
+SYNCS = ("sync", "sync_dir")
+WRITES = ("pwrite", "allocate", "truncate")
+NAMES = ("create", "rename", "unlink", "mkdir", "rmdir", "link")
+CASES: list[Case] = [
+    (effect, kinds, times)
+    for effect, kinds in (
+        (errno.EIO, SYNCS), (errno.EIO, WRITES), (errno.ENOSPC, WRITES), ("short", WRITES),
+        (errno.EIO, NAMES), (errno.ENOSPC, NAMES),
+    )
+    for times in (1, None)
+]  # fmt: skip
+SEED = 11
+CRASHES = ("lost", "subset", "kept")
+ALL_FROM = 100_000  # images wanted from which on every n has its turn
+
+
+class Run(Generic[D]):
+    """The workload once, with a fault; goes on after calls that were refused."""
+
+    def __init__(self, driver: D, workload: Iterable[str], fault: Fault) -> None:
+        self.fs = driver.fs
+        self.driver = driver
+        self.fault = fault
+        self.stopped: BaseException | None = None
+        for name in workload:
+            try:
+                driver.step(name)
+            except (SyncFailedError, StoppedError) as error:
+                self.stopped = error
+                break
+            except (DiskFullError, OSError):
+                pass
+        driver.look()
+
+
+def runs(begin: Callable[..., Run[D]], case: Case, stride: int) -> Iterator[Run[D]]:
+    """The workload with the first call failing, the second, ... until none does. With a stride
+    each case takes other n."""
+    effect, kinds, times = case
+    nth = 1 + CASES.index(case) % stride
+    while True:
+        run = begin(effect, kinds=kinds, nth=nth, times=times)
+        if not run.fault.hits:
+            return
+        if run.stopped is None and kinds == SYNCS:
+            pytest.fail(f"sync {nth} failed, and the engine went on")
+        yield run
+        nth += stride
+
+
+def stride_of(images: int) -> int:
+    """Every n, or one in so many."""
+    if images >= ALL_FROM:
+        return 1
+    return 2 if images >= CRASH_IMAGES else 17
+
+
+def check_refused(run: Run[D], calls: Iterable[Callable[[], object]]) -> None:
+    """Of an engine that has stopped: each of these calls says so, and nothing is confirmed."""
+    engine = run.driver.engine
+    before = (engine.settled(DISK), engine.settled(OS))
+    run.fs.clear_faults()
+    for call in calls:
+        with pytest.raises(StoppedError):
+            call()
+    engine.poll()
+    assert (engine.settled(DISK), engine.settled(OS)) == before, "confirmed after a failed sync"
+
+
+def check_recovers(run: Run[D], explorer: Explorer) -> None:
+    """Opened from the disk, after each way to die, it is what the ledger allows."""
+    disk, written, last = run.driver.ledger.last_known()
+    for mode in CRASHES:
+        fs = run.fs.crash(mode, random.Random(SEED))
+        need = written if mode == "kept" and run.stopped is None else disk
+        try:
+            explorer.recover(Image(fs, run.driver.ledger, need, need, last))
+        except (Violation, PenstockError) as error:
+            error.add_note(f"{mode} after {run.fault.effect} of {sorted(run.fault.kinds or ())}")
+            error.add_note(f"fault {run.fault.nth}, {run.fault.times} times, {run.driver.trace}")
+            raise

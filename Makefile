@@ -17,7 +17,7 @@ SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
 CRASH_IMAGES_ALL := 1000000
-TEST_EXTRAS := [test,check,conformance,spark,tables,examples]
+TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
 # Spark wants a Java; where there is none, a wheel brings one.
 JAVA := $(shell command -v java)

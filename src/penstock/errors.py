@@ -114,6 +114,37 @@ def deleted_error(name: bytes) -> UnknownQueueError:
     return UnknownQueueError(f"{name.decode('utf-8', 'replace')} (deleted)")
 
 
+class UnknownLeaseError(StorageError):
+    """A reader has leased nothing of a queue, or what it had is being released."""
+
+    def __init__(self, queue: str, reader: str) -> None:
+        super().__init__(f"queue {queue!r}: reader {reader!r} has no lease")
+        self.queue = queue
+        self.reader = reader
+
+
+class QueueLeasedError(PenstockError):
+    """A queue cannot be deleted: readers have leased messages of it and not committed them."""
+
+    def __init__(self, queue: str, messages: int, readers: list[str]) -> None:
+        super().__init__(
+            f"queue {queue!r} is leased: {messages} messages by readers {readers}; commit, release "
+            "(penstock release), or delete with force"
+        )
+        self.queue = queue
+        self.messages = messages
+        self.readers = readers
+
+
+class NotLeasableError(PenstockError):
+    """Of this queue nothing can be leased; `why` says why."""
+
+    def __init__(self, queue: str, why: str) -> None:
+        super().__init__(f"queue {queue!r} cannot be leased: {why}")
+        self.queue = queue
+        self.why = why
+
+
 class OptionError(PenstockError):
     """An option's name is unknown or its value is not allowed.
 

@@ -21,6 +21,7 @@ Formats, little-endian; those of the files are written by penstock.storage:
 
     page header 64   magic PNSTPAGE | version u16 | kind u16 | stream u32 | page id u64 |
                      base offset u64 | base time i64 | zeros | crc u32 of the 60 bytes before it
+                     kind 1: frames; 2: frames that were staged, whose time is the base time
     frame 24 + n     crc u32 | payload bytes u32 | meta bytes u32 | flags u32 | time i64 |
                      payload | meta
                      crc of all behind it, seeded with crc32(page id) ^ (offset - base)
@@ -55,6 +56,7 @@ ROW_BYTES: Final = 16
 BLOCK_BYTES: Final = 1 << 20
 VERSION: Final = 1
 KIND: Final = 1
+KIND_STAGED: Final = 2
 SEALED: Final = 1
 
 ROW: Final = np.dtype([("start", "<u4"), ("size", "<u4"), ("time", "<i8")])
@@ -114,7 +116,7 @@ class PageMap:
         self.count = count
         with Path(path).open("rb") as file:
             head = file.read(HEADER_BYTES)
-            self.page_id = _page_id(path, head, base)
+            self.page_id, self._time_us = _page_id(path, head, base)
             self._seed = page_seed(self.page_id)
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         index = _read_index(path, self.page_id, base)
@@ -135,6 +137,11 @@ class PageMap:
             whole = self._found(index.rows if index is not None else np.empty(0, ROW), limit)
         self.rows: Rows = whole[:count]
         self.end = int(whole["start"][count]) if len(whole) > count else limit
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it was staged, and adopted by its stream: then its id follows from nothing."""
+        return self._time_us is not None
 
     def frames(self, first: int, last: int) -> Frames:
         """The records of the offsets [first, last), which are in this page; verified."""
@@ -223,7 +230,7 @@ class PageMap:
             # Checked at once, for what follows it is found by its lengths.
             if end > limit or crc32(view[at + 4 : end], self._seed ^ (offset - self.base)) != crc:
                 raise CorruptionError(self.path, at, _WRONG.format(offset))
-            walked.append((at, payload, time_us))
+            walked.append((at, payload, time_us if self._time_us is None else self._time_us))
             at = end
         return np.concatenate([rows, np.array(walked, ROW)])
 
@@ -242,7 +249,10 @@ class PageMap:
         ends = starts + FRAME_BYTES + payload + meta
         expected = np.concatenate([[HEADER_BYTES], ends[:-1]])
         is_good = fits & (starts == expected) & (payload == rows["size"]) & (ends <= limit)
-        is_good &= _gather_i64(data, safe + 16) == rows["time"]
+        if self._time_us is None:
+            is_good &= _gather_i64(data, safe + 16) == rows["time"]
+        else:
+            is_good &= rows["time"] == self._time_us
         wrong = np.flatnonzero(~is_good)
         return int(wrong[0]) if len(wrong) else len(rows)
 
@@ -285,21 +295,20 @@ def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
     )
 
 
-def _page_id(path: str, head: bytes, base: int) -> int:
-    """The id in a page's header, which is checked."""
+def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
+    """(id, the time of all records, if it was staged) in a page's header, which is checked."""
     if len(head) < HEADER_BYTES:
         raise CorruptionError(path, 0, f"a page of {len(head)} bytes, expected a header of 64")
-    magic, version, kind, _, page_id, its_base, _, crc = PAGE_HEADER.unpack(head)
+    magic, version, kind, _, page_id, its_base, time_us, crc = PAGE_HEADER.unpack(head)
     if crc != zlib.crc32(head[:60]):
         raise CorruptionError(path, 0, "the CRC of the page's header is wrong")
-    if (magic, version, kind) != (PAGE_MAGIC, VERSION, KIND):
-        reason = (
-            f"a page of {magic!r}, version {version}, kind {kind}; expected {PAGE_MAGIC!r}, 1, 1"
-        )
+    if (magic, version) != (PAGE_MAGIC, VERSION) or kind not in (KIND, KIND_STAGED):
+        expected = f"{PAGE_MAGIC!r}, 1, {KIND} or {KIND_STAGED}"
+        reason = f"a page of {magic!r}, version {version}, kind {kind}; expected {expected}"
         raise CorruptionError(path, 0, reason)
     if its_base != base:
         raise CorruptionError(path, 24, f"the page of offset {its_base}, expected that of {base}")
-    return int(page_id)
+    return int(page_id), int(time_us) if kind == KIND_STAGED else None
 
 
 def _gather_u32(data: Any, at: Any) -> Any:

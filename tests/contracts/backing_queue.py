@@ -3,7 +3,8 @@ fixtures: ``rig``, an engine, and ``opens``, which makes the queue of a name, or
 ``body_bytes`` if bodies are to be long.
 
 Here: order, arrival, counts, memory. What happens to pending messages stands in
-`backing_queue_pending.py`, what is asked of the log and of a restart in `backing_queue_log.py`."""
+`backing_queue_pending.py`, what is asked of the log and of a restart in `backing_queue_log.py`,
+leases in `backing_queue_leases.py`."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.queues.backing_queue import UNLIMITED, NewMessage
 from penstock.storage.durability import DISK, NONE, OS
+from tests.contracts.backing_queue_leases import LeaseContract
 from tests.contracts.backing_queue_log import LogContract
 from tests.contracts.backing_queue_pending import PendingContract
 from tests.helpers.engine_rig import STORED, EngineRig
@@ -19,12 +21,12 @@ from tests.helpers.queue_world import Opener, World, tags_of
 
 INFO: Final = (
     "len", "depth", "bytes", "unacked_bytes", "ram_bytes", "ram_messages", "alphas", "betas",
-    "gammas", "delta", "pending", "paged_pending", "q1", "q2", "q3", "q4", "is_flowed",
-    "target_bytes", "disk_reads", "disk_writes", "mode",
+    "gammas", "delta", "pending", "paged_pending", "leased", "leased_bytes", "q1", "q2", "q3", "q4",
+    "is_flowed", "target_bytes", "disk_reads", "disk_writes", "mode",
 )  # fmt: skip
 
 
-class BackingQueueContract(PendingContract, LogContract):
+class BackingQueueContract(PendingContract, LogContract, LeaseContract):
     """The whole contract."""
 
     @pytest.fixture

@@ -28,7 +28,9 @@ RUNS_MAX = 400
 QUEUES = "queues:"  # begins the plans of lives of queues; behind it a script, or nothing for all
 QUEUE_IMAGES = 20  # of one life of queues
 STREAMS = "streams"  # the plan of lives with streams
+LEASES = "leases"  # and of those with leases
 STREAM_IMAGES = 20
+BATCHES = "batches"  # the plan of lives with batches
 SECONDS_MAX = 120
 
 
@@ -315,8 +317,8 @@ def finder(runs: int, plan: str) -> int:
     from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
-    if plan == STREAMS:
-        return _stream_finder(runs)
+    if plan in (STREAMS, BATCHES, LEASES):
+        return _unit_finder(runs, plan)
     if plan.startswith(QUEUES):
         return _queue_finder(runs, plan.removeprefix(QUEUES))
     counts = Counts()
@@ -332,12 +334,16 @@ def finder(runs: int, plan: str) -> int:
     return 0
 
 
-def _stream_finder(runs: int) -> int:
-    """The same with lives of a vhost that has streams."""
-    from tests.crash.stream_lives import Unit
+def _unit_finder(runs: int, plan: str) -> int:
+    """The same with lives of a vhost that has streams, or batches too, or leases."""
+    from tests.crash import batch_lives, lease_lives, stream_lives, triple_unit
 
+    kinds: dict[str, type[triple_unit.Unit]] = {
+        STREAMS: stream_lives.Unit, BATCHES: batch_lives.Unit, LEASES: lease_lives.Unit,
+    }  # fmt: skip
+    kind = kinds[plan]
     for run in range(1, runs + 1):
-        _, story = Unit(run, run * 97 % len(Unit.TRIPLES), 0, STREAM_IMAGES).run()
+        _, story = kind(run, run * 97 % len(kind.TRIPLES), 0, STREAM_IMAGES).run()
         if story:
             print(f"{run}\n{story}")
             return 1

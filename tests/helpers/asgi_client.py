@@ -1,7 +1,9 @@
 """A client of an ASGI application in this process: no socket, no server, every step in its hands.
 
 `ask` runs one request to its end and returns what was answered. A body that the application did not
-finish is `is_cut`. `leaves_after`: the client is gone once so many pieces of the body have come.
+finish is `is_cut`. `leaves_after`: the client is gone once so many pieces of the body have come. A
+`body` may be a list of pieces: they come one by one, and behind a None among them the client is
+gone.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ async def ask(
     user: str | None = "guest",
     password: str | None = None,
     headers: dict[str, str] | None = None,
-    body: bytes = b"",
+    body: bytes | list[bytes | None] = b"",
     peer: str = "127.0.0.1",
     leaves_after: int | None = None,
 ) -> Reply:
@@ -60,11 +62,12 @@ async def ask(
         "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
     }  # fmt: skip
     gone = asyncio.Event()
-    given: Messages = [{"type": "http.request", "body": body, "more_body": False}]
+    given = _messages(body)
     reply = Reply(0, {}, [], True)
 
     async def receive() -> dict[str, Any]:
         if given:
+            await asyncio.sleep(0)
             return given.pop()
         await gone.wait()
         return {"type": "http.disconnect"}
@@ -84,3 +87,16 @@ async def ask(
 
     await app(scope, receive, send)
     return reply
+
+
+def _messages(body: bytes | list[bytes | None]) -> Messages:
+    """What is received, the last first."""
+    pieces = [body] if isinstance(body, bytes) else body
+    messages: Messages = []
+    for number, piece in enumerate(pieces):
+        if piece is None:
+            messages.append({"type": "http.disconnect"})
+            break
+        has_more = number + 1 < len(pieces)
+        messages.append({"type": "http.request", "body": piece, "more_body": has_more})
+    return messages[::-1]

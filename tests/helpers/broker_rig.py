@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.access.permissions import Identity, everything
+from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.outlet import Outlet
@@ -181,6 +182,7 @@ class BrokerRig:
             self.fs, self.data.vhost_path(b"/"), "/", self.settings, clock=self.clock,
             rng=random.Random(1), on_event=lambda kind, text: self.events.append((kind, text)),
         )  # fmt: skip
+        batch_desk(self.vhost)
         self.vhost.wake = self._wake
 
     def _wake(self) -> None:

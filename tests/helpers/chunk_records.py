@@ -50,9 +50,11 @@ def records_of_chunk(data: bytes) -> tuple[list[Record], bytes]:
     at = 0
     for n in range(count):
         row = struct.unpack_from("<IIq", rows, 16 * n)
-        frame_crc, payload, meta, flags, time_us = struct.unpack_from("<IIIIq", frames, at)
+        frame_crc, payload, meta, flags, frame_time_us = struct.unpack_from("<IIIIq", frames, at)
         end = at + 24 + payload + meta
-        assert (row, flags) == ((start + at, payload, time_us), 0)
+        time_us = row[2]
+        assert frame_time_us in (time_us, 0)  # 0: of a batch, whose time all its records have
+        assert (row[:2], flags) == ((start + at, payload), 0)
         assert zlib.crc32(frames[at + 4 : end], seed ^ (first + n - base)) == frame_crc
         body = frames[at + 24 : end]
         found.append(Record(first + n, time_us, body[:payload], body[payload:]))

@@ -163,7 +163,7 @@ _WORDS = {
 
 _RECORDS = {
     "PUBLISH", "DEQUEUE", "MOVE", "REQUEUE", "MARK", "PURGE", "DELETE_QUEUE", "TOPOLOGY", "TX",
-    "TX_PART", "TX_COMMIT", "RELEASE",
+    "TX_PART", "TX_COMMIT", "RELEASE", "LEASE",
 }  # fmt: skip
 
 

@@ -17,6 +17,11 @@ from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Api
 from penstock.http.basic_auth import BasicAuth
+from penstock.http.lease_endpoints import LeaseEndpoints
+from penstock.http.places import Places
+from penstock.http.range_answers import RangeAnswers
+from penstock.http.staging_endpoints import StagingEndpoints
+from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
 from penstock.server.control import ControlError
 from penstock.storage.filesystem import OsFileSystem
@@ -42,6 +47,8 @@ class FakeNode:
             raise answer
         return answer
 
+    call_once = call
+
 
 def users_facts(**permissions: tuple[str, str, str]) -> dict[str, Any]:
     """Users whose passwords are their names, with these permissions in vhost "/"."""
@@ -66,7 +73,9 @@ class HttpRig:
         self.users = KnownUsers(clock=self.clock, rng=random.Random(1), log2_n=1)
         self.users.take(users_facts(guest=EVERYTHING))
         self.threads = ThreadPoolExecutor(2)
-        self.pages = StreamPages(self.fs, self.node, self.clock)  # type: ignore[arg-type]
+        self.pages = StreamPages(self.fs)
+        self.places = Places(self.node, self.clock)  # type: ignore[arg-type]
+        self.staging_bytes_max = 1 << 30
         self.streams: dict[str, list[PersistentQueue]] = {}
         self.node.answers["describe_stream"] = self.described
         self.node.answers["list_streams"] = lambda _vhost: [
@@ -101,6 +110,12 @@ class HttpRig:
         queue.force()
         return queue
 
+    def vhost_path(self, vhost: str) -> str:
+        """Where its staged files are, below; it is there."""
+        path = self.directory / f"vhost {vhost.encode().hex()}"
+        path.mkdir(exist_ok=True)
+        return str(path)
+
     def ask(self, address: str, **how: Any) -> Reply:
         """What is answered to one request."""
         return self.run(lambda app: ask(app, address, **how))
@@ -110,7 +125,16 @@ class HttpRig:
 
         async def live() -> Reply:
             auth = BasicAuth(self.users, self.threads)
-            app = Api(self.node, auth, self.pages, self.threads)  # type: ignore[arg-type]
+            node: Any = self.node
+            ranges = RangeAnswers(self.places, self.pages, self.threads)
+            staging = StagingEndpoints(
+                node, auth, self.fs, self.clock, self.threads, self.vhost_path,
+                self.staging_bytes_max,
+            )  # fmt: skip
+            streams, leases = (
+                kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints)
+            )
+            app = Api(node, auth, {"streams": streams, "leases": leases, "staging": staging})
             async with asyncio.timeout(30):
                 return await scenario(app)
 

@@ -15,7 +15,9 @@ then. After a crash and recovery `Ledger.check` demands:
     nothing else in the store is alive;
   * seqs go on above everything used or marked, ids and queue numbers are none that were given out;
   * no file is left that nothing names;
-  * every stream has the records of the model, read as a reader would (stream_judge.py).
+  * every stream has the records of the model, read as a reader would (stream_judge.py);
+  * every batch is as far as the model says, and what it has still to move is staged;
+  * every reader has leased what the model says, at the same ordinals (lease_model.py).
 
 Bodies are made by `body_of` from a uid, so that no two are alike and each tells whose it is.
 
@@ -25,10 +27,13 @@ Failure: `Violation`, with what was wanted and what was found.
 import re
 
 from penstock.message import START_SHIFT
+from penstock.storage.batches import StagedPage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.staging import query_path
 from penstock.storage.store_state import OWN_FILE
 from penstock.storage.transaction_log import DISK, OS
+from tests.helpers.lease_model import Leases, ModelLease, check_leases, leases_of, told
 from tests.helpers.stream_judge import check_streams
 from tests.helpers.uids import Content, Violation, body_of
 
@@ -37,15 +42,41 @@ __all__ = ["Change", "Content", "Judge", "Ledger", "Model", "Places", "Violation
 Change = tuple[object, ...]
 Places = tuple[tuple[int, int], ...]  # (queue number, seq)
 _TOP = re.compile(
-    r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues|streams"
+    r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues|streams|staging"
 )
 _LOG_FILES_MAX = 5  # in use after recovery, ahead, spares, one that is being deleted
+
+
+ModelPage = tuple[StagedPage, tuple[Content, ...]]
+
+
+class ModelBatch:
+    """The last batch of a query: its pages and their rows, and which row is the next one."""
+
+    def __init__(self, number: int, pages: tuple[ModelPage, ...]) -> None:
+        self.number = number
+        self.pages = pages
+        self.page = 0
+        self.frame = 0
+        self.holds: dict[int, int] = {}
+
+    def copy(self) -> "ModelBatch":
+        other = ModelBatch(self.number, self.pages)
+        other.page, other.frame, other.holds = self.page, self.frame, dict(self.holds)
+        return other
+
+    @property
+    def is_done(self) -> bool:
+        return self.page >= len(self.pages)
 
 
 class Model:
     """The state of a vhost as a plain fold of changes; numbers are queue numbers."""
 
-    __slots__ = ("attempts", "high", "marks", "names", "params", "queues", "readers", "streams")
+    __slots__ = (
+        "attempts", "batches", "high", "leases", "marks", "names", "params", "queues", "readers",
+        "streams",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.names: dict[bytes, int] = {}
@@ -56,6 +87,8 @@ class Model:
         self.params: dict[bytes, bytes] = {}
         self.streams: dict[int, list[Content]] = {}
         self.readers: dict[int, dict[str, tuple[int, int | None]]] = {}
+        self.batches: dict[str, ModelBatch] = {}
+        self.leases: Leases = {}
 
     def copy(self) -> "Model":
         other = Model()
@@ -67,6 +100,8 @@ class Model:
         other.params = dict(self.params)
         other.streams = {n: list(s) for n, s in self.streams.items()}
         other.readers = {n: dict(r) for n, r in self.readers.items()}
+        other.batches = {query: batch.copy() for query, batch in self.batches.items()}
+        other.leases = {key: lease.copy() for key, lease in self.leases.items()}
         return other
 
     def apply(self, change: Change) -> None:
@@ -98,6 +133,20 @@ class Model:
         self.names = {n: q for n, q in self.names.items() if q != number}
         for part in (self.queues, self.attempts, self.marks, self.high, self.streams, self.readers):
             part.pop(number, None)
+        self.leases = {key: x for key, x in self.leases.items() if key[0] != number}
+
+    def lease(self, number: int, reader: str, seqs: tuple[int, ...]) -> None:
+        self.leases.setdefault((number, reader), ModelLease()).seqs += seqs
+
+    def commit_lease(self, number: int, reader: str, ordinal: int) -> None:
+        self.take(number, self.leases[number, reader].take_below(ordinal))
+
+    def release_lease(self, number: int, reader: str, ordinal: int) -> None:
+        lease = self.leases[number, reader]
+        lease.take_below(ordinal)
+        lease.is_releasing = True
+        if not lease.seqs:
+            del self.leases[number, reader]
 
     def declare_stream(self, name: bytes, number: int) -> None:
         self.names[name] = number
@@ -106,6 +155,31 @@ class Model:
     def append(self, number: int, content: Content) -> None:
         if number in self.streams:
             self.streams[number].append(content)
+
+    def decide(self, query: str, number: int, pages: tuple[ModelPage, ...]) -> None:
+        self.batches[query] = ModelBatch(number, pages)
+
+    def slice(self, query: str, page: int, frame: int, streams: tuple[int, ...]) -> None:
+        """A slice of a batch is moved; what it appends, or publishes, follows."""
+        batch = self.batches[query]
+        if page < len(batch.pages) and frame >= len(batch.pages[page][1]):
+            page, frame = page + 1, 0
+        batch.page, batch.frame = page, frame
+        for number in streams:
+            if number in self.streams:
+                batch.holds.setdefault(number, len(self.streams[number]))
+
+    def forget(self, query: str) -> None:
+        del self.batches[query]
+
+    def heads(self) -> dict[int, int]:
+        """Of the streams that batches hold, where the heads wait."""
+        held: dict[int, int] = {}
+        for batch in self.batches.values():
+            if not batch.is_done:
+                for number, offset in batch.holds.items():
+                    held[number] = min(held.get(number, offset), offset)
+        return held
 
     def reader(self, number: int, name: str, at: tuple[int, int | None] | None) -> None:
         if at is None:
@@ -234,6 +308,8 @@ class Ledger:
         readers = {n: {r: (at.offset, at.kept_from) for r, at in s.readers.items()}
                    for n, s in engine.streams.items()}  # fmt: skip
         is_same = live == wanted and same_params and same_ends and readers == model.readers
+        is_same = is_same and places_of(engine) == model_places(model)
+        is_same = is_same and leases_of(engine) == told(model.leases)
         return model if is_same else without
 
 
@@ -261,7 +337,19 @@ class Judge:
         self._check_references()
         self._check_numbers()
         self._check_files()
-        check_streams(self.engine, self.model.streams, self.model.readers)
+        _same("batches", places_of(engine), model_places(model))
+        self._check_staged()
+        check_leases(engine, model.leases)
+        check_streams(engine, model.streams, model.readers, model.heads())
+
+    def _check_staged(self) -> None:
+        """What a batch has still to move is there."""
+        engine = self.engine
+        for query, batch in self.model.batches.items():
+            for page, _ in batch.pages[batch.page :]:
+                path = f"{query_path(engine.path, query)}/{page.name}"
+                if not engine.fs.exists(path):
+                    raise Violation(f"{path} is gone, and its rows are not moved")
 
     def _check_queue(self, queue: QueueIndex) -> None:
         want = self.model.queues[queue.number]
@@ -388,6 +476,19 @@ class Judge:
                 int(stem) not in queue.segments and key not in self.engine.state.reaping
             ):
                 raise Violation(f"queues/{directory}/{name} belongs to no segment")
+
+
+Moved = dict[str, tuple[int, int, int]]
+
+
+def places_of(engine: StorageEngine) -> Moved:
+    """query -> (number of its last batch, page, frame) of an engine."""
+    batches = engine.state.batches.by_query
+    return {query: (b.number, b.page, b.frame) for query, b in batches.items()}
+
+
+def model_places(model: Model) -> Moved:
+    return {query: (b.number, b.page, b.frame) for query, b in model.batches.items()}
 
 
 def _same(what: str, found: object, wanted: object) -> None:

@@ -37,6 +37,9 @@ class FakeQueue(BackingQueue):
     def body_bytes(self) -> int:
         return self.bytes
 
+    def leased_count(self) -> int:
+        return 0
+
     def len(self) -> int:
         return self.ready
 

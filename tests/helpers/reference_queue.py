@@ -17,9 +17,11 @@ from typing import Final, TypeVar
 
 from penstock.message import Entry, Message
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.rows import Row
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import Holder
+from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 from tests.helpers.engine_rig import EngineRig
 
@@ -67,6 +69,8 @@ class ReferenceQueue(BackingQueue):
         self._mode = mode
         self._held = ReferenceHolder()
         for seq in index.live_seqs():
+            if index.leased.has(seq):
+                continue
             self._held.add(engine.entry(index, seq))
         index.holder = self._held
         self._attempts: dict[int, int] = {}  # of transient messages; the index has the others
@@ -334,6 +338,56 @@ class ReferenceQueue(BackingQueue):
             self._forget(entry)
         return count
 
+    # ---- leases --------------------------------------------------------------------------------
+
+    def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
+        entries: list[Entry] = []
+        size = 0
+        while len(entries) < messages_max and self.may_take():
+            head = self.head()
+            assert head is not None
+            if (entries and size + head.size > bytes_max) or 0 < head.expiry_ms <= now_ms:
+                break
+            size += head.size
+            entry = self._take(head.tag)
+            del self._held.pending[entry.seq]
+            self._load(entry)
+            entries.append(entry)
+        if not entries:
+            return []
+        bodies = [entry.message.body or b"" for entry in entries]
+        mark = max([e.seq + 1 for e in entries if e.message.persistent], default=0)
+        return [Taken(self._index, entries, bodies, mark)]
+
+    def may_take(self) -> bool:
+        if not self._held.order:
+            return False
+        waiting = [t for t, (lsn, mode) in self._holds.items() if self._engine.settled(mode) < lsn]
+        return not any(tag <= self._held.order[0] for tag in waiting)
+
+    def leased_count(self) -> int:
+        return self._index.leased.count
+
+    def untake(self, taken: list[Taken]) -> None:
+        for entry in [entry for one in taken for entry in one.entries]:
+            self._held.ready[entry.seq] = entry
+            bisect.insort(self._held.order, entry.seq)
+
+    def leased(self, taken: list[Taken], lsn: int) -> None:
+        for entry in [entry for one in taken for entry in one.entries]:
+            if entry.message.persistent:
+                self._delivered = max(self._delivered, entry.seq + 1)
+            else:
+                self._forget(entry)
+
+    def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
+        return []
+
+    def readmit(self, index: QueueIndex, seqs: list[int], rows: list[Row]) -> None:
+        for seq in seqs:
+            self._held.ready[seq] = self._engine.entry(self._index, seq)
+            bisect.insort(self._held.order, seq)
+
     def purge_acks(self, mode: int) -> int:
         entries = list(self._held.pending.values())
         self._settle(entries, mode)
@@ -351,7 +405,7 @@ class ReferenceQueue(BackingQueue):
         return len(self._held.order)
 
     def depth(self) -> int:
-        return len(self._held.order) + len(self._held.pending)
+        return len(self._held.order) + len(self._held.pending) + self.leased_count()
 
     def body_bytes(self) -> int:
         return sum(entry.message.size for entry in self._held.ready.values())
@@ -360,7 +414,8 @@ class ReferenceQueue(BackingQueue):
         pending = self._held.pending.values()
         counts: dict[str, int | float | str] = {
             "len": self.len(), "depth": self.depth(), "bytes": self.body_bytes(),
-            "unacked_bytes": sum(entry.message.size for entry in pending),
+            "unacked_bytes": sum(e.message.size for e in pending) + self._index.leased.bytes,
+            "leased": self._index.leased.count, "leased_bytes": self._index.leased.bytes,
             "ram_bytes": self.ram_bytes(), "ram_messages": self.depth(), "alphas": self.len(),
             "betas": 0, "gammas": 0, "delta": 0, "pending": len(pending), "paged_pending": 0,
             "q1": 0, "q2": 0, "q3": 0, "q4": self.len(), "is_flowed": 0, "target_bytes": 0,

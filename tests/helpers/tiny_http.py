@@ -85,7 +85,7 @@ class TinyHttp:
                     self.connection.close()
                     self.close_connection = True
 
-            do_GET = do_PUT = do_DELETE = _do
+            do_GET = do_POST = do_PUT = do_DELETE = _do
 
             def log_message(self, *args: Any) -> None:
                 pass

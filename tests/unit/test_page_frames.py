@@ -1,5 +1,6 @@
 """Frames from pages and chunks: the same records, and never a damaged byte."""
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from penstock.page_frames import (
     decode_chunk_head,
     page_seed,
 )
+from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.page_index import active_header
+from tests.helpers.tiny_batches import adopt_page, rows_of
 from tests.helpers.tiny_pages import Record, TinyPage, page_of
 
 SMALL = [Record(1000 + i, b"payload %d" % i * (i % 4), b"meta%d" % i) for i in range(50)]
@@ -184,3 +188,60 @@ def test_a_chunk_that_ends_early_is_damage() -> None:
 def test_the_seed_is_that_of_the_page_id() -> None:
     tiny: TinyPage = page_of(SMALL)
     assert page_seed(tiny.page_id) != page_seed(tiny.page_id + 1)
+
+
+# ---- pages that were staged ----------------------------------------------------------------------
+
+ROWS = rows_of(0, 50, 100)
+TIME_US = 77_000_000
+
+
+def staged_page(tmp_path: Path) -> Path:
+    """A page of kind 2, as a stream has it that adopted it."""
+    directory = tmp_path / "stream"
+    directory.mkdir()
+    return Path(adopt_page(OsFileSystem(0), str(directory), ROWS, base=700, time_us=TIME_US))
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_records_of_a_staged_page_have_its_time(tmp_path: Path, has_index: bool) -> None:
+    path = staged_page(tmp_path)
+    if not has_index:
+        path.with_suffix(".idx").unlink()
+    page = PageMap(str(path), 700, 50)
+    assert records_of(page.frames(700, 750)) == [(TIME_US, payload) for payload, _ in ROWS]
+    assert records_of(page.frames(731, 733)) == [(TIME_US, payload) for payload, _ in ROWS[31:33]]
+
+
+@pytest.mark.parametrize("kept", [0, 64, 64 + 16 * 20])
+def test_rows_of_a_staged_page_that_are_there_are_taken(tmp_path: Path, kept: int) -> None:
+    """An index that is not sealed says where records begin, as far as it agrees."""
+    path = staged_page(tmp_path)
+    index = path.with_suffix(".idx")
+    page_id = PageMap(str(path), 700, 50).page_id
+    rows = index.read_bytes()[64 : 64 + 16 * 50]
+    index.write_bytes((active_header(page_id, 700) + rows)[:kept])
+    page = PageMap(str(path), 700, 50)
+    assert records_of(page.frames(700, 750)) == [(TIME_US, payload) for payload, _ in ROWS]
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_damage_of_a_staged_page_is_named(tmp_path: Path, has_index: bool) -> None:
+    path = staged_page(tmp_path)
+    if not has_index:
+        path.with_suffix(".idx").unlink()
+    data = bytearray(path.read_bytes())
+    data[64 + 150] ^= 8
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="the CRC of the record at offset 701 is wrong"):
+        PageMap(str(path), 700, 50).frames(700, 750)
+
+
+def test_a_page_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    path = staged_page(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[10] = 3
+    data[60:64] = zlib.crc32(data[:60]).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="kind 3; expected"):
+        PageMap(str(path), 700, 50)

@@ -4,7 +4,8 @@ RabbitMQ has a process of that name around its backing queue, and what it adds i
 order: a publish is refused, or enters and pushes others out (arrivals.py); expired heads go before
 anything is delivered; what is rejected, expired, pushed out or tried too often goes to the queue
 for dead letters (dead_letter.py); what is to wait waits in a wheel of parts (delays.py). The
-embedded library calls it under its lock, the broker from its loop.
+embedded library calls it under its lock, the broker from its loop. Readers that must see the same
+messages again after any crash lease them (leasing.py).
 
 Moves, never copies: a retry with a delay, becoming due and dead-lettering are one record each, so a
 message is in exactly one of queue, delay part and dead-letter queue whatever crashes. What a move
@@ -32,13 +33,15 @@ Not here: threads and waiting, consumers and prefetch, transactions (their owner
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.errors import DiskFullError, SettledError
+from penstock.errors import DiskFullError, QueueLeasedError, SettledError
 from penstock.queues.arrivals import Arrivals
 from penstock.queues.back_off import retry_delay_ms
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.expiry import sooner
 from penstock.queues.headers import DELIVERY_LIMIT, EXPIRED, REJECTED
+from penstock.queues.leasing import LeaseInfo, LeaseSlice, Leasing
 from penstock.storage.durability import DISK, OS
+from penstock.storage.lease_engine import Taken
 
 AGE_CHECK_MS: Final = 1000  # between two looks at the age of the oldest message
 
@@ -53,6 +56,7 @@ class AMQQueue(Arrivals):
 
     has_more_expired: bool = False
     _looked_at_age_ms: int = 0
+    _leasing: Leasing | None = None
 
     # ---- delivery ------------------------------------------------------------------------------
 
@@ -214,6 +218,94 @@ class AMQQueue(Arrivals):
             self.backing, delivery, header, mode, now_ms + delay_ms, now_ms, message.expiry_ms
         )
 
+    # ---- leases --------------------------------------------------------------------------------
+
+    def lease(self, reader: str, messages_max: int, bytes_max: int, mode: int = DISK) -> LeaseSlice:
+        """The next messages are the reader's, in order of delivery, until it commits or releases
+        them: a slice of at most so many messages and bytes of bodies (or one message), 1,024 and
+        1 MiB at most. It may be told of them once `engine.last_lsn` is settled in this mode. They
+        are neither expired, dropped nor purged meanwhile, and count in `depth`. An empty slice:
+        nothing may be delivered now.
+
+        NotLeasableError: the queue is not durable. UnknownLeaseError: what the reader had is being
+        released. ValueError (its name, the numbers), DiskFullError: nothing happened."""
+        leasing = self._leases()
+        leasing.check()
+        leasing.find(reader)
+        if self._may_expire and self.expire():
+            return leasing.lease(reader, [], mode)._replace(has_more=True)
+        taken = leasing.take(messages_max, bytes_max, self._clock.wall_ms())
+        if self.options.max_attempts is not None and self._is_cut_at_dead(taken):
+            return leasing.lease(reader, taken, mode)._replace(has_more=True)
+        return leasing.lease(reader, taken, mode)
+
+    def _is_cut_at_dead(self, taken: list[Taken]) -> bool:
+        """What was tried too often by now is buried, and what is behind it goes back: whether there
+        was such a message."""
+        most = self.options.max_attempts
+        assert most is not None
+        for i in range(len(taken)):
+            one = taken[i]
+            known = one.part.attempts
+            for k in range(len(one.entries)):
+                entry = one.entries[k]
+                attempts = known.get(entry.seq, 0) if known else 0
+                if entry.message.header:
+                    attempts += self.headers.attempts(entry.message.header)
+                if attempts < most:
+                    continue
+                back = [Taken(one.part, one.entries[k:], one.bodies[k:], 0), *taken[i + 1 :]]
+                one.entries, one.bodies = one.entries[:k], one.bodies[:k]
+                del taken[i + 1 if k else i :]
+                self.backing.untake(back)
+                head = self.backing.drop()
+                if head is not None:
+                    self._bury_head(head.tag, DELIVERY_LIMIT)
+                return True
+        return False
+
+    def commit_lease(self, reader: str, ordinal: int, mode: int = DISK) -> bool:
+        """A slice of the reader's messages below this ordinal is acknowledged; True: call again.
+        What is committed already is nothing. UnknownLeaseError; ValueError: it has not leased so
+        far."""
+        return self._leases().commit(reader, ordinal, mode)
+
+    def release_lease(self, reader: str, mode: int = DISK) -> bool:
+        """A slice of what the reader has leased is ready again, the oldest first, each at its old
+        place; True: call again (or leave it to `tick`). With the last the reader is forgotten.
+        UnknownLeaseError."""
+        leasing = self._leases()
+        if not self._may_expire and leasing.has_expiring(reader):
+            self._may_expire = True
+        has_more = leasing.release(reader, mode)
+        self._trim_if_set()
+        self._ready()
+        return has_more
+
+    def materialise(self, reader: str) -> bool:
+        """A slice of making the pages of what the reader has leased, if they are not all there;
+        True: call again. Before anybody is told of pages. OSError, CorruptionError."""
+        return self._leases().materialise(reader)
+
+    def leases(self) -> list[LeaseInfo]:
+        """What readers have leased, one each."""
+        return self._leases().infos()
+
+    def _leases(self) -> Leasing:
+        leasing = self._leasing
+        if leasing is None:
+            leasing = Leasing(self._engine, self.name, self.backing, self._event)
+            self._leasing = leasing
+        return leasing
+
+    def _go_on_releasing(self) -> bool:
+        """A slice of a release that was begun, also before a restart."""
+        for lease in self._leases().infos():
+            if lease.is_releasing:
+                self.release_lease(lease.reader, OS)
+                return True
+        return False
+
     # ---- time ----------------------------------------------------------------------------------
 
     def next_event_ms(self) -> int:
@@ -238,8 +330,12 @@ class AMQQueue(Arrivals):
                 has_more = True
             if self.delays.resume():
                 has_more = True
+            if self._engine.state.leases.by_queue and self._go_on_releasing():
+                has_more = True
         except DiskFullError:  # of which the engine has told; the next tick tries again
             has_more = False
+        if self._leasing is not None:
+            self._leasing.rest()
         if self._alerts.is_set:
             self._check_alerts(now_ms)
         return has_more
@@ -262,7 +358,7 @@ class AMQQueue(Arrivals):
         return self.backing.len()
 
     def depth(self) -> int:
-        """Ready and pending messages."""
+        """Ready, pending and leased messages."""
         return self.backing.depth()
 
     def delayed(self) -> int:
@@ -302,15 +398,22 @@ class AMQQueue(Arrivals):
         """All delayed messages die; how many."""
         return self.delays.purge(mode)
 
-    def delete(self, mode: int = DISK) -> int:
+    def delete(self, mode: int = DISK, *, force: bool = False) -> int:
         """Delete the queue with all that it holds, delayed or not, in one record. The LSN to wait
-        for; 0: it is not durable."""
+        for; 0: it is not durable. QueueLeasedError, unless by force: readers have leased messages
+        that they have not committed."""
+        if not force:
+            messages, readers = self._leases().open_leases()
+            if messages:
+                raise QueueLeasedError(self.text_name, messages, readers)
         with self._engine.one_record(mode) as one:
             self.delays.delete(mode)
             self.backing.delete_and_terminate(mode)
+        self._leases().delete()
         return one.lsn
 
     def terminate(self) -> None:
         """Orderly stop, right before the engine's `close`."""
+        self._leases().close()
         self.delays.terminate()
         self.backing.terminate()

@@ -11,6 +11,8 @@ What every implementation promises (`tests/contracts/backing_queue.py` asks each
 * **Ready or pending.** A message that was fetched (or dropped) with `ack_required` is *pending*
   until `ack`, `requeue`, `move` or `forget`. `len` counts the ready, `depth` both.
 * **A tag is a place**: the seq, with the number of the part in the byte above 56 bits.
+* **Leased** messages are a reader's, by a record of the log: neither ready nor pending, untouched
+  by purges, and counted in `depth` alone.
 * **Bounded RAM.** `ram_bytes` counts all that a queue holds there, pending included, and stays
   under the smallest of its limits as far as paging in steps allows: a publish pages out at most
   four messages besides its own bytes and stops after the one that passes 64 KiB; `resume` does the
@@ -38,6 +40,8 @@ from typing import Final, TypeVar
 
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
+from penstock.queues.rows import Row
+from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 
 PART_SHIFT: Final = 56
@@ -213,6 +217,41 @@ class BackingQueue(ABC):
     def purge_acks(self, mode: int) -> int:
         """All pending messages die; how many there were."""
 
+    # ---- leases --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
+        """Heads leave the queue to be leased, with their bodies: at most so many, and as many bytes
+        or one message; none that is held, or expired at `now_ms`. They are neither ready nor
+        pending: the caller ends with `leased`, or with `untake`, and calls nothing in between."""
+
+    @abstractmethod
+    def may_take(self) -> bool:
+        """Whether there is a head, and it is not held. (The delivered mark does not hold it: the
+        record of a lease raises it.)"""
+
+    @abstractmethod
+    def leased_count(self) -> int:
+        """How many messages are leased, by all readers."""
+
+    @abstractmethod
+    def untake(self, taken: list[Taken]) -> None:
+        """What was taken was not leased: it is ready where it was."""
+
+    @abstractmethod
+    def leased(self, taken: list[Taken], lsn: int) -> None:
+        """What was taken is leased, by the record with this LSN: the queue knows it no more."""
+
+    @abstractmethod
+    def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
+        """Rows of leased messages of one segment, ascending, which are about to be released; those
+        that are damaged are left out. OSError."""
+
+    @abstractmethod
+    def readmit(self, index: QueueIndex, seqs: list[int], rows: list[Row]) -> None:
+        """These, ascending, are leased no more: they are ready at their old places. rows: what
+        `returning` gave of them. All that one record released of an index comes at once."""
+
     @abstractmethod
     def drain_confirmed(self) -> list[int]:
         """Ids of messages published with `needs_confirming` that are confirmed since last time."""
@@ -225,7 +264,7 @@ class BackingQueue(ABC):
 
     @abstractmethod
     def depth(self) -> int:
-        """Ready and pending messages."""
+        """Ready, pending and leased messages."""
 
     @abstractmethod
     def body_bytes(self) -> int:
@@ -234,8 +273,9 @@ class BackingQueue(ABC):
     @abstractmethod
     def info(self) -> dict[str, int | float | str]:
         """Counters, as docs/memory.md lists them: len, depth, bytes, unacked_bytes, ram_bytes,
-        ram_messages, alphas, betas, gammas, delta, pending, paged_pending, q1 ... q4, is_flowed,
-        target_bytes, disk_reads, disk_writes, four rates per second, mode."""
+        ram_messages, alphas, betas, gammas, delta, pending, paged_pending, leased, leased_bytes,
+        q1 ... q4, is_flowed, target_bytes, disk_reads, disk_writes, four rates per second, mode.
+        unacked_bytes: of pending and leased messages."""
 
     # ---- memory --------------------------------------------------------------------------------
 

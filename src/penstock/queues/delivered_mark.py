@@ -49,6 +49,19 @@ class DeliveredMark:
         self.half = self._next - block // 2
         self._lsn = self._engine.mark(self._index, self._next, self._mode)
 
+    def beyond(self, seq: int, out_per_s: float) -> int:
+        """The mark that a record which delivers up to `seq` has to raise; 0 if there is enough.
+        Nothing is changed: see `logged`."""
+        if seq < self.half or not self._index.is_durable:
+            return 0
+        return max(seq + 1, self._next) + max(BLOCK, int(out_per_s))
+
+    def logged(self, mark: int, lsn: int) -> None:
+        """Another record has raised the mark."""
+        self.half = mark - BLOCK // 2
+        self._next = mark
+        self._lsn = lsn
+
     def hold(self, seq: int, lsn: int, mode: int) -> None:
         """This message, and what is behind it, waits until the LSN is settled."""
         if self._engine.settled(mode) < lsn:

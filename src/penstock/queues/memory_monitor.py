@@ -380,10 +380,11 @@ class MemoryMonitor:
 
 
 def _depth_bytes(queue: BackingQueue, ram_bytes: int) -> int:
-    """Bytes of all its messages. Of pending ones only the number is known without a walk: they
-    count as much as the ready ones do on average; and all count at least what they take in RAM."""
+    """Bytes of all its messages but the leased ones, which never come to RAM. Of pending ones only
+    the number is known without a walk: they count as much as the ready ones do on average; and all
+    count at least what they take in RAM."""
     ready = queue.len()
     depth_bytes = queue.body_bytes()
     if ready:
-        depth_bytes = depth_bytes * queue.depth() // ready
+        depth_bytes = depth_bytes * (queue.depth() - queue.leased_count()) // ready
     return max(depth_bytes, ram_bytes)

@@ -134,7 +134,8 @@ class PriorityBudget:
             part = self._parts[number]
             queue = part.queue
             ram_bytes = queue.ram_bytes()
-            useful = max(ram_bytes, queue.body_bytes() + queue.depth() * ALPHA_BYTES)
+            in_hand = queue.depth() - queue.leased_count()
+            useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
             part.due_bytes = min(useful, left)
             left -= part.due_bytes
             # What it has in RAM is in use in any case: a limit up to that takes nothing.

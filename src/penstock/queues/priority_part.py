@@ -31,7 +31,7 @@ class Part:
         self.bit: int = 1 << number
         # As they were when PriorityQueue last looked.
         self.len: int = 0
-        self.depth: int = 0
+        self.in_hand: int = 0
         self.body_bytes: int = 0
         # The limits it was given, and the one that it should have, by the last deal.
         self.max_bytes: int = UNLIMITED

@@ -33,45 +33,18 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.priority_budget import PriorityBudget
+from penstock.queues.priority_holder import PartHolder
+from penstock.queues.priority_lease import take_by_priority
 from penstock.queues.priority_part import SEQ_MASK, Part, PartFold
+from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import Holder
+from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 
 PARTS_MAX: Final = 256
 
 A = TypeVar("A")
-
-
-class PartHolder(Holder):
-    """Stands before the Holder of a part and sees what arrives."""
-
-    def __init__(self, owner: "PriorityQueue", part: Part, holder: Holder) -> None:
-        self._owner = owner
-        self._part = part
-        self._holder = holder
-
-    def add(self, entry: Entry) -> None:
-        budget, part = self._owner.budget, self._part
-        budget.make_room(part, entry)
-        writes = part.queue.state.disk_writes
-        self._holder.add(entry)
-        if part.queue.state.disk_writes == writes:
-            budget.fill_pool(part)
-        self._owner.count(part)
-
-    def drop(self, first: int, n: int) -> None:
-        self._holder.drop(first, n)
-
-    def get(self, seq: int) -> Entry | None:
-        return self._holder.get(seq)
-
-    def materialise(self, below: int) -> list[Entry]:
-        return self._holder.materialise(below)
-
-    def materialised(self, entries: list[Entry]) -> None:
-        self._holder.materialised(entries)
 
 
 class PriorityQueue(BackingQueue):
@@ -89,7 +62,7 @@ class PriorityQueue(BackingQueue):
         self._stuck: int = 0  # bits of those that could not; `resume` tries again
         self._confirming: int = 0  # bits of the parts that were ever asked for confirms
         self._len: int = 0
-        self._depth: int = 0
+        self._in_hand: int = 0  # ready and pending; what is leased changes by itself
         self._body_bytes: int = 0
         self._is_dealt: bool = True  # the budget, and nothing has happened since
         self.budget: PriorityBudget = PriorityBudget(self.parts)  # PartHolders use it
@@ -144,7 +117,7 @@ class PriorityQueue(BackingQueue):
             part.queue.hold(tag & SEQ_MASK, lsn, mode)
 
     def held(self) -> tuple[int, int] | None:
-        part = self._highest()
+        part = self.highest()
         return None if part is None else part.queue.held()
 
     def _number_for(self, priority: int) -> int:
@@ -157,7 +130,7 @@ class PriorityQueue(BackingQueue):
         number = tag >> PART_SHIFT
         return self.parts[number] if 0 <= number < len(self.parts) else None
 
-    def _highest(self) -> Part | None:
+    def highest(self) -> Part | None:
         """The part to deliver from."""
         ready = self._ready
         return self.parts[ready.bit_length() - 1] if ready else None
@@ -171,9 +144,9 @@ class PriorityQueue(BackingQueue):
                 self._ready ^= part.bit
             self._len += n - part.len
             part.len = n
-        n = queue.depth()
-        self._depth += n - part.depth
-        part.depth = n
+        n = queue.depth() - queue.leased_count()
+        self._in_hand += n - part.in_hand
+        part.in_hand = n
         n = queue.body_bytes()
         self._body_bytes += n - part.body_bytes
         part.body_bytes = n
@@ -184,7 +157,7 @@ class PriorityQueue(BackingQueue):
     # ---- delivery ------------------------------------------------------------------------------
 
     def fetch(self, *, ack_required: bool = True) -> Delivery | None:
-        while (part := self._highest()) is not None:
+        while (part := self.highest()) is not None:
             delivery = part.queue.fetch(ack_required=ack_required)
             self.count(part)
             if delivery is not None:
@@ -198,7 +171,7 @@ class PriorityQueue(BackingQueue):
             part.queue.count_crashes()
 
     def drop(self, *, ack_required: bool = True) -> Head | None:
-        while (part := self._highest()) is not None:
+        while (part := self.highest()) is not None:
             head = part.queue.drop(ack_required=ack_required)
             self.count(part)
             if head is not None:
@@ -208,7 +181,7 @@ class PriorityQueue(BackingQueue):
         return None
 
     def head(self) -> Head | None:
-        while (part := self._highest()) is not None:
+        while (part := self.highest()) is not None:
             head = part.queue.head()
             if head is not None:
                 return part.head(head)
@@ -218,7 +191,7 @@ class PriorityQueue(BackingQueue):
         return None
 
     def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
-        while (part := self._highest()) is not None:
+        while (part := self.highest()) is not None:
             head = part.queue.dropwhile(part.asking(predicate), mode)
             self.count(part)
             if head is not None:
@@ -230,7 +203,7 @@ class PriorityQueue(BackingQueue):
     def fetchwhile(
         self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
     ) -> tuple[Head | None, A]:
-        while (part := self._highest()) is not None:
+        while (part := self.highest()) is not None:
             head, acc = part.queue.fetchwhile(part.asking(predicate), part.showing(fun), acc)
             self.count(part)
             if head is not None:
@@ -357,6 +330,44 @@ class PriorityQueue(BackingQueue):
                 self.count(part)
         return died
 
+    # ---- leases --------------------------------------------------------------------------------
+
+    def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
+        return take_by_priority(self, messages_max, bytes_max, now_ms)
+
+    def may_take(self) -> bool:
+        part = self.highest()
+        return part is not None and part.queue.may_take()
+
+    def leased_count(self) -> int:
+        return sum([part.queue.leased_count() for part in self.parts])
+
+    def untake(self, taken: list[Taken]) -> None:
+        for one in taken:
+            part = self._part_with(one.part)
+            part.queue.untake([one])
+            self.count(part)
+
+    def leased(self, taken: list[Taken], lsn: int) -> None:
+        for one in taken:
+            part = self._part_with(one.part)
+            part.queue.leased([one], lsn)
+            self.count(part)
+
+    def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
+        return self._part_with(index).queue.returning(index, seqs)
+
+    def readmit(self, index: QueueIndex, seqs: list[int], rows: list[Row]) -> None:
+        part = self._part_with(index)
+        part.queue.readmit(index, seqs, rows)
+        self.count(part)
+
+    def _part_with(self, index: QueueIndex) -> Part:
+        for part in self.parts:
+            if part.queue.index() is index:
+                return part
+        raise KeyError(f"queue {index.number} is no part of this one")
+
     def drain_confirmed(self) -> list[int]:
         ids: list[int] = []
         if self._confirming:
@@ -380,7 +391,7 @@ class PriorityQueue(BackingQueue):
         return self._len
 
     def depth(self) -> int:
-        return self._depth
+        return self._in_hand + self.leased_count()
 
     def body_bytes(self) -> int:
         return self._body_bytes
@@ -470,7 +481,7 @@ class PriorityQueue(BackingQueue):
         """Assert what this module promises (for tests)."""
         parts = self.parts
         assert self._len == sum([part.queue.len() for part in parts])
-        assert self._depth == sum([part.queue.depth() for part in parts])
+        assert self.depth() == sum([part.queue.depth() for part in parts])
         assert self._body_bytes == sum([part.queue.body_bytes() for part in parts])
         assert self._ready == sum([part.bit for part in parts if part.queue.len()])
         self.budget.check()

@@ -30,7 +30,8 @@ from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import Delivery, Head, NewMessage
 from penstock.queues.rows import PERSISTENT, Row
 from penstock.queues.vq_holder import VqHolder
-from penstock.queues.vq_pending import ACKS_MAX, VqPending
+from penstock.queues.vq_lease import VqLease
+from penstock.queues.vq_pending import ACKS_MAX
 from penstock.queues.vq_state import CHECKS, alpha_bytes
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
@@ -46,7 +47,7 @@ MODES: Final = ("default", "lazy")
 A = TypeVar("A")
 
 
-class VariableQueue(VqPending):
+class VariableQueue(VqLease):
     """Takes over `index`: what lives in it is ready, in delta.
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "ratio", or
@@ -76,11 +77,12 @@ class VariableQueue(VqPending):
             for entry in fresh:
                 entry.on_slot = True
         index.holder = VqHolder(self)
-        if index.count:
-            state.delta.start = max(index.next_live(0), 0)
+        ready = index.count - index.leased.count
+        if ready:
+            state.delta.start = max(index.first_ready(), 0)
             state.delta.end = index.next_seq
-            state.delta.count = state.len = index.count
-            state.bytes = index.bytes
+            state.delta.count = state.len = ready
+            state.bytes = index.bytes - index.leased.bytes
             self._after()
 
     # ---- arrival -------------------------------------------------------------------------------
@@ -384,7 +386,8 @@ class VariableQueue(VqPending):
 
     def depth(self) -> int:
         state = self.state
-        return state.len + len(state.ram_pending) + state.disk_pending.count
+        pending = len(state.ram_pending) + state.disk_pending.count
+        return state.len + pending + self._index.leased.count
 
     def body_bytes(self) -> int:
         return self.state.bytes

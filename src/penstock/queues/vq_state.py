@@ -18,8 +18,8 @@ What `check` asserts, in default mode:
 
     [V1] q1 holds something => q3 does        [V2] q2 holds something => delta does
     [V3] delta holds something => q3 does     [V4] empty <=> q3 and q4 are empty
-    [V5] seqs ascend through q4, q3, delta, q2, q1; nothing is ready and pending
-    [V6] delta.start + delta.count <= delta.end: holes are dead or pending
+    [V5] seqs ascend through q4, q3, delta, q2, q1; nothing is two of ready, pending and leased
+    [V6] delta.start + delta.count <= delta.end: holes are dead, pending or leased
     [V7] no counter is negative, and each is the sum of what it counts
 
 in lazy mode [V1] to [V4] are: q1, q2 and q4 are empty, and all is in q3 and delta. A queue on its
@@ -224,9 +224,9 @@ class VQState:
         return found
 
     def ready_on_disk(self, start: int, stop: int) -> list[int]:
-        """Of one segment, [start, stop) within delta: what is alive and neither pending nor set
-        aside, ascending."""
-        seqs = self.index.live_between(start, stop)
+        """Of one segment, [start, stop) within delta: what is alive and neither pending, leased nor
+        set aside, ascending."""
+        seqs = self.index.ready_between(start, stop)
         if self.delta_transients:
             transients = self.transients_between(start, stop)
             if transients:
@@ -251,11 +251,12 @@ class VQState:
         betas = self.q2.count_without(ON_SLOT) + self.q3.count_without(ON_SLOT)
         rows = self.q2.count + self.q3.count
         rates = self.rates
+        leased = self.index.leased
         return {
             "len": self.len,
-            "depth": self.len + len(self.ram_pending) + self.disk_pending.count,
+            "depth": self.len + len(self.ram_pending) + self.disk_pending.count + leased.count,
             "bytes": self.bytes,
-            "unacked_bytes": self.unacked_bytes,
+            "unacked_bytes": self.unacked_bytes + leased.bytes,
             "ram_bytes": self.ram_bytes(),
             "ram_messages": self.ram_messages() + len(self.ram_pending),
             "alphas": self.ram_messages(),
@@ -264,6 +265,8 @@ class VQState:
             "delta": self.delta.count,
             "pending": len(self.ram_pending) + self.disk_pending.count,
             "paged_pending": self.disk_pending.count,
+            "leased": leased.count,
+            "leased_bytes": leased.bytes,
             "set_aside": len(self.set_aside),
             "q1": len(self.q1),
             "q2": self.q2.count,
@@ -295,6 +298,8 @@ class VQState:
         pending = {*self.ram_pending, *self.disk_pending.seqs()}
         assert len(pending) == len(self.ram_pending) + self.disk_pending.count, "[V5] pending twice"
         assert pending.isdisjoint(order), "[V5] ready and pending"
+        leased = [seq for seq in (*pending, *order) if self.index.leased.has(seq)]
+        assert not leased, f"[V5] leased, and ready or pending: {leased}"
         d = self.delta
         assert d.start + d.count <= d.end, f"[V6] delta {d.start} + {d.count} > {d.end}"
         assert len(delta) == d.count, f"[V6] delta counts {d.count}, the index has {len(delta)}"

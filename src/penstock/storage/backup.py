@@ -8,6 +8,7 @@ backup is a fresh checkpoint and the files that it names:
                       copied where the disk knows no links, or the backup is on another disk
     pages of streams  sealed: linked, with their index; the active one copied up to the position at
                       the cut, its index left out; the head written anew, as of the cut
+    staged pages      copied, those that decided batches still have to move
     .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
                       the checkpoint, and so is harmless
     checkpoint-<n>    written anew: no log behind it, and clean, for nothing followed it
@@ -32,6 +33,8 @@ from typing import Final
 
 from penstock.errors import DiskFullError
 from penstock.storage import checkpoint
+from penstock.storage.adoption import is_adopted
+from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.checkpointer import IDLE, SLICES, delete
 from penstock.storage.data_directory import write_small
@@ -39,6 +42,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.fresh_directory import FreshDirectory
 from penstock.storage.recovery import PARTS
+from penstock.storage.staging import query_path, staging_path
 from penstock.storage.store_file import HEADER_BYTES
 from penstock.storage.store_state import FileState
 from penstock.storage.stream_meta import (
@@ -96,6 +100,7 @@ class Backup:
             yield from self._copy_queues(manifest, target + "/queues")
             yield from self._copy_store(manifest, target + "/msg_store_persistent")
             yield from self._copy_streams(manifest, target + "/streams")
+            yield from self._copy_staged(manifest, target)
             for directory in self._directories:
                 self._fs.sync_dir(directory)
                 yield True
@@ -190,15 +195,35 @@ class Backup:
                 if ending not in ("page", "idx") or not stem.isdecimal():
                     continue
                 base = int(stem)
-                if position.first_offset <= base < position.page_base:
+                is_last = base == position.page_base
+                if position.first_offset <= base < position.page_base or (
+                    is_last and is_adopted(fs, f"{source}/{stem}.page")
+                ):
                     yield from self._link(source, inner, name)
-                elif base == position.page_base and ending == "page" and position.page_bytes:
+                elif is_last and ending == "page" and position.page_bytes:
                     length = position.page_bytes
                     yield from self._copy(f"{source}/{name}", f"{inner}/{name}", length)
             p = position
             head = Head(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
             write_small(fs, f"{inner}/{WRITE_META}", encode_head(head))
             write_small(fs, f"{inner}/{READ_META}", encode_tail(p.first_offset))
+
+    def _copy_staged(self, manifest: Manifest, target: str) -> Iterator[bool]:
+        """The pages that batches still have to move: never linked, for adoption writes into one."""
+        fs = self._fs
+        for data in manifest.batches:
+            batch = decode_section(data)
+            source = query_path(self._engine.path, batch.query)
+            inner = query_path(target, batch.query)
+            for page in batch.pages[batch.page :]:
+                if inner not in self._directories:
+                    self._make(staging_path(target))
+                    self._make(inner)
+                    write_small(fs, inner + "/.query_name", batch.query.encode() + b"\n")
+                stem = page.name.removesuffix(".page")
+                for name in (page.name, stem + ".idx"):
+                    size = fs.size(f"{source}/{name}")
+                    yield from self._copy(f"{source}/{name}", f"{inner}/{name}", size)
 
     def _link(self, source: str, target: str, name: str) -> Iterator[bool]:
         """A second name for a file that never changes, or a copy of it."""
@@ -252,6 +277,8 @@ class Backup:
         sections.append((checkpoint.REAPING, checkpoint.encode_reaping(manifest.reaping)))
         for number, stream in manifest.streams.items():
             sections.append((checkpoint.STREAM, checkpoint.encode_stream(number, stream)))
+        sections += [(checkpoint.BATCH, data) for data in manifest.batches]
+        sections += [(checkpoint.LEASE, data) for data in manifest.leases]
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)
         data = checkpoint.encode_file(self._engine.state.vhost, number, sections, is_clean=True)

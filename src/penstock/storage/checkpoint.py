@@ -20,6 +20,8 @@
       6 STREAM       number 4 | stream id 16 | first offset 8 | page base 8 | page bytes 4 |
                      next offset 8 | last time (us) 8 | readers 4
         reader       offset 8 | kept from 8 (all ones: none) | time (ms) 8 | name length 2 | name
+      7 LEASE        what one reader has leased of a queue (leases.py)
+      8 BATCH        the last batch of one query (batches.py)
       0 END          number of sections before it 4
     CURRENT          "checkpoint-<n> <crc of that text, 8 hex digits>"
 
@@ -57,7 +59,9 @@ QUEUE: Final = 3
 STORE: Final = 4
 REAPING: Final = 5
 STREAM: Final = 6
-KINDS_MAX: Final = STREAM
+LEASE: Final = 7
+BATCH: Final = 8
+KINDS_MAX: Final = BATCH
 
 _FILE: Final = struct.Struct(">4sHHQQ")
 _SECTION: Final = struct.Struct(">III")
@@ -106,6 +110,8 @@ class Manifest:
     store: list[bytes] = field(default_factory=list)
     reaping: dict[tuple[int, int], bytearray] = field(default_factory=dict)
     streams: dict[int, StreamSection] = field(default_factory=dict)
+    leases: list[bytes] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
 
 
 # ---- encoding ----------------------------------------------------------------------------------
@@ -288,6 +294,10 @@ def apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
     elif kind == STREAM:
         number, stream = _decode_stream(data)
         manifest.streams[number] = stream
+    elif kind == LEASE:
+        manifest.leases.append(data)
+    elif kind == BATCH:
+        manifest.batches.append(data)
     else:
         raise ValueError("unknown kind")
 

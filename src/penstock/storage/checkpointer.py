@@ -33,6 +33,7 @@ from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Row, Section
 from penstock.storage.message_store import FileState
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.staging import staged_files
 from penstock.storage.streams import Stream, StreamSection
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Checkpointer:
     """One per engine. `phase` is idle, or what a checkpoint in progress is at.
 
     number: of the checkpoint that is CURRENT; bytes: of its file; count: how many were made.
+    dead_staged: staged pages that go with the one in progress.
     """
 
     def __init__(self, engine: "StorageEngine", number: int) -> None:
@@ -101,6 +103,9 @@ class Checkpointer:
         self._dead_files: list[str] = []
         self._deleted: list[QueueIndex] = []
         self._streams: list[tuple[int, StreamSection]] = []
+        self._leases: list[bytes] = []
+        self._batches: list[bytes] = []
+        self.dead_staged: list[tuple[str, str]] = []
         self._deleted_streams: list[Stream] = []
         self._data_is_synced = False
 
@@ -129,6 +134,9 @@ class Checkpointer:
         self._dead_files = store.take_dead()
         self._deleted, state.deleted = state.deleted, []
         self._streams = state.streams.capture()
+        self._leases = state.leases.capture()
+        self._batches = state.batches.capture()
+        self.dead_staged, state.batches.dead = state.batches.dead, []
         self._deleted_streams, state.streams.deleted = state.streams.deleted, []
         self._reaping = dict(state.reaping)
         self.phase = SLICES
@@ -259,6 +267,8 @@ class Checkpointer:
             *((checkpoint.STORE, s.encode()) for s in self._states),
             (checkpoint.REAPING, checkpoint.encode_reaping(self._reaping)),
             *((checkpoint.STREAM, checkpoint.encode_stream(*s)) for s in self._streams),
+            *((checkpoint.LEASE, data) for data in self._leases),
+            *((checkpoint.BATCH, data) for data in self._batches),
         ]
         for small in self._small:
             for seq, row in small.fresh:
@@ -349,6 +359,7 @@ class Checkpointer:
         state.ticks.dead += self._dead
         state.deleted += self._deleted
         state.streams.deleted += self._deleted_streams
+        state.batches.dead += self.dead_staged
         state.store.put_back_dead(self._dead_files)
         for queue in [*state.queues.values(), *state.dying.values(), *state.deleted]:
             queue.sliced()
@@ -374,6 +385,7 @@ class Checkpointer:
                 queue.forget_files(segment)
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         paths += self._dead_files
+        paths += staged_files(engine.path, self.dead_staged)
         engine.transient.cut(state.ticks.epoch)  # nothing names its files: they may go at any time
         paths += engine.transient.take_dead()
         engine.transient.capture()

@@ -8,10 +8,14 @@ import struct
 from collections.abc import Iterator
 from zlib import crc32
 
-from penstock.storage import checkpoint
+from penstock.storage import checkpoint, leases
+from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
+from penstock.storage.dump_batches import section_lines
 from penstock.storage.dump_text import at
 from penstock.storage.index_segment import IndexSegment, Section
+from penstock.storage.leases import Lease
+from penstock.storage.record import LeaseRun
 from penstock.storage.routing_table import (
     BIND,
     CLEAR_PARAMETER,
@@ -30,7 +34,8 @@ _SECTION = struct.Struct(">III")
 KINDS = {
     checkpoint.END: "END", checkpoint.HEAD: "HEAD", checkpoint.TOPOLOGY: "TOPOLOGY",
     checkpoint.QUEUE: "QUEUE", checkpoint.STORE: "STORE", checkpoint.REAPING: "REAPING",
-    checkpoint.STREAM: "STREAM",
+    checkpoint.STREAM: "STREAM", checkpoint.LEASE: "LEASE",
+    checkpoint.BATCH: "BATCH",
 }  # fmt: skip
 TOPOLOGY_OPS = {
     DECLARE_EXCHANGE: "declare exchange", DELETE_EXCHANGE: "delete exchange",
@@ -80,7 +85,9 @@ def topology_text(record: bytes) -> str:
     return f"{name or 'DAMAGED topology'} {record[1:]!r}"
 
 
-def _section(manifest: Manifest, kind: int, data: bytes) -> Iterator[str]:
+def _section(  # noqa: C901 - a case for each kind
+    manifest: Manifest, kind: int, data: bytes
+) -> Iterator[str]:
     if kind == checkpoint.END:
         yield f"{int.from_bytes(data, 'big')} sections before it"
         return
@@ -108,6 +115,29 @@ def _section(manifest: Manifest, kind: int, data: bytes) -> Iterator[str]:
     elif kind == checkpoint.STREAM:
         number, stream = next(reversed(manifest.streams.items()))
         yield from _stream(number, stream)
+    elif kind == checkpoint.LEASE:
+        yield from _lease(leases.decode(data))
+    elif kind == checkpoint.BATCH:
+        yield from section_lines(decode_section(data))
+
+
+def _lease(lease: Lease) -> Iterator[str]:
+    yield (
+        f"queue {lease.queue} reader {lease.reader!r} id {lease.id.hex()} committed "
+        f"{lease.committed} next {lease.next} latest time {lease.last_s}"
+        f"{', is being released' if lease.is_releasing else ''}"
+    )
+    for one in lease.slices:
+        runs = ", ".join(lease_runs_text(one.runs()))
+        yield f"  from {one.ordinal} time {one.time_ms} floor {one.floor_s}: {runs}"
+
+
+def lease_runs_text(runs: list[LeaseRun]) -> list[str]:
+    """Runs of leased messages in words."""
+    return [
+        f"queue {part} seqs {first}+{n} ({size} bytes, {stores} stored, latest {latest_s})"
+        for part, first, n, size, stores, latest_s in runs
+    ]
 
 
 def _stream(number: int, section: StreamSection) -> Iterator[str]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from zlib import crc32
 
 from penstock.storage import record
-from penstock.storage.dump_checkpoint import topology_text
+from penstock.storage.dump_batches import batch_text
+from penstock.storage.dump_checkpoint import lease_runs_text, topology_text
 from penstock.storage.dump_text import at, body_text, is_zero
 from penstock.storage.log_segment import (
     ALIGN_BYTES,
@@ -26,6 +27,7 @@ from penstock.storage.log_segment import (
 )
 
 _HEADER = struct.Struct(">4sHHQQQQI")
+LEASE_TEXTS = {record.LEASED: "leased", record.COMMITTED: "committed", record.RELEASED: "released"}
 
 
 def dump(data: bytes) -> Iterator[str]:
@@ -171,6 +173,10 @@ def _data_text(  # noqa: C901 - a case for each type
         )
     if kind == record.READER_OFFSET:
         return _reader_text(record.decode_reader(data), flags)
+    if kind == record.LEASE:
+        return _lease_text(record.decode_lease(data, count), flags)
+    if kind == record.BATCH:
+        return batch_text(data, flags, count)
     if kind == record.TX_COMMIT:
         c = record.decode_tx_commit(data, count)
         return f"transaction {c.transaction} first seqs {c.first_seqs}"
@@ -186,6 +192,15 @@ def _reader_text(r: record.ReaderData, flags: int) -> str:
         return f"stream {r.stream} reader {r.reader!r} is forgotten"
     kept = "" if r.kept_from == record.NOT_KEPT else f" keeps from {r.kept_from}"
     return f"stream {r.stream} reader {r.reader!r} offset {r.offset}{kept} time {r.time_ms}"
+
+
+def _lease_text(found: record.LeaseData, flags: int) -> str:
+    what = LEASE_TEXTS.get(flags, f"flags {flags}")
+    runs = ", ".join(lease_runs_text(found.runs)) or "no runs"
+    return (
+        f"{what} queue {found.queue} reader {found.reader!r} ordinal {found.ordinal} time "
+        f"{found.time_ms}: {runs}"
+    )
 
 
 def _publish_text(p: record.PublishData) -> str:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage import stream_meta
+from penstock.storage.batches import is_name
 from penstock.storage.dump_text import at, body_text
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import (
@@ -37,7 +38,8 @@ def is_of_stream(path: str) -> bool:
     directory, _, name = path.rpartition("/")
     stem, _, ending = name.rpartition(".")
     is_page = ending in ("page", "idx") and len(stem) == 20 and stem.isdecimal()
-    return is_page or name in METAS or directory.rpartition("/")[2] == "readers"
+    is_staged = ending in ("page", "idx") and is_name(stem + ".page")
+    return is_page or is_staged or name in METAS or directory.rpartition("/")[2] == "readers"
 
 
 def dump(fs: FileSystem, path: str) -> Iterator[str]:
@@ -61,8 +63,8 @@ def dump_page(path: str, data: bytes) -> Iterator[str]:
         return
     yield at(
         0,
-        f"page {header.id:016x} of stream {header.number}, from offset {header.base}, "
-        f"time {header.base_time_us}",
+        f"{'staged ' if header.is_staged else ''}page {header.id:016x} of stream {header.number}, "
+        f"from offset {header.base}, time {header.base_time_us}",
     )
     seed = page_seed(header.id)
     position, rel = PAGE_HEADER_BYTES, 0
@@ -74,9 +76,10 @@ def dump_page(path: str, data: bytes) -> Iterator[str]:
             yield f"DAMAGED {at(position, f'{text}; {len(data) - position} bytes are left')}"
             return
         found = out[0]
+        time_us = header.base_time_us if header.is_staged else found.time_us
         yield at(
             position,
-            f"record {found.offset}, time {found.time_us}, meta of {len(found.meta)} bytes, "
+            f"record {found.offset}, time {time_us}, meta of {len(found.meta)} bytes, "
             f"crc {crc32(found.meta):08x}, {body_text(found.payload)}",
         )
         position, rel = end, rel + 1

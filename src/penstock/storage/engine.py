@@ -38,12 +38,15 @@ from penstock.errors import (
     deleted_error,
 )
 from penstock.message import Entry, Message
-from penstock.storage import record, recovery
+from penstock.storage import lease_engine, record, recovery
+from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import vhost_number
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
+from penstock.storage.lease_engine import Taken
+from penstock.storage.leases import Lease
 from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.parts import OneRecord, append_ops
@@ -129,6 +132,7 @@ class StorageEngine:
         )  # fmt: skip
         self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
         self.turns: StreamTurns = StreamTurns(self)
+        self.batches: BatchEngine = BatchEngine(self)
         self.upkeep: Upkeep = Upkeep(self)  # before the log: a full disk may need the reserve
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
@@ -605,6 +609,26 @@ class StorageEngine:
         self.check()
         return self.turns.retain(stream, Limits(max_age_s, max_bytes, max_records, since_ms))
 
+    # ---- leases --------------------------------------------------------------------------------
+
+    def leases(self, queue: QueueIndex) -> dict[str, Lease]:
+        """What readers have leased of a queue (its first part), by reader; not to be changed."""
+        return self.state.leases.of(queue.number)
+
+    def lease(
+        self, queue: QueueIndex, reader: str, taken: list[Taken], mode: int
+    ) -> tuple[int, int]:
+        """See lease_engine.py, of this and the next two; `last_lsn` is that of the record."""
+        return lease_engine.lease(self, queue, reader, taken, mode)
+
+    def commit_lease(self, queue: QueueIndex, reader: str, ordinal: int, mode: int) -> bool:
+        """A slice of what is below `ordinal` is acknowledged; True if there is more."""
+        return lease_engine.commit(self, queue, reader, ordinal, mode)
+
+    def release_lease(self, queue: QueueIndex, reader: str, mode: int) -> bool:
+        """A slice of what a reader has is ready again; True if there is more."""
+        return lease_engine.release(self, queue, reader, mode)
+
     # ---- transactions --------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
@@ -730,6 +754,7 @@ class StorageEngine:
         finally:
             self.is_closed = True
             self.log.close()
+            self.batches.close()
             self.state.close()
             self.transient.close()
             self._lock.release()

@@ -17,7 +17,10 @@ nothing else: no file is opened here. Little-endian, so that Arrow and NumPy rea
               seed ^ (offset - base): no frame verifies in another page, place or stream
     time      microseconds since 1970, never smaller than the one before
     flags     0; another value is refused, it is of a later version
-    kind      1: frames. Others may come
+    kind      1: frames. 2: staged frames, which were made before their place in a stream was
+              known: the page id is random, as the header says, the time in every frame is 0, and
+              all records have the header's base time. Stream number, base offset and base time
+              are 0 until a stream adopts the page (adoption.py)
 
 A frame is never split: a record larger than a page has a page of its own, and no page reaches
 2^31 bytes, so that every position in it fits Arrow's 32-bit offsets. The frames need no index to be
@@ -36,6 +39,7 @@ from penstock.native import mypyc_attr
 
 VERSION: Final = 1
 KIND: Final = 1
+KIND_STAGED: Final = 2
 MAGIC: Final = b"PNSTPAGE"
 FRAME_BYTES: Final = 24
 PAGE_HEADER_BYTES: Final = 64
@@ -85,9 +89,9 @@ def page_seed(id: int) -> int:
     return crc32(_U64.pack(id))
 
 
-def encode_header(number: int, id: int, base: int, base_time_us: int) -> bytes:
+def encode_header(number: int, id: int, base: int, base_time_us: int, kind: int = KIND) -> bytes:
     """The 64 bytes of a page's header."""
-    data: bytes = _HEADER.pack(MAGIC, VERSION, KIND, number, id, base, base_time_us)
+    data: bytes = _HEADER.pack(MAGIC, VERSION, kind, number, id, base, base_time_us)
     data = data.ljust(60, b"\0")
     tail: bytes = _U32.pack(crc32(data))
     return data + tail
@@ -96,13 +100,14 @@ def encode_header(number: int, id: int, base: int, base_time_us: int) -> bytes:
 class PageHeader:
     """A decoded header."""
 
-    __slots__ = ("base", "base_time_us", "id", "number")
+    __slots__ = ("base", "base_time_us", "id", "is_staged", "number")
 
-    def __init__(self, number: int, id: int, base: int, base_time_us: int) -> None:
+    def __init__(self, number: int, id: int, base: int, base_time_us: int, is_staged: bool) -> None:
         self.number: int = number
         self.id: int = id
         self.base: int = base
         self.base_time_us: int = base_time_us
+        self.is_staged: bool = is_staged  # of kind 2: all its records have the base time
 
 
 def decode_header(path: str, data: bytes) -> PageHeader:
@@ -112,17 +117,23 @@ def decode_header(path: str, data: bytes) -> PageHeader:
     if crc32(data[:60]) != _U32.unpack_from(data, 60)[0]:
         raise CorruptionError(path, 0, "the page's header does not verify")
     magic, version, kind, number, id, base, base_time = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION or kind != KIND:
-        text = f"expected {MAGIC!r} version {VERSION} kind {KIND}, found {magic!r} {version} {kind}"
-        raise CorruptionError(path, 0, text)
-    return PageHeader(number, id, base, base_time)
+    if magic != MAGIC or version != VERSION or kind not in (KIND, KIND_STAGED):
+        text = f"expected {MAGIC!r} version {VERSION} kind {KIND} or {KIND_STAGED}"
+        raise CorruptionError(path, 0, f"{text}, found {magic!r} {version} {kind}")
+    return PageHeader(number, id, base, base_time, kind == KIND_STAGED)
 
 
-def check_header(path: str, data: bytes, id: int, base: int) -> PageHeader:
-    """A page's header, which must be of this page and no other. CorruptionError."""
+def check_header(path: str, data: bytes, id: int, base: int, number: int = -1) -> PageHeader:
+    """A page's header, which must be of this page and no other; of a staged page the id is what it
+    says. number: of its stream, if that is known. CorruptionError."""
     header = decode_header(path, data)
     if header.base != base:
         raise CorruptionError(path, 0, f"the page begins with offset {header.base}, not {base}")
+    if header.is_staged:
+        if number not in (-1, header.number):
+            text = f"a staged page of stream {header.number}, expected {number}"
+            raise CorruptionError(path, 12, text)
+        return header
     if header.id != id:
         text = f"page id {header.id:016x}, expected {id:016x}: it is of another stream"
         raise CorruptionError(path, 0, text)

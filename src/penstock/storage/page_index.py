@@ -119,6 +119,6 @@ def check_index(path: str, data: bytes) -> IndexHeader:
     if len(data) != header.file_bytes():
         text = f"the index has {len(data)} bytes, expected {header.file_bytes()}"
         raise CorruptionError(path, min(len(data), header.file_bytes()), text)
-    if crc32(data[INDEX_HEADER_BYTES:]) != header.rows_crc:
+    if crc32(memoryview(data)[INDEX_HEADER_BYTES:]) != header.rows_crc:
         raise CorruptionError(path, INDEX_HEADER_BYTES, "the index' rows do not verify")
     return header

@@ -49,16 +49,33 @@ class PageReader:
         self.id: int = page_id(stream_id, base)
         self.seed: int = page_seed(self.id)
         self.base_time_us: int = 0
+        self.is_adopted: bool = False  # a staged page: all its records have the base time
         self.rest_bytes: int = 0  # what the last `read` left of its max_bytes
+        self._is_told: bool = False  # what page it is
         self._page: File | None = None
         self._index: File | None = None
         self.writer: PageWriter | None = None  # who writes this page, and has its last rows
+
+    @classmethod
+    def staged(cls, fs: FileSystem, path: str, id: int) -> "PageReader":
+        """A reader of the staged page at `path`, which has this id; records count from 0. Its
+        header is not asked: a crash may have left the one of an adoption that is forgotten."""
+        found = cls(fs, "", b"", 0)
+        found.path = path
+        found.index_path = path.removesuffix(".page") + ".idx"
+        found.id = id
+        found.seed = page_seed(id)
+        found._is_told = True
+        return found
 
     def open(self) -> File:
         """The page's file, its header checked."""
         file = self._page
         if file is None:
             file = self._fs.open(self.path)
+            if self._is_told:
+                self._page = file
+                return file
             try:
                 header = check_header(
                     self.path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base
@@ -67,6 +84,10 @@ class PageReader:
                 file.close()
                 raise
             self.base_time_us = header.base_time_us
+            if header.is_staged:
+                self.is_adopted = True
+                self.id = header.id
+                self.seed = page_seed(header.id)
             self._page = file
         return file
 
@@ -106,6 +127,17 @@ class PageReader:
         What is behind a bad frame is not looked for: good records before it are given first, and
         the next call raises.
         """
+        had = len(out)
+        try:
+            return self._read(rel, count, limit, hint, max_bytes, out)
+        finally:
+            if self.is_adopted:
+                for record in out[had:]:
+                    record.time_us = self.base_time_us
+
+    def _read(
+        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[StreamRecord]
+    ) -> int:
         file = self.open()
         at = hint
         is_sure = False
@@ -196,6 +228,8 @@ class PageReader:
             decode_frames(
                 file.pread(wants, start), 0, self.seed, self.base, rel, 1, 0, out
             )  # fmt: skip
+        if self.is_adopted and out:
+            out[0].time_us = self.base_time_us
         return out[0] if out else None
 
     # ---- times ---------------------------------------------------------------------------------

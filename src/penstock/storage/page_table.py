@@ -13,6 +13,7 @@ from bisect import bisect_right
 from typing import Final
 
 from penstock.errors import CorruptionError
+from penstock.storage.adoption import make_index
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
 from penstock.storage.page_index import (
@@ -169,7 +170,7 @@ class PageTable:
 
     def sealed_header(self, base: int, count: int, size: int) -> IndexHeader | None:
         """The header of a page's index, if it is sealed and of a page of this count and size.
-        OSError."""
+        CorruptionError of the page, OSError."""
         path = f"{self._directory}/{page_name(base)}.idx"
         try:
             file = self._fs.open(path)
@@ -182,7 +183,9 @@ class PageTable:
             return None
         finally:
             file.close()
-        fits = header.is_sealed and header.base == base and header.id == self.reader(base).id
+        reader = self.reader(base)
+        reader.open()  # the id of a staged page stands in its header
+        fits = header.is_sealed and header.base == base and header.id == reader.id
         fits = fits and header.count == count and header.page_bytes == size
         return header if fits and length == header.file_bytes() else None
 
@@ -222,6 +225,8 @@ class PageTable:
         writer = PageWriter(self._fs, self._directory, self._stream_id, self.number, base)
         try:
             writer.resume(max(size, PAGE_HEADER_BYTES), count, 0)
+            if writer.is_adopted:
+                return self._heal_adopted(writer)
             writer.find_last_time()
             writer.seal()
         except CorruptionError:
@@ -230,6 +235,11 @@ class PageTable:
             writer.close()
         self.reader(base).forget_index()
         return writer.damage is None
+
+    def _heal_adopted(self, writer: PageWriter) -> bool:
+        found = make_index(self._fs, writer.stem, writer)
+        self.reader(writer.base).forget_index()
+        return found
 
     # ---- readers -------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class PageWriter:
     and records in the file.
     first_time_us, last_time_us: of its records (microseconds since 1970); 0 while it has none.
     damage: where a frame of before this start does not verify, if one was met.
+    is_adopted: it was staged (page.py): whole from the start, nothing is written here. is_placed:
+    its files are there, which for an adopted page is done elsewhere (adoption.py).
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class PageWriter:
         self.is_index_due: bool = False  # so does the index
         self.is_told: bool = False  # the owner's users know of the damage
         self.is_new: bool = True  # its files may not exist yet, and their names need a sync
+        self.is_adopted: bool = False
+        self.is_placed: bool = True
         self._pending: list[bytes] = []
         self._rows: list[bytes] = []  # of the last records
         self._flushed: int = 0  # rows in the index file, or to come there by catching up
@@ -181,12 +185,16 @@ class PageWriter:
 
     def begin_index(self) -> None:
         """See to it that the index says that its page is not sealed. OSError."""
+        if self.is_adopted:
+            return
         self._open_index().pwrite(page_index.active_header(self.id, self.base), 0)
         self._has_index_header = True
         self.is_index_due = True
 
     def seal(self) -> None:
         """The page is full: complete its index. Everything must be written. OSError."""
+        if self.is_adopted:
+            return
         self.catch_up()
         self.flush_rows()
         if self.damage is not None:
@@ -227,11 +235,15 @@ class PageWriter:
             self._page = self._fs.open(path)
         except FileNotFoundError:
             raise CorruptionError(path, 0, "the page is missing") from None
-        header = check_header(path, self._page.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
+        head = self._page.pread(PAGE_HEADER_BYTES, 0)
+        header = check_header(path, head, self.id, self.base, self.number)
         size = self._page.size()
         if size < position:
             text = f"the page ends here, expected {position} bytes and {count} records"
             raise CorruptionError(path, size, text)
+        if header.is_staged:
+            self.adopt(header.id, position, count, header.base_time_us)
+            return
         self.first_time_us = self._scan_time = header.base_time_us
         self.last_time_us = last_time_us if count else header.base_time_us
         self.position = self.written = position
@@ -314,11 +326,13 @@ class PageWriter:
 
     def has_rows_due(self) -> bool:
         """Whether `write` has something to do although nothing is pending."""
+        if self.is_adopted:
+            return False
         return len(self._rows) >= ROWS_KEPT or not self.is_caught_up()
 
     def is_caught_up(self) -> bool:
         """Whether sealing the page is quick."""
-        return self._summed >= self.written or self.damage is not None
+        return self.is_placed and (self._summed >= self.written or self.damage is not None)
 
     def find_last_time(self) -> None:
         """Of a complete page that was resumed with its count alone: the time of its last record,
@@ -332,13 +346,32 @@ class PageWriter:
         self.count = self.written_count = self._flushed = count
         self.last_time_us = last_time_us
 
+    def adopt(self, id: int, position: int, count: int, time_us: int) -> None:
+        """It is a page that was staged, with so many bytes and records, all of that time."""
+        self.id = id
+        self.seed = self._block = page_seed(id)
+        self.first_time_us = self.last_time_us = time_us
+        self.pass_over(position, count, time_us)
+        self.is_adopted = self.is_sealed = self._has_index_header = True
+        self.is_page_due = self.is_new = False
+
+    def await_files(self) -> None:
+        """An adopted page whose files are not there yet: nothing of it counts as written."""
+        self.is_placed = False
+        self.written_count = 0
+
+    def placed(self) -> None:
+        """They are there, synced."""
+        self.is_placed = True
+        self.written_count = self.count
+
     def drop(self) -> None:
         """The page is gone: forget what would be written."""
         self._pending.clear()
         self._rows.clear()
         self._flushed = self.count
         self.written = self._summed = self.position
-        self.written_count = self.count
+        self.placed()
 
     # ---- files ---------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import StoppedError, SyncFailedError
-from penstock.storage import stream_meta, stream_start
+from penstock.storage import stream_adoption, stream_meta, stream_start
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.filesystem import File, FileSystem, Lock
 from penstock.storage.fresh_directory import delete_tree
@@ -114,10 +114,11 @@ class PersistentQueue:
         self.pages.number = meta.number
         self.pages.first_base = stream_meta.read_tail(fs, path)
         self.writer: PageWriter | None = None  # of the last page
+        self._page_end: int = meta.page_bytes  # where it is full
         self._full: list[PageWriter] = []  # pages before it that are not written and sealed yet
         self._published: Head = Head(0, 0, 0, 0)
         self._head_file: File | None = None
-        self.dirty: dict[str, None] = {}
+        self.dirty: dict[str, None] = {}  # files and directories for the next checkpoint
         self.dirty_directories: dict[str, None] = {}
         self._reading: PagedReading = PagedReading(self.pages)
         self.is_closed: bool = False
@@ -150,16 +151,16 @@ class PersistentQueue:
         writer = self.writer
         return writer.base + writer.written_count if writer is not None else self.next_offset
 
+    def unsealed(self) -> list[PageWriter]:
+        """The pages at the end that are not done with."""
+        return self._full if self.writer is None else [*self._full, self.writer]
+
     def position(self) -> Position:
         """Where the stream is, as of the last `append`, written or not."""
-        writer = self.writer
+        writer, end, time_us = self.writer, self.next_offset, self.last_time_us
         if writer is None:
-            return Position(
-                self.next_offset, 0, self.next_offset, self.last_time_us, self.next_offset
-            )
-        return Position(
-            writer.base, writer.position, self.next_offset, self.last_time_us, self.first_offset
-        )
+            return Position(end, 0, end, time_us, end)
+        return Position(writer.base, writer.position, end, time_us, self.first_offset)
 
     # ---- appending -----------------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ class PersistentQueue:
         writer = self.writer
         if (
             writer is None
-            or writer.position + FRAME_BYTES + len(payload) + len(meta) > self.page_bytes
+            or writer.position + FRAME_BYTES + len(payload) + len(meta) > self._page_end
         ):
             self.check(payload, meta)
             writer = self._roll()
@@ -195,8 +196,7 @@ class PersistentQueue:
         """Append (payload, meta) pairs, all of one time; the offset of the first. Alone, they are
         durable when this returns. As `append` and `force`."""
         first = self.next_offset
-        if time_us < 0:
-            time_us = self.clock.wall_us()
+        time_us = time_us if time_us >= 0 else self.clock.wall_us()
         for payload, meta in records:
             self.append(payload, meta, time_us)
         if self.forces:
@@ -209,16 +209,21 @@ class PersistentQueue:
         if writer is not None:
             if not writer.count:
                 return writer
-            self._full.append(writer)
-            if not self._is_gone(writer):
-                self.pages.complete(writer)
+            self.set_aside(writer)
         writer = PageWriter(self.fs, self.path, self.stream_id, self.number, self.next_offset)
         self.take_writer(writer)
         return writer
 
+    def set_aside(self, writer: PageWriter) -> None:
+        """This page takes no more records."""
+        self._full.append(writer)
+        if not self._is_gone(writer):
+            self.pages.complete(writer)
+
     def take_writer(self, writer: PageWriter) -> None:
         """This is the last page from now on."""
         self.writer = writer
+        self._page_end = 0 if writer.is_adopted else self.page_bytes
         if not self._is_gone(writer):
             self.pages.writer = writer
             self.pages.add(writer.base)
@@ -310,7 +315,11 @@ class PersistentQueue:
         elif offset == self.next_offset:
             self.publish(Head(offset, writer.base, writer.position, self.last_time_us), False)
         else:
-            self.publish(self._reading.head_at(offset), False)
+            self.publish_at(offset)
+
+    def publish_at(self, offset: int) -> None:
+        """The head is before a record that is in a page already. CorruptionError, OSError."""
+        self.publish(self._reading.head_at(offset), False)
 
     def publish(self, head: Head, is_synced: bool) -> None:
         """Write writeMeta, and take it for the head."""
@@ -359,7 +368,7 @@ class PersistentQueue:
         if time_us > self.last_time_us:
             return self.next_offset
         self.write()
-        return self._reading.find(time_us, len(self.pages), self.next_offset)
+        return self._reading.find(time_us, *stream_adoption.pages_for_find(self))
 
     # ---- readers, retention --------------------------------------------------------------------
 
@@ -419,10 +428,9 @@ class PersistentQueue:
         found = self.plan_retain(
             max_age_s, max_bytes, max_records, now_us=now_us, keep_from=keep_from
         )
-        if found is None:
-            return 0
-        self._guarded(found.run)
-        return found.pages
+        if found is not None:
+            self._guarded(found.run)
+        return 0 if found is None else found.pages
 
     # ---- in a vhost ----------------------------------------------------------------------------
 
@@ -431,10 +439,10 @@ class PersistentQueue:
         it, with the times of then. Nothing is written. CorruptionError, OSError."""
         stream_start.restore(self, position)
 
-    def finish_restore(self) -> None:
-        """Everything that the log has is appended: write it, publish the head, cut what is beyond.
-        Nothing is synced; `take_dirty` has it. OSError."""
-        stream_start.finish_restore(self)
+    def finish_restore(self, held_at: int = -1) -> None:
+        """Everything that the log has is appended: write it, publish the head (`held_at`, if it is
+        not -1), cut what is beyond. Nothing is synced; `take_dirty` has it. OSError."""
+        stream_start.finish_restore(self, held_at)
 
     def leftovers(self) -> list[str]:
         """Files of pages below the first one: a deletion that a crash cut short. OSError."""
@@ -444,8 +452,7 @@ class PersistentQueue:
         """(files, directories) written since the last call: what a checkpoint must sync for the
         `position` that it keeps, with `closed_file.sync_closed`; files may be gone by then."""
         found = list(self.dirty), list(self.dirty_directories)
-        self.dirty = {}
-        self.dirty_directories = {}
+        self.dirty, self.dirty_directories = {}, {}
         return found
 
     # ---- the end -------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from penstock.message import Entry, Message
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder, Holder
 from penstock.storage.index_segment import IndexSegment, Limbo, Row, Section, Ticks
+from penstock.storage.leased_segments import LeasedSeqs
 from penstock.storage.queue_segment import SegmentFiles, Slot, queue_seed
 from penstock.storage.record import Run
 
@@ -57,6 +58,7 @@ class QueueIndex:
         self.segments: dict[int, IndexSegment] = {}
         self.section: dict[int, Row] = {}
         self.attempts: dict[int, int] = {}
+        self.leased: LeasedSeqs = LeasedSeqs(slots)  # of what lives: a reader's, not ready
         self.epoch: int = ticks.epoch
         self.changed: int = ticks.epoch  # of the last change: the longest unchanged get files
         self.captured: Section | None = None
@@ -345,6 +347,25 @@ class QueueIndex:
         if segment.bitmap is None:
             return list(range(start, stop))
         return [seq for seq in range(start, stop) if segment.has(seq, self.slots)]
+
+    def ready_between(self, start: int, stop: int) -> list[int]:
+        """As live_between, without what is leased."""
+        if not self.leased.count:
+            return self.live_between(start, stop)
+        number = start // self.slots
+        leased = self.leased.in_segment(number)
+        segment = self.segments.get(number)
+        if leased and segment is not None and segment.count == leased:
+            return []
+        return self.leased.without(self.live_between(start, stop))
+
+    def first_ready(self) -> int:
+        """The first live persistent seq that is not leased, or -1."""
+        for number in sorted(self.segments):
+            found = self.ready_between(number * self.slots, (number + 1) * self.slots)
+            if found:
+                return found[0]
+        return -1
 
     # ---- files ---------------------------------------------------------------------------------
 

@@ -34,13 +34,19 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
     STREAM       stream 4 | offset 8 | time (us) 8 | meta length 4 | meta | payload
     READER_OFFSET  stream 4 | offset 8 | kept from 8 | time (ms) 8 | name of the reader
                  (kept from: all ones for none; flag READER_DELETED: the reader is forgotten)
+    LEASE        queue 4 | ordinal 8 | time (ms) 8 | name length 2 | name of the reader |
+                 n x (part 4, first seq 8, how many 4, bytes of their bodies 8, how many of them
+                 IN_STORE 4, latest time (s) 4)
+                 flags LEASED: the ordinal of its first message, and what it takes. COMMITTED,
+                 RELEASED: all below the ordinal; the runs are those of a slice that it parts
+    BATCH        batch 8 | length of the query 2 | query | by its flags more (batches.py)
 
 All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere, and a STREAM where
 it has its offset; streams and queues share one space of numbers, so TX_COMMIT has one list. A
 DEQUEUE names the store body of every entry whose *placement* is the store, wherever that body is
-when it is logged; replay applies a (queue, seq) at most once. The type byte is an open table: LEASE
-and BATCH have their numbers, and a record of theirs, or of a type unknown here, is refused by name,
-not skipped: a store written by a newer Penstock must not lose what only that one reads.
+when it is logged; replay applies a (queue, seq) at most once. The type byte is an open table, and a
+record of a type unknown here is refused by name, not skipped: a store written by a newer Penstock
+must not lose what only that one reads.
 
 Failure.  Encoders raise ValueError for what does not fit its field. Decoders raise RecordError, a
 ValueError, for data that verifies but does not mean anything: each length is checked before bytes
@@ -83,7 +89,7 @@ RECORD_TYPES: Final[dict[int, str]] = {
     TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
     READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
 }  # fmt: skip
-KNOWN_TYPES_MAX: Final = STREAM  # types above it are reserved, and so is LEASE
+KNOWN_TYPES_MAX: Final = BATCH  # types above it are reserved
 
 # Flags of PUBLISH and MOVE.
 IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
@@ -91,6 +97,10 @@ HAS_EXPIRY: Final = 2
 # Flag of READER_OFFSET.
 READER_DELETED: Final = 1
 NOT_KEPT: Final = 0xFFFFFFFFFFFFFFFF  # kept from, of a reader that keeps nothing
+# Flags of LEASE: what happens to the messages.
+LEASED: Final = 0
+COMMITTED: Final = 1
+RELEASED: Final = 2
 
 _HEADER: Final = struct.Struct(">IIQBBH")
 _LENGTH_CRC: Final = struct.Struct(">II")
@@ -113,6 +123,9 @@ _MOVE: Final = struct.Struct(">IQI")
 _RELEASE: Final = struct.Struct(">II")
 _STREAM: Final = struct.Struct(">IQQI")
 _READER: Final = struct.Struct(">IQQQ")
+_LEASE: Final = struct.Struct(">IQQH")
+_LEASE_RUN: Final = struct.Struct(">IQIQII")
+LEASE_RUN_BYTES: Final = 32
 
 _publish_one: Final = _PUBLISH_ONE.pack
 _publish_one_store: Final = _PUBLISH_ONE_STORE.pack
@@ -122,6 +135,8 @@ _length_crc: Final = _LENGTH_CRC.pack
 Place = tuple[int, int]  # queue, seq
 Run = tuple[int, int, int, int]  # first seq, n, bytes of their bodies, how many in the store
 StoreRef = tuple[int, int, int]  # id, store file, bytes
+# part, first seq, n, bytes of their bodies, how many in the store, their latest time (s)
+LeaseRun = tuple[int, int, int, int, int, int]
 
 
 class RecordError(ValueError):
@@ -227,7 +242,7 @@ def encode_stream(
 
 def is_known(kind: int) -> bool:
     """Whether a record of this type is written and read by this version."""
-    return 0 <= kind <= KNOWN_TYPES_MAX and kind != LEASE
+    return 0 <= kind <= KNOWN_TYPES_MAX
 
 
 def publish_flags(store_file: int, expiry_ms: int) -> int:
@@ -364,6 +379,32 @@ def reader_data(stream: int, offset: int, kept_from: int, time_ms: int, reader: 
     return _READER.pack(stream, offset, kept_from, time_ms) + reader
 
 
+def lease_data(
+    queue: int, ordinal: int, time_ms: int, reader: bytes, runs: list[LeaseRun]
+) -> bytes:
+    """Data of a LEASE; its count is len(runs). ValueError: the reader's name is too long."""
+    if len(reader) > 0xFFFF:
+        raise ValueError(f"a reader's name of {len(reader)} bytes, at most 65535")
+    return _LEASE.pack(queue, ordinal, time_ms, len(reader)) + reader + pack_lease_runs(runs)
+
+
+def pack_lease_runs(runs: list[LeaseRun]) -> bytes:
+    """Runs of a LEASE, LEASE_RUN_BYTES each."""
+    parts: list[bytes] = []
+    for number, first, many, size, in_store, latest_s in runs:
+        parts.append(_LEASE_RUN.pack(number, first, many, size, in_store, latest_s))
+    return b"".join(parts)
+
+
+def unpack_lease_runs(data: bytes) -> list[LeaseRun]:
+    """What `pack_lease_runs` packed."""
+    runs: list[LeaseRun] = []
+    for at in range(0, len(data), LEASE_RUN_BYTES):
+        number, first, many, size, in_store, latest_s = _LEASE_RUN.unpack_from(data, at)
+        runs.append((number, first, many, size, in_store, latest_s))
+    return runs
+
+
 def encode_ops(ops: list[Op]) -> bytes:
     """Data of a TX; its count is len(ops). ValueError if one of them has no place in it."""
     parts: list[bytes] = []
@@ -489,6 +530,16 @@ class ReaderData(NamedTuple):
     reader: bytes
 
 
+class LeaseData(NamedTuple):
+    """A LEASE; its flags say which of the three it is."""
+
+    queue: int
+    ordinal: int
+    time_ms: int
+    reader: bytes
+    runs: list[LeaseRun]
+
+
 class TxPartData(NamedTuple):
     """A TX_PART: the transaction's number and some of its operations."""
 
@@ -594,6 +645,16 @@ def decode_reader(data: bytes) -> ReaderData:
     _need("READER_OFFSET", data, 0, _READER.size)
     stream, offset, kept_from, time_ms = _READER.unpack_from(data)
     return ReaderData(stream, offset, kept_from, time_ms, data[_READER.size :])
+
+
+def decode_lease(data: bytes, count: int) -> LeaseData:
+    """A LEASE of `count` runs."""
+    _need("LEASE", data, 0, _LEASE.size)
+    queue, ordinal, time_ms, length = _LEASE.unpack_from(data)
+    at = _LEASE.size + length
+    _exact("LEASE", data, at + count * LEASE_RUN_BYTES)
+    reader = data[_LEASE.size : at]
+    return LeaseData(queue, ordinal, time_ms, reader, unpack_lease_runs(data[at:]))
 
 
 def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:

@@ -26,11 +26,13 @@ or marked, and queue numbers jump [9]; message ids begin with a new start number
 Nothing is logged or deleted here, so `verify` uses the same code on a store that it only reads.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import CorruptionError
-from penstock.storage import checkpoint, record
+from penstock.storage import checkpoint, leases, record
+from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.log_file import LogReader
@@ -72,6 +74,8 @@ def make_directories(fs: FileSystem, path: str) -> None:
     if missing:
         fs.sync_dir(path)
     wipe(fs, path + "/msg_store_transient")
+    if fs.exists(f"{path}/{leases.DIRECTORY}"):  # pages for readers: made again when asked for
+        wipe(fs, f"{path}/{leases.DIRECTORY}")
 
 
 def wipe(fs: FileSystem, path: str) -> None:
@@ -232,6 +236,8 @@ def _load_state(state: StorageState, manifest: Manifest) -> None:
     _load_streams(state, manifest)
     state.next_queue = max(state.next_queue, manifest.head.next_queue)
     state.reaping = manifest.reaping
+    _load_leases(state, manifest)
+    _load_batches(state, manifest)
     if any(number not in state.queues for number, _ in state.reaping):
         _load_dying(state)
 
@@ -247,6 +253,35 @@ def _load_streams(state: StorageState, manifest: Manifest) -> None:
         if number not in manifest.streams:
             text = f"it has stream {number} in its topology, and no section of it"
             raise CorruptionError(where, 0, text)
+
+
+def _load_leases(state: StorageState, manifest: Manifest) -> None:
+    try:
+        for data in manifest.leases:
+            lease = state.leases.restore(data)
+            if lease.queue not in state.queues:
+                raise ValueError(f"a lease of queue {lease.queue}, and no such queue")
+            for one in lease.slices:
+                for number, first, n, size, _, _ in one.runs():
+                    queue = state.queues.get(number)
+                    if queue is None:
+                        raise ValueError(f"a lease of what is in queue {number}, and no such queue")
+                    queue.leased.add(first, n, size)
+    except (ValueError, struct.error) as error:
+        where = f"{state.path}/checkpoint-{manifest.number}"
+        raise CorruptionError(where, 0, str(error)) from error
+
+
+def _load_batches(state: StorageState, manifest: Manifest) -> None:
+    for data in manifest.batches:
+        try:
+            batch = decode_section(data)
+        except (ValueError, struct.error) as error:
+            where = f"{state.path}/checkpoint-{manifest.number}"
+            raise CorruptionError(where, 0, f"a batch: {error}") from error
+        state.batches.by_query[batch.query] = batch
+        if not batch.is_done:
+            state.streams.hold(batch)
 
 
 def _load_dying(state: StorageState) -> None:

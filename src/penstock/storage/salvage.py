@@ -12,6 +12,9 @@ Kept are names and arguments, the order within each queue, headers, bodies, publ
 times, attempts and the delivered mark. Not kept are message ids, seqs and queue numbers, which mean
 nothing outside. A body that several queues shared is one body in the new store again.
 
+Leases are not kept: seqs and ordinals are new ones, so a reader cannot go on where it was. What was
+leased is ready, at its place, and told.
+
 Streams keep the order, times and headers of their records; offsets count from 0 again, and named
 readers are moved along (salvage_streams.py).
 
@@ -171,12 +174,25 @@ class _VhostSalvage:
                 self._copy(queue, target)
             for stream in self._old.streams.streams.values():
                 self._copy_stream(stream)
+            self._tell_leases()
+            missing, notes = self._old.batches.copy_into(new)
+            self._report.losses += [Problem(at, 0, "the staged page is missing") for at in missing]
+            self._report.notes += notes
             new.sync()
         except BaseException as error:
             new.stop(error)
             new.close()
             raise
         new.close()
+
+    def _tell_leases(self) -> None:
+        for queue, leases in self._old.leases.by_queue.items():
+            title = queue_title(self._old.queue(queue).name)
+            for lease in leases.values():
+                text = (
+                    f"reader {lease.reader!r} had leased {lease.count} messages of queue {title!r}"
+                )
+                self._report.notes.append(f"{text}: they are ready, and the reader is forgotten")
 
     def _declare(self) -> list[tuple[SalvagedQueue, QueueIndex]]:
         """The topology, queues with their new numbers."""

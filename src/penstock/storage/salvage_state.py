@@ -27,6 +27,7 @@ from penstock.storage import record
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Row, Ticks
+from penstock.storage.leases import LeaseTable
 from penstock.storage.offline import queue_name
 from penstock.storage.queue_segment import (
     HEADER_BYTES,
@@ -39,6 +40,7 @@ from penstock.storage.queue_segment import (
     queue_seed,
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.salvage_batches import SalvagedBatches
 from penstock.storage.salvage_log import FoundLog, FoundRecord
 from penstock.storage.salvage_store import FoundCheckpoint
 from penstock.storage.salvage_streams import SalvagedStreams
@@ -103,6 +105,8 @@ class SalvagedVhost:
         self.queues: dict[int, SalvagedQueue] = {}
         self.slots = guess_slots(fs, path)
         self.streams = SalvagedStreams(fs, path, losses)
+        self.leases = LeaseTable()
+        self.batches = SalvagedBatches(fs, path)
         self._directories: dict[int, str] = {}  # queue number -> path
         self._parts: dict[int, list[record.Op]] = {}
         self._deleted: set[int] = set()
@@ -140,6 +144,9 @@ class SalvagedVhost:
         for data in manifest.topology:
             self._apply_topology(data)
         self.streams.load(manifest)
+        for data in manifest.leases:
+            self.leases.restore(data)
+        self.batches.restore(manifest.batches)
         for number, section in manifest.queues.items():
             queue = self.queue(number)
             queue.has_section = True
@@ -225,7 +232,8 @@ class SalvagedVhost:
             self._apply_topology(data)
         elif kind == record.PURGE:
             p = record.decode_purge(data, count)
-            kept = {seq for first, n, _, _ in p.kept for seq in range(first, first + n)}
+            runs = p.kept + self.leases.runs_of(p.queue)
+            kept = {seq for first, n, _, _ in runs for seq in range(first, first + n)}
             queue = self.queue(p.queue)
             for seq in [s for s in queue.seqs(self.slots) if s < p.upper and s not in kept]:
                 queue.clear(seq, self.slots)
@@ -233,6 +241,7 @@ class SalvagedVhost:
             number = record.decode_delete_queue(data)
             self.routing.delete_queue(number)
             self.queues.pop(number, None)
+            self.leases.delete(number)
             self._deleted.add(number)
             self.streams.delete(number)
         elif kind == record.STREAM:
@@ -246,6 +255,19 @@ class SalvagedVhost:
         elif kind == record.REQUEUE:
             r = record.decode_requeue(data, count)
             self.queue(r.queue).attempts.update(r.attempts)
+        elif kind == record.BATCH:
+            adopted = self.batches.apply(data, flags, count)
+            if adopted is not None:
+                self.streams.adopt(adopted)
+        elif kind == record.LEASE:
+            self._lease(record.decode_lease(data, count), flags)
+
+    def _lease(self, found: record.LeaseData, flags: int) -> None:
+        """Leases matter here only for what a purge leaves; what is missing makes no difference."""
+        try:
+            self.leases.apply(found, flags, 0)
+        except ValueError:
+            self.losses.append(Problem(self.path, 0, f"a lease of reader {found.reader!r}"))
 
     def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
         message = _message(p)

@@ -35,6 +35,7 @@ from penstock.storage.page import (
     page_seed,
 )
 from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
+from penstock.storage.salvage_batches import AdoptedPage
 from penstock.storage.streams import PAGE_BYTES, ReaderOffset
 from penstock.storage.verify import Problem
 
@@ -54,6 +55,7 @@ class SalvagedStream:
     page_bytes: int = PAGE_BYTES
     stream_id: bytes = b""  # b"": nobody says it
     logged: dict[int, StreamRecord] = field(default_factory=dict)
+    adopted: dict[int, AdoptedPage] = field(default_factory=dict)  # by base
     readers: dict[str, ReaderOffset] = field(default_factory=dict)
 
 
@@ -139,6 +141,15 @@ class SalvagedStreams:
         stream.logged[offset] = StreamRecord(offset, found.time_us, found.payload, found.meta)
         stream.end = max(stream.end, offset + 1)
 
+    def adopt(self, page: AdoptedPage) -> None:
+        """A staged page became one of a stream."""
+        if page.stream in self._deleted:
+            return
+        self.add(page.stream, b"")
+        stream = self.streams[page.stream]
+        stream.adopted[page.base] = page
+        stream.end = max(stream.end, page.base + page.page.rows)
+
     def set_reader(self, data: bytes, flags: int) -> None:
         """A READER_OFFSET record."""
         found = record.decode_reader(data)
@@ -174,7 +185,8 @@ class SalvagedStreams:
     def _bases(self, stream: SalvagedStream) -> list[int]:
         names = self.fs.list(stream.path) if stream.path else []
         found = [name.removesuffix(".page") for name in names if name.endswith(".page")]
-        bases = sorted(int(stem) for stem in found if stem.isdecimal())
+        staged = {base for base, page in stream.adopted.items() if self.fs.exists(page.path)}
+        bases = sorted(staged | {int(stem) for stem in found if stem.isdecimal()})
         return [base for base in bases if base >= stream.first and base < (stream.end or 1 << 63)]
 
     def _logged(
@@ -202,18 +214,27 @@ class SalvagedStreams:
     ) -> Iterator[StreamRecord | Problem]:
         """What verifies in the page that begins with `base`, below offset `end`."""
         path = f"{stream.path}/{base:020}.page"
+        adopted = stream.adopted.get(base)
+        if adopted is not None and self.fs.exists(adopted.path):
+            path = adopted.path
         data = self.fs.read(path)
         id = page_id(stream.stream_id, base) if stream.stream_id else -1
-        try:
-            header = decode_header(path, data)
-            if (header.base, header.number) != (base, stream.number) or id not in (-1, header.id):
-                text = f"the page is of offset {header.base} of stream {header.number}"
-                raise CorruptionError(path, 0, text)
-            id = header.id
-        except CorruptionError as error:
-            yield Problem(error.path, error.position, error.reason)
-            if id < 0:
-                return
+        time_us: int | None = None  # of all records, if it was staged
+        if adopted is not None:
+            id, time_us = adopted.page.page_id, adopted.time_us
+        else:
+            try:
+                header = decode_header(path, data)
+                is_known = header.is_staged or id in (-1, header.id)
+                if (header.base, header.number) != (base, stream.number) or not is_known:
+                    text = f"the page is of offset {header.base} of stream {header.number}"
+                    raise CorruptionError(path, 0, text)
+                id = header.id
+                time_us = header.base_time_us if header.is_staged else None
+            except CorruptionError as error:
+                yield Problem(error.path, error.position, error.reason)
+                if id < 0:
+                    return
         seed = page_seed(id)
         rows = self._rows(path[:-4] + "idx")
         at, rel = PAGE_HEADER_BYTES, 0
@@ -222,6 +243,8 @@ class SalvagedStreams:
             stop, _, fault = decode_frames(
                 data, at, seed, base, rel, end - base - rel, len(data), out
             )
+            for one in out:
+                one.time_us = one.time_us if time_us is None else time_us
             yield from out
             rel += len(out)
             at = stop

@@ -21,15 +21,19 @@ from typing import Final
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message, MessageFactory
-from penstock.storage import record
+from penstock.storage import batches, record
+from penstock.storage.batches import Batch, BatchRecord, BatchTable
 from penstock.storage.data_directory import hash_name
+from penstock.storage.durability import DISK
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Limbo, Ticks
+from penstock.storage.leases import LeaseTable
 from penstock.storage.log_file import LogReader
 from penstock.storage.message_store import MessageStore
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.record import Run, StoreRef
+from penstock.storage.record import LeaseData, LeaseRun, Run, StoreRef
 from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.staging import query_path
 from penstock.storage.streams import STREAM_FLAG, Stream, StreamTable
 
 ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
@@ -56,6 +60,8 @@ class StorageState:
         self.dying: dict[int, QueueIndex] = {}  # deleted, slots still to be read
         self.deleted: list[QueueIndex] = []  # their directories go at the next checkpoint
         self.streams: StreamTable = StreamTable(fs, path)
+        self.leases: LeaseTable = LeaseTable()
+        self.batches: BatchTable = BatchTable()
         self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
 
     # ---- queues --------------------------------------------------------------------------------
@@ -102,6 +108,7 @@ class StorageState:
     def apply_delete_queue(self, lsn: int, queue: QueueIndex) -> None:
         """DELETE_QUEUE: all that it held dies, its directory goes at the next checkpoint."""
         queue.is_deleted = True
+        self._apply_leased(self.leases.delete(queue.number), is_leased=False)
         self.apply_purge(lsn, queue, queue.next_seq, [])
         self.routing.delete_queue(queue.number)
         del self.queues[queue.number]
@@ -109,6 +116,23 @@ class StorageState:
             self.dying[queue.number] = queue
         else:
             self.deleted.append(queue)
+
+    def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
+        """LEASE: live messages are a reader's, or ready again; what it commits dies by a DEQUEUE of
+        the same record. Of a queue that is gone it means nothing any more."""
+        if found.queue in self.queues:
+            runs, is_leased = self.leases.apply(found, flags, lsn)
+            self._apply_leased(runs, is_leased=is_leased)
+
+    def _apply_leased(self, runs: list[LeaseRun], *, is_leased: bool) -> None:
+        for number, first, n, size, _, _ in runs:
+            queue = self.queues.get(number)
+            if queue is None:
+                continue
+            if is_leased:
+                queue.leased.add(first, n, size)
+            else:
+                queue.leased.remove(first, n, size)
 
     def apply_delete_stream(self, stream: Stream) -> None:
         """DELETE_QUEUE of a stream: as for a queue; nothing else names what it holds."""
@@ -121,6 +145,33 @@ class StorageState:
         for queue in (*self.queues.values(), *self.dying.values(), *self.deleted):
             queue.close()
         self.store.close()
+
+    # ---- batches -------------------------------------------------------------------------------
+
+    def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> Batch:
+        """BATCH: one is decided, goes on, or is forgotten; a staged page becomes a stream's. The
+        batch, changed; `end_batch` once all of the record is applied. ValueError."""
+        if flags == batches.ADOPTED:
+            self._adopt(lsn, found)
+        return self.batches.apply(flags, found)
+
+    def end_batch(self, lsn: int, batch: Batch) -> None:
+        """If the record with this LSN was the last of a batch, it holds nothing any more."""
+        if batch.holds and (batch.is_done or self.batches.by_query.get(batch.query) is not batch):
+            self.streams.let_go(batch, self.batches.by_query.values(), lsn)
+
+    def _adopt(self, lsn: int, found: BatchRecord) -> None:
+        batch = self.batches.by_query.get(found.query)
+        stream = self.streams.by_number.get(found.stream)
+        if batch is None or stream is None or batch.page != found.page or batch.is_done:
+            return  # the stream was deleted; or the table says what is wrong
+        if found.base != stream.next_offset:
+            at = stream.next_offset
+            raise ValueError(f"a page of offset {found.base} in stream {found.stream} at {at}")
+        self.streams.touch(batch, stream)
+        page = batch.current
+        staged = f"{query_path(self.path, found.query)}/{page.name}"
+        self.streams.adopt(stream, lsn, DISK, staged, page, found.time_us)
 
     # ---- references ----------------------------------------------------------------------------
 
@@ -177,8 +228,11 @@ class StorageState:
                 limbo.append(Limbo(lsn, entry, is_purged))
 
     def apply_purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> int:
-        """PURGE: everything below upper but the runs kept dies. Returns how many died."""
+        """PURGE: everything below upper dies but the runs kept and what is leased. Returns how many
+        died."""
         before = queue.count
+        if queue.leased.count and not queue.is_deleted:
+            kept = kept + self.leases.runs_of(queue.number)
         dead = queue.purge(upper, kept)
         ram = [e for e in queue.holder.materialise(upper) if not queue.is_live(e.seq)]
         for entry in ram:
@@ -294,6 +348,10 @@ class Replay:
             self._commit(found.data, found.count)
         else:
             self.apply_op(record.Op(found.type, found.flags, found.count, found.data), {})
+        batch = self.state.batches.rolling
+        if batch is not None:
+            self.state.end_batch(self.lsn, batch)
+            self.state.batches.rolling = None
         if self._ram_bytes and self._held > self._ram_bytes:
             self.spill()
 
@@ -326,13 +384,22 @@ class Replay:
         elif kind == record.RELEASE:
             self._release(record.decode_release(op.data))
         elif kind == record.STREAM:
-            found = record.decode_stream(op.data)
-            first = first_seqs[found.stream] if first_seqs else 0
-            self._held += self.state.streams.replay(found, found.offset + first, self.lsn)
+            self._append_stream(record.decode_stream(op.data), first_seqs)
         elif kind == record.READER_OFFSET:
             self.state.streams.set_reader(op.data, op.flags)
         elif kind != record.NOP:
             self._apply_to_queue(op)
+
+    def _append_stream(self, found: record.StreamData, first_seqs: dict[int, int]) -> None:
+        """STREAM; if it is of a batch's slice, the batch holds the stream."""
+        streams = self.state.streams
+        rolling = self.state.batches.rolling
+        if rolling is not None:
+            stream = streams.by_number.get(found.stream)
+            if stream is not None:
+                streams.touch(rolling, stream)
+        first = first_seqs[found.stream] if first_seqs else 0
+        self._held += self.state.streams.replay(found, found.offset + first, self.lsn)
 
     def _release(self, given: record.ReleaseData) -> None:
         """RELEASE, by our own bits: what was in RAM at work may be on a slot here (a checkpoint
@@ -366,13 +433,20 @@ class Replay:
             if queue is not None:
                 queue.set_mark(mark.mark)
         elif op.type == record.REQUEUE:
-            requeue = record.decode_requeue(op.data, op.count)
-            queue = self.state.queues.get(requeue.queue)
-            if queue is not None:
-                for seq, attempts in requeue.attempts:
-                    queue.set_attempts(seq, attempts)
+            self._requeue(record.decode_requeue(op.data, op.count))
+        elif op.type == record.LEASE:
+            self.state.apply_lease(self.lsn, record.decode_lease(op.data, op.count), op.flags)
+        elif op.type == record.BATCH:
+            found = batches.decode_batch(op.data, op.flags, op.count)
+            self.state.batches.rolling = self.state.apply_batch(self.lsn, op.flags, found)
         else:
             raise ValueError(f"record type {op.type} means nothing to this version")
+
+    def _requeue(self, requeue: record.RequeueData) -> None:
+        queue = self.state.queues.get(requeue.queue)
+        if queue is not None:
+            for seq, attempts in requeue.attempts:
+                queue.set_attempts(seq, attempts)
 
     def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
         state = self.state

@@ -38,7 +38,7 @@ KINDS: Final = {
 @dataclass(frozen=True, slots=True)
 class QueueStats:
     """One queue. count, bytes: live persistent messages and their bodies. rows: those of them that
-    stand in the checkpoint itself."""
+    stand in the checkpoint itself; leased: those that readers have leased."""
 
     vhost: str
     name: str
@@ -47,6 +47,7 @@ class QueueStats:
     bytes: int
     segments: int
     rows: int
+    leased: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,21 @@ class StreamStats:
     readers: int
 
 
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """The last batch of a query: how many of its pages are moved, of how many, and the rows and
+    bytes of all of them."""
+
+    vhost: str
+    query: str
+    number: int
+    page: int
+    pages: int
+    rows: int
+    bytes: int
+    is_done: bool
+
+
 @dataclass(slots=True)
 class Stats:
     """All sizes in bytes."""
@@ -71,6 +87,7 @@ class Stats:
     files: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> number, bytes
     queues: list[QueueStats] = field(default_factory=list)
     streams: list[StreamStats] = field(default_factory=list)
+    batches: list[BatchStats] = field(default_factory=list)
     vhosts: int = 0
     store_live_bytes: int = 0
     store_dead_bytes: int = 0
@@ -105,6 +122,7 @@ def _count_files(fs: FileSystem, path: str, into: dict[str, tuple[int, int]]) ->
             _count_files(fs, inner, into)
             continue
         kind = KINDS.get(name) or KINDS.get(name[name.rfind(".") :], "other")
+        kind = "staged pages" if "/staging/" in inner and kind.startswith("stream") else kind
         kind = "checkpoints" if name.startswith("checkpoint-") else kind
         number, size = into.get(kind, (0, 0))
         into[kind] = (number + 1, size + fs.size(inner))
@@ -121,7 +139,7 @@ def _count_state(fs: FileSystem, vhost: Vhost, found: Stats) -> None:
             QueueStats(
                 vhost.title(), queue_title(queue.name), queue.number, queue.count,
                 queue.bytes, len([s for s in queue.segments.values() if s.count]),
-                len(queue.section),
+                len(queue.section), queue.leased.count,
             )
         )  # fmt: skip
     for stream in sorted(state.streams.by_number.values(), key=lambda s: s.name):
@@ -129,6 +147,13 @@ def _count_state(fs: FileSystem, vhost: Vhost, found: Stats) -> None:
             StreamStats(
                 vhost.title(), queue_title(stream.name), stream.number, stream.first_offset,
                 stream.next_offset, stream.queue.bytes, len(stream.readers),
+            )
+        )  # fmt: skip
+    for batch in sorted(state.batches.by_query.values(), key=lambda b: b.query):
+        found.batches.append(
+            BatchStats(
+                vhost.title(), batch.query, batch.number, batch.page, batch.page_count,
+                batch.rows, batch.bytes, batch.is_done,
             )
         )  # fmt: skip
     store = state.store
@@ -147,6 +172,8 @@ def _ram_bytes(state: StorageState) -> int:
         ram += QUEUE_RAM + ROW_RAM * len(queue.section)
         for segment in queue.segments.values():
             ram += SEGMENT_RAM + (len(segment.bitmap) if segment.bitmap is not None else 0)
+            if queue.leased.in_segment(segment.number):
+                ram += SEGMENT_RAM + (queue.slots >> 3)
     ram += STREAM_RAM * len(state.streams.by_number)
     for file in state.store.append_files.files:
         counts = file.counts

@@ -247,8 +247,9 @@ def restore(queue: "PersistentQueue", position: Position) -> None:
     queue.take_writer(writer)
 
 
-def finish_restore(queue: "PersistentQueue") -> None:
-    """The log has no more: write it all, publish the head, cut what is beyond it."""
+def finish_restore(queue: "PersistentQueue", held_at: int) -> None:
+    """The log has no more: write it all, publish the head, cut what is beyond it. held_at: the
+    head's offset, if it is to wait there; -1: at the end."""
     fs, path = queue.fs, queue.path
     queue.write()
     first = queue.pages.first_base
@@ -264,7 +265,10 @@ def finish_restore(queue: "PersistentQueue") -> None:
         head = Head(queue.next_offset, queue.next_offset, 0, queue.last_time_us)
     else:
         head = Head(queue.next_offset, writer.base, writer.written, queue.last_time_us)
-    queue.publish(head, False)
+    if queue.pages.bases and first <= held_at < queue.next_offset:
+        queue.publish_at(held_at)
+    else:
+        queue.publish(head, False)
     known = set(queue.pages.bases)
     for base in list_bases(fs, path):
         if base not in known and base >= first:

@@ -7,6 +7,9 @@
               number of records
     retain    whole pages from the oldest: readMeta durable, then unlinked, in a worker
 
+A batch that is being rolled forward into a stream holds its head where the batch began, until the
+batch is done; so readers see all of it or nothing.
+
 A head is never beyond what is settled, nor beyond what is in the page's file. Readers map the file
 up to the head, so below it no byte ever changes again: what a recovery writes there are the same
 bytes.
@@ -112,6 +115,8 @@ class StreamTurns:
         while turns:
             turn = turns[0]
             if turn.lsn > log.settled(turn.mode) or turn.position.next_offset > written:
+                break
+            if 0 <= stream.held_at < turn.position.next_offset:
                 break
             newest = turns.popleft()
         if newest is None:

@@ -37,12 +37,16 @@ what is done at flush, heads and retention (stream_turns.py), names and partitio
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.clock import Clock, ManualClock
 from penstock.errors import CorruptionError, StoppedError
-from penstock.storage import record
+from penstock.storage import record, stream_adoption
+from penstock.storage.adoption import Adoption
+from penstock.storage.batches import Batch, StagedPage
 from penstock.storage.data_directory import hash_name, write_small
+from penstock.storage.durability import DISK
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.persistent_queue import PersistentQueue
 from penstock.storage.stream_meta import Position
@@ -130,6 +134,7 @@ class Stream:
         self.lsn: int = 0
         self.mode: int = 0
         self.turns: deque[Turn] = deque()  # written, or to be, and not yet settled
+        self.held_at: int = -1  # the head waits there until batches are done (batches.py)
         self.is_retaining: bool = False  # a deletion of pages is under way: one at a time
         self.is_failing: bool = False  # the last write of pages failed, and was told
 
@@ -174,6 +179,7 @@ class StreamTable:
         self.dirty: list[Stream] = []  # appended to, and not yet written
         self.dirty_names: list[str] = []  # of files to be synced at the next checkpoint
         self.dirty_directories: dict[str, None] = {}
+        self.adopting: list[tuple[Stream, Adoption]] = []  # whose files are not placed yet
         self._made: dict[int, Stream] = {}  # and not declared yet
         self._open: dict[int, Stream] = {}  # with open files, the latest used last
         self._touched: dict[int, Stream] = {}  # written, deleted or not, since the last sync
@@ -239,9 +245,13 @@ class StreamTable:
 
     def finish_restore(self) -> None:
         """Recovery: the log is replayed, so files are made what it says; nothing is waited for: the
-        checkpoint that follows syncs all of it. OSError."""
+        checkpoint that follows syncs all of it, but for adopted pages. OSError."""
+        for stream, adoption in list(self.adopting):
+            if not stream.is_deleted:
+                adoption.run(is_recovery=True)
+            self.placed(stream, adoption)
         for stream in self.by_number.values():
-            stream.queue.finish_restore()
+            stream.queue.finish_restore(stream.held_at)
             stream.section = None
             self.used(stream)
         for stream in (*self.by_number.values(), *self.deleted):
@@ -299,6 +309,63 @@ class StreamTable:
             return
         kept = None if found.kept_from == record.NOT_KEPT else found.kept_from
         stream.readers[name] = ReaderOffset(found.offset, kept, found.time_ms)
+
+    # ---- batches -------------------------------------------------------------------------------
+
+    def adopt(
+        self, stream: Stream, lsn: int, mode: int, staged: str, page: StagedPage, time_us: int
+    ) -> Adoption:
+        """A BATCH record says that a staged page is the next one of a stream; staged: its path,
+        time_us: of its records. Its files are to be placed."""
+        stream.lsn = stream.last_lsn = lsn
+        stream.section = None
+        stream.mode = max(stream.mode, mode)
+        if not stream.is_dirty:
+            stream.is_dirty = True
+            self.dirty.append(stream)
+        size = page.bytes
+        writer = stream_adoption.adopt(stream.queue, page.page_id, page.rows, size, time_us)
+        adoption = Adoption(self.fs, staged, page, writer)
+        if not writer.is_placed:  # else retention took it since
+            self.adopting.append((stream, adoption))
+        return adoption
+
+    def placed(self, stream: Stream, adoption: Adoption) -> None:
+        """The files of an adopted page are there."""
+        adoption.writer.placed()
+        adoption.writer.close()  # what it had open may be the files before
+        self.adopting = [(s, a) for s, a in self.adopting if a is not adoption]
+        if not stream.is_dirty and not stream.is_deleted:
+            stream.is_dirty = True  # pages behind it wait to be sealed
+            self.dirty.append(stream)
+
+    def touch(self, batch: Batch, stream: Stream) -> None:
+        """A batch that is not done is about to append to a stream: the first time, it holds it."""
+        if batch.is_done or stream.number in batch.holds:
+            return
+        batch.encoded = b""
+        batch.holds[stream.number] = stream.queue.next_offset
+        if stream.held_at < 0:
+            stream.held_at = stream.queue.next_offset
+
+    def hold(self, batch: Batch) -> None:
+        """Recovery: a batch as a checkpoint has it, with what it holds."""
+        for number, offset in batch.holds.items():
+            stream = self.by_number.get(number)
+            if stream is not None and (stream.held_at < 0 or offset < stream.held_at):
+                stream.held_at = offset
+
+    def let_go(self, batch: Batch, others: Iterable[Batch], lsn: int) -> None:
+        """A batch is done with the record of this LSN: the heads that it held may move, over all of
+        it at once, unless one of the others holds them."""
+        for number, offset in batch.holds.items():
+            stream = self.by_number.get(number)
+            if stream is not None:
+                _merge_turns(stream, offset, lsn)
+                held = [x.holds[number] for x in others if x is not batch and number in x.holds]
+                stream.held_at = min(held, default=-1)
+        batch.holds = {}
+        batch.encoded = b""
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -372,6 +439,20 @@ class StreamTable:
         """Close every file; nothing is written."""
         for stream in (*self.by_number.values(), *self.deleted, *self._made.values()):
             close(stream)
+
+
+def _merge_turns(stream: Stream, offset: int, lsn: int) -> None:
+    """What a batch appended from `offset` on, in many turns, is one turn, settled by its last
+    record: the one that comes, if there is more to write, or the last there was."""
+    turns = stream.turns
+    last: Turn | None = None
+    while turns and turns[-1].position.next_offset > offset:
+        turn = turns.pop()
+        last = last or turn
+    if stream.lsn:
+        stream.lsn, stream.mode = max(stream.lsn, lsn), DISK
+    elif last is not None:
+        turns.append(Turn(max(last.lsn, lsn), DISK, last.position))
 
 
 def close(stream: Stream) -> None:

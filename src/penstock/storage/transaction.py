@@ -24,7 +24,8 @@ from penstock.errors import (
     deleted_error,
 )
 from penstock.message import Entry, Message
-from penstock.storage import record
+from penstock.storage import batches, record
+from penstock.storage.batches import BatchRecord
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.streams import Stream
 
@@ -64,6 +65,7 @@ class Transaction:
         self.publishes: list[Published] = []
         self.appends: list[Appended] = []
         self.dequeues: list[tuple[QueueIndex, list[Entry]]] = []
+        self.batch: BatchRecord | None = None
         self._taken: set[tuple[int, int]] = set()
         self.body_bytes: int = 0
         self.log_bytes: int = 0
@@ -114,6 +116,19 @@ class Transaction:
             raise engine.disk_full(error, len(body)) from error
         store.own(message.store_file, message.id)
         message.body = None
+
+    def progress(self, query: str, page: int, frame: int) -> None:
+        """It is a slice of a query's batch that is being rolled forward: what comes after it is
+        this frame. ValueError: nothing of that query is."""
+        self._check()
+        batch = self._engine.state.batches.by_query.get(query)
+        if batch is None or batch.is_done:
+            raise ValueError(f"no batch of query {query!r} is to be rolled forward")
+        if (page, frame) < (batch.page, batch.frame) or page > batch.page_count:
+            at = f"{batch.page}, {batch.frame} of {batch.page_count} pages"
+            raise ValueError(f"batch {batch.number} cannot go on at {page}, {frame}: it is at {at}")
+        self.batch = BatchRecord(query, batch.number, batch.time_us, page=page, frame=frame)
+        self.log_bytes += 64 + len(query)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
         """Acknowledge entries, ascending by seq, when the transaction commits. ValueError for one
@@ -181,6 +196,10 @@ class Transaction:
         """The operations; places have seqs, or ordinals within (transaction, queue or stream)."""
         next_seqs: dict[int, int] = {}
         ops: list[record.Op] = []
+        batch = self.batch
+        if batch is not None:  # first, so that a replay knows whose slice it is
+            data = batches.progress_data(batch.query, batch.number, batch.page, batch.frame)
+            ops.append(record.Op(record.BATCH, batches.PROGRESS, 0, data))
         for published in self.publishes:
             places: list[tuple[int, int]] = []
             for queue in published.queues:
@@ -188,7 +207,7 @@ class Transaction:
                 next_seqs[queue.number] = seq + 1
                 places.append((queue.number, seq))
             ops.append(publish_op(published, places))
-        now_us = self._engine.clock.wall_us()
+        now_us = self._engine.clock.wall_us() if batch is None else batch.time_us
         for a in self.appends:
             stream = a.stream
             offset = next_seqs.get(stream.number, 0 if is_large else stream.next_offset)
@@ -225,6 +244,11 @@ class Transaction:
 
     def _apply(self, lsn: int, mode: int) -> None:
         state = self._engine.state
+        batch = None
+        if self.batch is not None:
+            batch = state.apply_batch(lsn, batches.PROGRESS, self.batch)
+            for a in self.appends:
+                state.streams.touch(batch, a.stream)
         for published in self.publishes:
             m = published.message
             in_store = m.store_file != 0
@@ -240,6 +264,8 @@ class Transaction:
             a.offset = state.streams.append(a.stream, lsn, mode, a.time_us, a.header, a.body)
         for queue, entries in self.dequeues:
             state.apply_dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
+        if batch is not None:
+            state.end_batch(lsn, batch)
 
     def rollback(self) -> None:
         """Forget it; bodies that were spooled for it are given back."""

@@ -48,6 +48,7 @@ class Upkeep:
             self.begin_checkpoint()
         if checkpoints.phase == SLICES:
             self.step_checkpoint(now + engine.options.slice_ms / 1000)
+        engine.batches.place()
         self.reap()
         self.combine()
         self.delete_transient_segments()
@@ -74,10 +75,13 @@ class Upkeep:
         return store.written_bytes + store.released_bytes
 
     def begin_checkpoint(self, *, is_clean: bool = False) -> None:
-        """The cut of a checkpoint, if none is in progress and no large commit is under way."""
+        """The cut of a checkpoint, if none is in progress, and no large commit or adoption is under
+        way."""
         engine = self._engine
         if engine.checkpoints.phase != IDLE or engine.is_committing:
             return
+        if engine.state.streams.adopting:
+            return  # it would name pages that are not there yet
         engine.checkpoints.begin(is_clean=is_clean)
         self._cut_bytes = engine.log.appended_bytes
         self._cut_records = engine.log.appended_records
@@ -107,6 +111,8 @@ class Upkeep:
         """A whole checkpoint, now; False if it was given up twice for want of space."""
         checkpoints = self._engine.checkpoints
         self._drive()
+        if not self._engine.batches.finish_adoptions():
+            return False
         for _ in range(2):
             before = checkpoints.count
             self.begin_checkpoint(is_clean=is_clean)

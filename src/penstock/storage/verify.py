@@ -55,6 +55,7 @@ from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile
 from penstock.storage.store_tables import read_table
+from penstock.storage.verify_batches import check_batches
 from penstock.storage.verify_stream import check_stream
 
 CHUNK_ENTRIES: Final = 64  # messages read at a time; a body in .qs has less than 32 KiB
@@ -240,6 +241,8 @@ class _VhostCheck:
         for at in [] if found.is_clean else found.end.aside:
             report.notes.append(f"{at}: a log segment that nothing leads to")
         self._check_queues(state)
+        self._check_leases(state)
+        check_batches(fs, state, report.add, report.notes)
         self._check_purged(state)
         self._check_store(state.store)
         if has_streams:
@@ -366,6 +369,21 @@ class _VhostCheck:
             self._report.bodies += 1
             self._report.body_bytes += len(body)
         return True
+
+    def _check_leases(self, state: StorageState) -> None:
+        """What is leased lives; that nothing is leased twice, and that ordinals follow one another,
+        was seen when it was read."""
+        for queue, leases in state.leases.by_queue.items():
+            for lease in leases.values():
+                title = f"reader {lease.reader!r} of queue {queue}"
+                self._report.notes.append(f"{title} has leased {lease.count} messages")
+                for run in [run for one in lease.slices for run in one.runs()]:
+                    number, first, n, size, stores, _ = run
+                    if not state.queues[number].is_live_run((first, n, size, stores)):
+                        last = first + n - 1
+                        self._wrong(
+                            f"{title} has seqs {first} to {last} of {number}, some are dead"
+                        )
 
     def _check_purged(self, state: StorageState) -> None:
         """Slots of purged segments still hold references: they count until they are released."""

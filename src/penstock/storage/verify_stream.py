@@ -181,6 +181,7 @@ class _Page:
         self.base = base
         self.id = page_id(stream_id, base)
         self.seed = page_seed(self.id)
+        self.is_staged = False  # all records have the header's time
         self.seen = 0  # good records
         self.has_bad_row = False
 
@@ -197,6 +198,8 @@ class _Page:
         self.found.pages += 1
         try:
             header = check_header(path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
+            self.id, self.seed = header.id, page_seed(header.id)
+            self.is_staged = header.is_staged
             size = file.size()
             if size < limit:
                 raise CorruptionError(path, size, f"the page ends here, expected {limit} bytes")
@@ -246,6 +249,9 @@ class _Page:
             if scan.need and not scan.rows:
                 data = file.pread(scan.need, at)
                 scan = scan_frames(data, at, self.seed, self.seen, last_time, end)
+            if self.is_staged:
+                time = last_time.to_bytes(8, "little", signed=True)
+                scan.rows = [row[:8] + time for row in scan.rows]
             for row in scan.rows:
                 time_us = decode_row(row, 0)[2]
                 if time_us < last_time:

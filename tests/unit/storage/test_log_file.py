@@ -373,10 +373,10 @@ def test_an_unknown_type_is_refused_by_name() -> None:
     seed = log_segment.segment_seed(VHOST, 1, int.from_bytes(data[32:40], "big"))
     start = FIRST_GROUP_OFFSET + GROUP_HEADER_BYTES
     written = bytearray(data[start : start + 50])
-    written[16] = record.BATCH
+    written[16] = 200
     written[4:8] = crc32(bytes(written[8:]), seed).to_bytes(4, "big")
     rig.fs.damage(rig.path(), lambda data: data[:start] + bytes(written) + data[start + 50 :])
-    with pytest.raises(CorruptionError, match="BATCH") as caught:
+    with pytest.raises(CorruptionError, match="number 200") as caught:
         survey(rig.fs)
     assert caught.value.position == start
 

@@ -66,7 +66,7 @@ def test_a_header_that_is_not_of_this_page_is_refused_by_name() -> None:
             decode_header("p", bytes(spoilt))
 
 
-@pytest.mark.parametrize(("at", "value"), [(8, 2), (10, 2)])
+@pytest.mark.parametrize(("at", "value"), [(8, 2), (10, 3)])
 def test_another_version_or_kind_is_refused(at: int, value: int) -> None:
     data = bytearray(encode_header(3, ID, 7, 1234))
     data[at] = value

@@ -552,8 +552,8 @@ def test_it_pushes_back() -> None:
 
 def test_refused_appends_change_nothing() -> None:
     rig = Rig()
-    with pytest.raises(ValueError, match="LEASE"):
-        rig.log.append(record.LEASE, 0, 0, b"", OS)
+    with pytest.raises(ValueError, match="number 200"):
+        rig.log.append(200, 0, 0, b"", OS)
     with pytest.raises(ValueError, match="body"):
         rig.log.append_publish(1, 1, 0, 0, 3, 4, b"", b"body", 5, OS)
     assert rig.log.last_lsn == 0

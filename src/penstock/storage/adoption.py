@@ -1,0 +1,223 @@
+"""Adoption: a staged page becomes a page of a stream, and none of its frames is written again.
+
+A sink of Spark stages its rows as whole pages (staging.py). When their batch is decided for a
+stream, a page of some MiB is not copied through the log: one record, BATCH ADOPTED, says from which
+offset on it is the stream's. What is left is work on files, done by a worker:
+
+    index    read, verified; written anew under the stream's name, with the base offset and, in
+             every row, the time; synced
+    header   64 bytes in place in the staged file: stream number, base offset, base time; synced
+    name     the staged file is linked to <base>.page, in place of a stale one; directory synced
+
+Then it counts as written (PageWriter.placed), and the stream's head may pass it. Until then no
+checkpoint makes its cut, so one that has the stream behind the page finds the page on the disk. The
+staged name goes only after such a checkpoint [6]: as long as the record is in a log that may be
+replayed, the whole of it can be done again.
+
+It is idempotent, and it has to be, for a crash may leave any part of it. The header is the only
+thing that is changed in place, and it may be torn. It is never believed: all of it follows from the
+record. The frames are not touched. The first block's CRC, which covers the header, is made anew,
+and only if the block verifies with the header that it was staged with; one that does not gets a CRC
+that is wrong, so that who reads it looks at its frames one by one.
+
+An index that is lost or wrong is made again from the frames (`make_index`). A damaged page is
+adopted as it is, up to its end: who reads the bad record is told, as in any page. A page that is
+missing becomes a header without a frame, and an event.
+
+Failure: OSError, to be tried again; SyncFailedError [10].
+"""
+
+from typing import Final
+from zlib import crc32
+
+from penstock.errors import CorruptionError, SyncFailedError
+from penstock.storage.batches import StagedPage
+from penstock.storage.data_directory import sync_dir
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.page import (
+    BLOCK_BYTES,
+    KIND_STAGED,
+    PAGE_HEADER_BYTES,
+    decode_header,
+    encode_header,
+    scan_frames,
+)
+from penstock.storage.page_index import (
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
+    IndexHeader,
+    check_index,
+    decode_blocks,
+    decode_index_header,
+)
+from penstock.storage.page_writer import PageWriter
+
+PIECE_BYTES: Final = 256 << 10  # of rows
+_TIME_AT: Final = 8  # in a row
+_TIME_BYTES: Final = 8
+
+
+class Adoption:
+    """The work on the files of one page. staged: the path of its page file; page: as it was
+    decided; writer: what the stream knows of it. damage: what was found, or ""."""
+
+    def __init__(self, fs: FileSystem, staged: str, page: StagedPage, writer: PageWriter) -> None:
+        self._fs: FileSystem = fs
+        self.staged: str = staged
+        self.page: StagedPage = page
+        self.writer: PageWriter = writer
+        self.damage: str = ""
+
+    def run(self, *, is_recovery: bool = False) -> None:
+        """Do it, or do it again. is_recovery: what is in the cache may be on no disk [8]. In any
+        thread. OSError, SyncFailedError."""
+        fs, writer = self._fs, self.writer
+        path = writer.stem + ".page"
+        is_staged = fs.exists(self.staged)
+        source = self.staged if is_staged else path
+        if not is_staged and not fs.exists(path):
+            self.damage = f"{self.staged}: the staged page is missing, its records are lost"
+        file = fs.open(source, create=True)
+        try:
+            if is_recovery:
+                _sync(file)
+                file.drop_cache()
+            has_index = self._write_index(file, is_staged=is_staged)
+            file.pwrite(_header_of(writer), 0)
+            _sync(file)
+        finally:
+            file.close()
+        if is_staged:
+            if fs.exists(path):
+                fs.unlink(path)
+            fs.link(self.staged, path)
+        if not has_index:
+            make_index(fs, writer.stem, writer)
+        sync_dir(fs, path.rpartition("/")[0])
+
+    def _write_index(self, file: File, *, is_staged: bool) -> bool:
+        """The index under the stream's name; False, and none, if there is none to make it from."""
+        path = self.writer.stem + ".idx"
+        old = _staged_index(self._fs, self.staged, self.page) if is_staged else b""
+        if not old:
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+            return False
+        writer = self.writer
+        crcs = decode_blocks(old, decode_index_header(self.staged, old))
+        block = file.pread(BLOCK_BYTES, 0)[PAGE_HEADER_BYTES:]
+        before = crc32(encode_header(0, writer.id, 0, 0, KIND_STAGED), writer.seed)
+        after = crc32(block, crc32(_header_of(writer), writer.seed))
+        if crc32(block, before) == crcs[0]:
+            crcs[0] = after
+        else:
+            crcs[0] = after ^ 1
+            self.damage = f"{self.staged}: its first MiB does not verify"
+        _put_index(self._fs, path, writer, old, INDEX_HEADER_BYTES, crcs)
+        return True
+
+
+def _staged_index(fs: FileSystem, staged: str, page: StagedPage) -> bytes:
+    """The whole index of a staged page, b"" if it is not good. OSError."""
+    path = staged.removesuffix(".page") + ".idx"
+    try:
+        data = fs.read(path)
+        header = check_index(path, data)
+    except (FileNotFoundError, CorruptionError):
+        return b""
+    there = (header.id, header.base, header.count, header.page_bytes)
+    return data if there == (page.page_id, 0, page.rows, page.bytes) else b""
+
+
+def _sync(file: File) -> None:
+    try:
+        file.sync()
+    except OSError as error:
+        raise SyncFailedError(file.path, error) from error
+
+
+def _header_of(writer: PageWriter) -> bytes:
+    return encode_header(
+        writer.number, writer.id, writer.base, writer.first_time_us, KIND_STAGED
+    )  # fmt: skip
+
+
+def _rows_at(rows: bytes, count: int, time_us: int) -> bytes:
+    """The same rows, all of that time."""
+    changed = bytearray(rows)
+    for i, value in enumerate(time_us.to_bytes(_TIME_BYTES, "little", signed=True)):
+        changed[_TIME_AT + i :: INDEX_ROW_BYTES] = bytes((value,)) * count
+    return bytes(changed)
+
+
+def _put_index(
+    fs: FileSystem, path: str, writer: PageWriter, rows: bytes, at: int, crcs: list[int]
+) -> None:
+    """A new index file, in place of a stale one or one that a reader has open; its rows are those
+    in `rows` from `at` on. In pieces, so that no other thread waits long. OSError,
+    SyncFailedError."""
+    time_us = writer.first_time_us
+    end = at + writer.count * INDEX_ROW_BYTES
+    position, crc = INDEX_HEADER_BYTES, 0
+    if fs.exists(path):
+        fs.unlink(path)
+    file = fs.open(path, create=True)
+    try:
+        for start in range(at, end, PIECE_BYTES):
+            piece = rows[start : min(start + PIECE_BYTES, end)]
+            piece = _rows_at(piece, len(piece) // INDEX_ROW_BYTES, time_us)
+            file.pwrite(piece, position)
+            crc = crc32(piece, crc)
+            position += len(piece)
+        tail = b"".join([block.to_bytes(4, "little") for block in crcs])
+        file.pwrite(tail, position)
+        header = IndexHeader(
+            writer.id, writer.base, True, writer.count, writer.position, crc32(tail, crc),
+            time_us, time_us,
+        )  # fmt: skip
+        file.pwrite(header.encode(), 0)
+        _sync(file)
+    finally:
+        file.close()
+
+
+def make_index(fs: FileSystem, stem: str, writer: PageWriter) -> bool:
+    """Make the index of an adopted page again, from its frames; False, and no index, if one of them
+    is damaged. OSError."""
+    path = stem + ".idx"
+    rows: list[bytes] = []
+    crcs: list[int] = []
+    page = fs.open(stem + ".page")
+    try:
+        at, need = PAGE_HEADER_BYTES, 0
+        while at < writer.position:
+            data = page.pread(max(need, BLOCK_BYTES), at)
+            scan = scan_frames(data, at, writer.seed, len(rows), 0, writer.position)
+            if scan.fault or (not scan.rows and (need or not scan.need)):
+                return False
+            rows += scan.rows
+            need = 0 if scan.rows else scan.need
+            at = scan.end
+        for block in range(0, writer.position, BLOCK_BYTES):
+            seed = writer.seed ^ (block // BLOCK_BYTES)
+            crcs.append(crc32(page.pread(min(BLOCK_BYTES, writer.position - block), block), seed))
+    finally:
+        page.close()
+    if len(rows) != writer.count:
+        return False
+    _put_index(fs, path, writer, b"".join(rows), 0, crcs)
+    return True
+
+
+def is_adopted(fs: FileSystem, path: str) -> bool:
+    """Whether the page at `path` was staged; False if there is none that can be read. OSError."""
+    try:
+        file = fs.open(path)
+    except FileNotFoundError:
+        return False
+    try:
+        return decode_header(path, file.pread(PAGE_HEADER_BYTES, 0)).is_staged
+    except CorruptionError:
+        return False
+    finally:
+        file.close()

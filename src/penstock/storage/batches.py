@@ -1,0 +1,363 @@
+"""Batches: what was decided of Spark's micro-batches, and how far each has been rolled forward.
+
+A sink that writes exactly once does it in two steps. Its tasks stage their rows as page files
+(staging.py), which nobody reads; then the driver commits, and that is one record of the log: BATCH
+DECIDED. From there on the rows belong to the target, whatever happens. They are moved there in
+slices, and each slice is one record with what it published and how far it came, so that a crash
+neither loses nor repeats a row. The idea is Spark's own: the batch's number makes a commit that is
+repeated an answer, not a second write.
+
+    BATCH      batch 8 | length of the query 2 | query | by the record's flags:
+      DECIDED    time (us) 8 | length of the target 2 | target (JSON) |
+                 n x (length of the name 2 | name | page id 8 | rows 4 | bytes 4)
+      PROGRESS   page 4 | frame 4                    what comes next is frame `frame` of page `page`
+      ADOPTED    page 4 | stream 4 | base offset 8 | time (us) 8
+                                                     that page is pages of the stream now, at base
+      FORGOTTEN  -                                   the query is over: nothing is known of it
+
+    in a checkpoint, one section for each query:
+                 batch 8 | time 8 | page 4 | frame 4 | pages 4 | rows 8 | bytes 8 | names 4 |
+                 holds 4 | length of the query 2 | query | length of the target 2 | target |
+                 names x (as above) | holds x (stream 4, offset 8)
+
+All big-endian. Of each query the last batch is kept, until the query is forgotten: one that is not
+newer has been committed already. A batch is done once its progress is behind its last page; then
+its pages are no longer listed, only counted.
+
+A PROGRESS stands in a TX before the operations of its slice, so that who replays it knows for which
+batch a stream is appended to. The first time that a batch touches a stream it *holds* it: the head
+of that stream waits at this offset until the batch is done, so that readers see all of a batch or
+none of it. That follows from the records alone; it is in checkpoints so that it outlives them.
+
+Names of staged files, <batch>.<partition>.<attempt>.<k>.page, are checked here: they become paths.
+
+Not here: the staged files (staging.py), who decides and moves (batch_engine.py).
+"""
+
+import re
+import struct
+from typing import Final, NamedTuple
+
+from penstock.storage.record import RecordError
+
+DECIDED: Final = 0
+PROGRESS: Final = 1
+ADOPTED: Final = 2
+FORGOTTEN: Final = 3
+TEXT_BYTES_MAX: Final = 0xFFFF
+NUMBER_MAX: Final = (1 << 64) - 1
+
+_HEAD: Final = struct.Struct(">QH")
+_TIME_LENGTH: Final = struct.Struct(">QH")
+_PAGE: Final = struct.Struct(">QII")
+_PLACE: Final = struct.Struct(">II")
+_ADOPTED: Final = struct.Struct(">IIQQ")
+_SECTION: Final = struct.Struct(">QQIIIQQII")
+_HOLD: Final = struct.Struct(">IQ")
+_U16: Final = struct.Struct(">H")
+_NAME: Final = re.compile(r"(\d{1,20})\.(\d{1,10})\.([A-Za-z0-9_-]{1,64})\.(\d{1,10})\.page")
+
+
+class StagedPage(NamedTuple):
+    """A staged page file as its token names it. name: of the .page file, in the query's directory;
+    bytes: of the whole file."""
+
+    name: str
+    page_id: int
+    rows: int
+    bytes: int
+
+
+class NameParts(NamedTuple):
+    """What the name of a staged page says."""
+
+    batch: int
+    partition: int
+    attempt: str
+    k: int
+
+
+class BatchRecord(NamedTuple):
+    """A BATCH record; what its flags do not have is 0 or empty."""
+
+    query: str
+    number: int
+    time_us: int = 0
+    target: str = ""
+    pages: tuple[StagedPage, ...] = ()
+    page: int = 0
+    frame: int = 0
+    stream: int = 0
+    base: int = 0
+
+
+def parse_name(name: str) -> NameParts:
+    """The parts of a staged page's file name. ValueError if it is none."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        text = "expected <batch>.<partition>.<attempt>.<k>.page, the attempt of [A-Za-z0-9_-]"
+        raise ValueError(f"the name of a staged page is {name!r}, {text}")
+    batch, partition, attempt, k = found.groups()
+    return NameParts(int(batch), int(partition), attempt, int(k))
+
+
+def is_name(name: str) -> bool:
+    """Whether it is the name of a staged page."""
+    return _NAME.fullmatch(name) is not None
+
+
+class Batch:
+    """The last batch of a query that was decided. target: JSON. page, frame: what comes next.
+    rows, bytes, page_count: of all its pages. holds: stream number -> the offset where its head
+    waits, while the batch is not done. encoded: its section, until it changes."""
+
+    __slots__ = (
+        "bytes", "encoded", "frame", "holds", "number", "page", "page_count", "pages", "query",
+        "rows", "target", "time_us",
+    )  # fmt: skip
+
+    def __init__(
+        self, query: str, number: int, time_us: int, target: str, pages: tuple[StagedPage, ...]
+    ) -> None:
+        self.query: str = query
+        self.number: int = number
+        self.time_us: int = time_us
+        self.target: str = target
+        self.pages: tuple[StagedPage, ...] = pages
+        self.page: int = 0
+        self.frame: int = 0
+        self.page_count: int = len(pages)
+        self.rows: int = sum([page.rows for page in pages])
+        self.bytes: int = sum([page.bytes for page in pages])
+        self.holds: dict[int, int] = {}
+        self.encoded: bytes = b""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is where it was to go."""
+        return self.page >= self.page_count
+
+    @property
+    def current(self) -> StagedPage:
+        """The page that comes next. IndexError if the batch is done."""
+        return self.pages[self.page]
+
+
+class BatchTable:
+    """The last batch of every query of a vhost. dead: staged pages (query, name) that no record
+    after the next cut names: they go after the checkpoint that is made there [6]. rolling: replay:
+    the batch whose slice is being applied."""
+
+    def __init__(self) -> None:
+        self.by_query: dict[str, Batch] = {}
+        self.dead: list[tuple[str, str]] = []
+        self.rolling: Batch | None = None
+
+    def last_number(self, query: str) -> int:
+        """Of the last batch that was decided, -1 if there is none."""
+        batch = self.by_query.get(query)
+        return -1 if batch is None else batch.number
+
+    def apply(self, flags: int, found: BatchRecord) -> Batch:
+        """A record of a batch: the batch, changed. ValueError for one that cannot be."""
+        if flags == DECIDED:
+            return self._decide(found)
+        batch = self.by_query.get(found.query)
+        if batch is None or batch.number != found.number:
+            known = "no batch" if batch is None else f"batch {batch.number}"
+            raise ValueError(f"batch {found.number} of {found.query!r} goes on, known is {known}")
+        batch.encoded = b""
+        if flags == FORGOTTEN:
+            self._bury(batch)
+            del self.by_query[found.query]
+            return batch
+        if flags == ADOPTED:
+            self._reach(batch, found.page + 1, 0)
+        else:
+            self._reach(batch, found.page, found.frame)
+        return batch
+
+    def _decide(self, found: BatchRecord) -> Batch:
+        before = self.by_query.get(found.query)
+        if before is not None and (before.number >= found.number or not before.is_done):
+            raise ValueError(
+                f"batch {found.number} of {found.query!r} after batch {before.number}, which is "
+                f"{'done' if before.is_done else 'not done'}"
+            )
+        batch = Batch(found.query, found.number, found.time_us, found.target, found.pages)
+        self.by_query[found.query] = batch
+        return batch
+
+    def _reach(self, batch: Batch, page: int, frame: int) -> None:
+        if (page, frame) < (batch.page, batch.frame) or page > batch.page_count:
+            raise ValueError(
+                f"batch {batch.number} of {batch.query!r} is at page {batch.page} frame "
+                f"{batch.frame} of {batch.page_count} pages, and goes on at {page}, {frame}"
+            )
+        if page < batch.page_count and frame >= batch.pages[page].rows:
+            page, frame = page + 1, 0
+        batch.page, batch.frame = page, frame
+        if batch.is_done:
+            self._bury(batch)
+
+    def _bury(self, batch: Batch) -> None:
+        self.dead += [(batch.query, page.name) for page in batch.pages]
+        batch.pages = ()
+
+    def capture(self) -> list[bytes]:
+        """The sections of all queries, as of now; those that did not change cost nothing."""
+        found: list[bytes] = []
+        for batch in self.by_query.values():
+            if not batch.encoded:
+                batch.encoded = encode_section(batch)
+            found.append(batch.encoded)
+        return found
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+def _text(what: str, text: str) -> bytes:
+    data = text.encode()
+    if not 0 < len(data) <= TEXT_BYTES_MAX:
+        raise ValueError(f"{what} has {len(data)} bytes, expected 1 to {TEXT_BYTES_MAX}")
+    return data
+
+
+def _head(query: str, number: int) -> bytes:
+    if not 0 <= number <= NUMBER_MAX:
+        raise ValueError(f"a batch has a number from 0 to {NUMBER_MAX}, not {number}")
+    name = _text("the query's name", query)
+    head: bytes = _HEAD.pack(number, len(name))
+    return head + name
+
+
+def decided_data(
+    query: str, number: int, time_us: int, target: str, pages: list[StagedPage]
+) -> bytes:
+    """Data of a DECIDED; its count is len(pages). ValueError for what does not fit."""
+    goal = _text("the target", target)
+    parts = [_head(query, number), _TIME_LENGTH.pack(time_us, len(goal)), goal]
+    parts += [_page(page) for page in pages]
+    return b"".join(parts)
+
+
+def _page(page: StagedPage) -> bytes:
+    name = page.name.encode()
+    fixed: bytes = _PAGE.pack(page.page_id, page.rows, page.bytes)
+    return _U16.pack(len(name)) + name + fixed
+
+
+def progress_data(query: str, number: int, page: int, frame: int) -> bytes:
+    """Data of a PROGRESS; its count is 0."""
+    return _head(query, number) + _PLACE.pack(page, frame)
+
+
+def adopted_data(
+    query: str, number: int, page: int, stream: int, base: int, time_us: int
+) -> bytes:  # fmt: skip
+    """Data of an ADOPTED; its count is 0."""
+    return _head(query, number) + _ADOPTED.pack(page, stream, base, time_us)
+
+
+def forgotten_data(query: str, number: int) -> bytes:
+    """Data of a FORGOTTEN; its count is 0."""
+    return _head(query, number)
+
+
+def decode_batch(data: bytes, flags: int, count: int) -> BatchRecord:
+    """A BATCH record. RecordError unless it is exactly that long."""
+    at = _fits(data, 0, _HEAD.size)
+    number, length = _HEAD.unpack_from(data)
+    end = _fits(data, at, length)
+    query = _string(data[at:end])
+    if flags == DECIDED:
+        at = _fits(data, end, _TIME_LENGTH.size)
+        time_us, length = _TIME_LENGTH.unpack_from(data, end)
+        end = _fits(data, at, length)
+        target = _string(data[at:end])
+        pages, end = _pages(data, end, count)
+        _ends(data, end)
+        return BatchRecord(query, number, time_us, target, pages)
+    if flags == PROGRESS:
+        _ends(data, _fits(data, end, _PLACE.size))
+        page, frame = _PLACE.unpack_from(data, end)
+        return BatchRecord(query, number, page=page, frame=frame)
+    if flags == ADOPTED:
+        _ends(data, _fits(data, end, _ADOPTED.size))
+        page, stream, base, time_us = _ADOPTED.unpack_from(data, end)
+        return BatchRecord(query, number, time_us, page=page, stream=stream, base=base)
+    if flags != FORGOTTEN:
+        raise RecordError(f"BATCH: unknown flags {flags:#04x}")
+    _ends(data, end)
+    return BatchRecord(query, number)
+
+
+def _fits(data: bytes, at: int, length: int) -> int:
+    """The end of so many bytes from `at` on."""
+    if len(data) - at < length:
+        raise RecordError(f"BATCH: {length} bytes expected at {at}, {len(data) - at} found")
+    return at + length
+
+
+def _ends(data: bytes, at: int) -> None:
+    if len(data) != at:
+        raise RecordError(f"BATCH: data of {at} bytes expected, {len(data)} found")
+
+
+def _string(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(f"BATCH: {error}") from error
+
+
+def _pages(data: bytes, at: int, count: int) -> tuple[tuple[StagedPage, ...], int]:
+    pages: list[StagedPage] = []
+    for _ in range(count):
+        start = _fits(data, at, 2)
+        end = _fits(data, start, _U16.unpack_from(data, at)[0])
+        at = _fits(data, end, _PAGE.size)
+        page_id, rows, size = _PAGE.unpack_from(data, end)
+        pages.append(StagedPage(_string(data[start:end]), page_id, rows, size))
+    return tuple(pages), at
+
+
+# ---- sections ------------------------------------------------------------------------------------
+
+
+def encode_section(batch: Batch) -> bytes:
+    """What a checkpoint says of a query's last batch."""
+    query, target = batch.query.encode(), batch.target.encode()
+    parts = [
+        _SECTION.pack(
+            batch.number, batch.time_us, batch.page, batch.frame, batch.page_count, batch.rows,
+            batch.bytes, len(batch.pages), len(batch.holds),
+        ),
+        _U16.pack(len(query)), query, _U16.pack(len(target)), target,
+    ]  # fmt: skip
+    parts += [_page(page) for page in batch.pages]
+    parts += [_HOLD.pack(stream, offset) for stream, offset in batch.holds.items()]
+    return b"".join(parts)
+
+
+def decode_section(data: bytes) -> Batch:
+    """A query's last batch. RecordError."""
+    at = _fits(data, 0, _SECTION.size)
+    number, time_us, page, frame, count, rows, size, names, holds = _SECTION.unpack_from(data)
+    texts: list[str] = []
+    for _ in range(2):
+        start = _fits(data, at, 2)
+        at = _fits(data, start, _U16.unpack_from(data, at)[0])
+        texts.append(_string(data[start:at]))
+    pages, at = _pages(data, at, names)
+    batch = Batch(texts[0], number, time_us, texts[1], pages)
+    batch.page, batch.frame, batch.page_count = page, frame, count
+    batch.rows, batch.bytes = rows, size
+    for _ in range(holds):
+        end = _fits(data, at, _HOLD.size)
+        stream, offset = _HOLD.unpack_from(data, at)
+        batch.holds[stream] = offset
+        at = end
+    _ends(data, at)
+    return batch

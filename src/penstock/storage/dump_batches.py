@@ -1,0 +1,41 @@
+"""What a dump says of batches: their records in the log, their sections in a checkpoint.
+
+One line for a record, and for a section one for the batch, one for each page that it still has to
+move and one for each stream that it holds. See `dump.py` for the lines, `batches.py` for the
+formats. What cannot be read is a ValueError, which the caller shows as damage.
+"""
+
+from penstock.storage import batches
+from penstock.storage.batches import Batch, StagedPage
+
+
+def batch_text(data: bytes, flags: int, count: int) -> str:
+    """A BATCH record. ValueError if it cannot be read."""
+    found = batches.decode_batch(data, flags, count)
+    title = f"query {found.query!r} batch {found.number}"
+    if flags == batches.DECIDED:
+        pages = ", ".join([_page_text(page) for page in found.pages]) or "no pages"
+        return f"decided {title} time {found.time_us} target {found.target!r}: {pages}"
+    if flags == batches.PROGRESS:
+        return f"progress {title} page {found.page} frame {found.frame}"
+    if flags == batches.ADOPTED:
+        return (
+            f"adopted {title} page {found.page} by stream {found.stream} offset {found.base} "
+            f"time {found.time_us}"
+        )
+    return f"forgotten {title}"
+
+
+def section_lines(batch: Batch) -> list[str]:
+    """The last batch of a query, as a checkpoint has it."""
+    state = "done" if batch.is_done else f"at page {batch.page} frame {batch.frame}"
+    first = (
+        f"query {batch.query!r} batch {batch.number} {state} of {batch.page_count} pages, "
+        f"{batch.rows} rows, {batch.bytes} bytes, time {batch.time_us} target {batch.target!r}"
+    )
+    holds = [f"  holds stream {n} at offset {offset}" for n, offset in batch.holds.items()]
+    return [first, *[f"  {_page_text(page)}" for page in batch.pages], *holds]
+
+
+def _page_text(page: StagedPage) -> str:
+    return f"{page.name} id {page.page_id:016x} rows {page.rows} bytes {page.bytes}"

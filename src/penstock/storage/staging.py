@@ -1,0 +1,345 @@
+"""Staging: rows that tasks of a sink have written and nobody has committed yet, as page files.
+
+    staging/<hash of the query>/    .query_name (for people)
+                                    <batch>.<partition>.<attempt>.<k>.page, and .idx beside it
+
+A staged page is a whole page of kind 2 (page.py) with a sealed index: random page id, base offset
+0, time 0 in every frame. So a stream can adopt it as it is, and a queue's rows can be read from it
+from any frame on, each verified by its own checksum. The index' header has, as its first and last
+time, when the page was begun (microseconds since 1970): that is the age of a file for whoever
+sweeps, and it is written before the page, so that files of a task that died have an age too.
+
+Staged by the process that serves HTTP, which verifies every frame before it is given to
+`StagedPageWriter`, and synced with their names before a token is given; read and deleted by the
+vhost's process. Two writers never meet: the attempt in a name is random, and a name that is taken
+is refused.
+
+Deleting: pages of a batch that is done go after the checkpoint that says so [6]. What no decision
+names goes by age (`Sweep`), or when its batch is aborted.
+
+Failure: StagingError says what a commit names that is not there or not so; OSError from the disk.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import CorruptionError, StorageError
+from penstock.fast_crc import crc32
+from penstock.storage.batches import BatchTable, NameParts, StagedPage, parse_name
+from penstock.storage.data_directory import hash_name, sync_dir, write_small
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.page import (
+    BLOCK_BYTES,
+    KIND_STAGED,
+    PAGE_HEADER_BYTES,
+    decode_header,
+    encode_header,
+    page_seed,
+)
+from penstock.storage.page_index import (
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
+    IndexHeader,
+    blocks,
+    decode_index_header,
+)
+
+STAGING: Final = "staging"
+STAGED_PAGE_BYTES_MAX: Final = 64 << 20
+ZOMBIE_AGE_S: Final = 60.0  # of what can no longer be committed
+
+
+class StagingError(StorageError):
+    """What a commit names is not there, or not what it says."""
+
+
+def staging_path(path: str) -> str:
+    """Where a vhost, whose directory is `path`, has its staged pages."""
+    return f"{path}/{STAGING}"
+
+
+def query_path(path: str, query: str) -> str:
+    """The directory of a query's staged pages in the vhost directory `path`."""
+    return f"{path}/{STAGING}/{hash_name(query.encode())}"
+
+
+def query_directory(fs: FileSystem, staging: str, query: str) -> str:
+    """The directory of a query in `staging`, made when missing, its name durable. OSError,
+    SyncFailedError."""
+    directory = f"{staging}/{hash_name(query.encode())}"
+    if not fs.exists(staging):
+        fs.mkdir(staging)
+        sync_dir(fs, staging.rpartition("/")[0])
+    if not fs.exists(directory):
+        fs.mkdir(directory)
+        write_small(fs, directory + "/.query_name", query.encode() + b"\n")
+        sync_dir(fs, directory)
+    sync_dir(fs, staging)  # whoever made it may have died before
+    return directory
+
+
+class StagedPageWriter:
+    """One page that is being staged: <stem>.page and <stem>.idx in `directory`.
+
+    page_id: random, 64 bits. time_us: now, microseconds since 1970. count, position: records and
+    bytes of the page so far. FileExistsError if it is there; ValueError for a stem that is none.
+    """
+
+    def __init__(
+        self, fs: FileSystem, directory: str, stem: str, page_id: int, time_us: int
+    ) -> None:
+        parse_name(stem + ".page")
+        self._fs: FileSystem = fs
+        self._stem: str = f"{directory}/{stem}"
+        self._name: str = stem + ".page"
+        self.page_id: int = page_id
+        self.count: int = 0
+        self.position: int = 0
+        self._time_us: int = time_us
+        self._seed: int = page_seed(page_id)
+        self._block: int = self._seed
+        self._blocks: list[int] = []
+        self._rows_crc: int = 0
+        self._page: File | None = None
+        self._index: File | None = None
+        if fs.exists(self._stem + ".page") or fs.exists(self._stem + ".idx"):
+            raise FileExistsError(self._stem + ".page")
+        try:
+            self._index = fs.open(self._stem + ".idx", create=True)
+            self._index.pwrite(self._header(is_sealed=False), 0)
+            self._page = fs.open(self._stem + ".page", create=True)
+            self._write(encode_header(0, page_id, 0, 0, KIND_STAGED))
+        except BaseException:
+            self.close()
+            raise
+
+    def _header(self, *, is_sealed: bool) -> bytes:
+        time_us = self._time_us
+        return IndexHeader(
+            self.page_id, 0, is_sealed, self.count, self.position, self._rows_crc, time_us, time_us
+        ).encode()
+
+    def append(self, rows: bytes, data: bytes) -> None:
+        """Frames that follow those that are there, and their rows: verified, of time 0, and within
+        STAGED_PAGE_BYTES_MAX as long as there is more than one. OSError: discard it."""
+        assert self._index is not None
+        self._write(data)
+        self._index.pwrite(rows, INDEX_HEADER_BYTES + self.count * INDEX_ROW_BYTES)
+        self._rows_crc = crc32(rows, self._rows_crc)
+        self.count += len(rows) // INDEX_ROW_BYTES
+
+    def _write(self, data: bytes) -> None:
+        """Give bytes to the page, and sum them into the CRCs of their blocks."""
+        assert self._page is not None
+        self._page.pwrite(data, self.position)
+        view = memoryview(data)
+        at = 0
+        while at < len(data):
+            piece = view[at : at + BLOCK_BYTES - (self.position & (BLOCK_BYTES - 1))]
+            self._block = crc32(piece, self._block)
+            at += len(piece)
+            self.position += len(piece)
+            if not self.position & (BLOCK_BYTES - 1):
+                self._blocks.append(self._block)
+                self._block = self._seed ^ len(self._blocks)
+
+    def seal(self) -> StagedPage:
+        """The page is whole: complete its index. OSError: discard it."""
+        assert self._index is not None
+        crcs = list(self._blocks)
+        if len(crcs) < blocks(self.position):
+            crcs.append(self._block)
+        data = b"".join([crc.to_bytes(4, "little") for crc in crcs])
+        self._index.pwrite(data, INDEX_HEADER_BYTES + self.count * INDEX_ROW_BYTES)
+        self._rows_crc = crc32(data, self._rows_crc)
+        self._index.pwrite(self._header(is_sealed=True), 0)
+        return StagedPage(self._name, self.page_id, self.count, self.position)
+
+    def sync(self) -> None:
+        """Make both files durable; their names need a sync of the directory. OSError: no token may
+        be given any more [10]."""
+        for file in (self._page, self._index):
+            assert file is not None
+            file.sync()
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        for file in (self._page, self._index):
+            if file is not None:
+                file.close()
+        self._page = self._index = None
+
+    def discard(self) -> None:
+        """Close, and delete what it made. OSError."""
+        self.close()
+        _unlink(self._fs, self._stem + ".page")
+
+
+# ---- what is there -------------------------------------------------------------------------------
+
+
+def check_pages(fs: FileSystem, path: str, query: str, batch: int, pages: list[StagedPage]) -> None:
+    """That the staged pages of a commit are there, as their tokens say: names of this batch, each
+    once, headers and lengths. What is in them is verified as it is read.
+    StagingError says what is wrong; OSError. Changes nothing: it may run in any thread."""
+    directory = query_path(path, query)
+    seen: set[str] = set()
+    for page in pages:
+        try:
+            parts = parse_name(page.name)
+        except ValueError as error:
+            raise StagingError(str(error)) from error
+        if parts.batch != batch:
+            raise StagingError(f"staged page {page.name!r} is of another batch than {batch}")
+        if page.name in seen:
+            raise StagingError(f"staged page {page.name!r} is named twice")
+        seen.add(page.name)
+        _check_page(fs, f"{directory}/{page.name}", page)
+
+
+def _check_page(fs: FileSystem, path: str, page: StagedPage) -> None:
+    try:
+        file = fs.open(path)
+    except FileNotFoundError:
+        text = "it is not there: never staged, aborted, or swept because of its age"
+        raise StagingError(f"staged page {page.name!r}: {text}") from None
+    with contextlib.closing(file):
+        size = file.size()
+        head = file.pread(PAGE_HEADER_BYTES, 0)
+    try:
+        header = decode_header(path, head)
+        index_path = path.removesuffix(".page") + ".idx"
+        with contextlib.closing(fs.open(index_path)) as index:
+            found = decode_index_header(index_path, index.pread(INDEX_HEADER_BYTES, 0))
+    except FileNotFoundError:
+        raise StagingError(f"staged page {page.name!r} has no index") from None
+    except CorruptionError as error:
+        raise StagingError(f"staged page {page.name!r}: {error}") from error
+    there = (found.id, found.count, found.page_bytes, size)
+    if there != (page.page_id, page.rows, page.bytes, page.bytes) or not found.is_sealed:
+        raise StagingError(
+            f"staged page {page.name!r} is page {found.id:016x} of {found.count} rows and {size} "
+            f"bytes, its token says {page.page_id:016x}, {page.rows} and {page.bytes}"
+        )
+    if not header.is_staged or header.id != page.page_id:
+        raise StagingError(f"staged page {page.name!r} is page {header.id:016x} of a stream")
+
+
+def staged_bytes(fs: FileSystem, path: str) -> int:
+    """Bytes of all staged files of the vhost directory `path`. OSError."""
+    total = 0
+    for directory in _directories(fs, path):
+        with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+            for name in fs.list(directory):
+                with contextlib.suppress(FileNotFoundError):
+                    total += fs.size(f"{directory}/{name}")
+    return total
+
+
+def _directories(fs: FileSystem, path: str) -> list[str]:
+    parent = f"{path}/{STAGING}"
+    try:
+        return [f"{parent}/{name}" for name in fs.list(parent)]
+    except FileNotFoundError:
+        return []
+
+
+# ---- deleting ------------------------------------------------------------------------------------
+
+
+def staged_files(path: str, names: list[tuple[str, str]]) -> list[str]:
+    """The files of staged pages (query, name)."""
+    stems = [f"{query_path(path, query)}/{name.removesuffix('.page')}" for query, name in names]
+    return [stem + ending for stem in stems for ending in (".page", ".idx")]
+
+
+def delete_batch(fs: FileSystem, path: str, query: str, batch: int) -> int:
+    """Delete all that is staged of a batch that was never decided; how many pages. OSError."""
+    return delete_staged(fs, query_path(path, query), lambda parts: parts.batch == batch)
+
+
+def delete_staged(fs: FileSystem, directory: str, goes: Callable[[NameParts], bool]) -> int:
+    """Delete those pages of a query's directory that `goes` says; how many. OSError."""
+    count = 0
+    for page in _pages_in(fs, directory):
+        if goes(parse_name(page)):
+            _unlink(fs, f"{directory}/{page}")
+            count += 1
+    return count
+
+
+class Sweep:
+    """What a sweep must know, taken by the owner of the batches: by the name of a query's
+    directory the number of its last batch, and the pages that are still to be moved, or that wait
+    for a checkpoint. dead: those (query, name) that wait for the one in progress."""
+
+    def __init__(self, table: BatchTable, dead: list[tuple[str, str]]) -> None:
+        self.last: dict[str, int] = {}
+        self.kept: set[tuple[str, str]] = set()
+        for query, page in (*table.dead, *dead):
+            self.kept.add((hash_name(query.encode()), page))
+        for batch in table.by_query.values():
+            directory = hash_name(batch.query.encode())
+            self.last[directory] = batch.number
+            self.kept.update([(directory, page.name) for page in batch.pages])
+
+    def run(self, fs: FileSystem, path: str, older_than_s: float, now_us: int) -> list[str]:
+        """Delete what was staged longer ago than that and never decided, and, after a minute, what
+        can no longer be: its batch was. The paths of the pages. In any thread. OSError."""
+        gone: list[str] = []
+        for directory in _directories(fs, path):
+            name = directory.rpartition("/")[2]
+            last = self.last.get(name, -1)
+            for page in _pages_in(fs, directory):
+                if (name, page) in self.kept:
+                    continue
+                age_s = older_than_s
+                if parse_name(page).batch <= last:
+                    age_s = min(ZOMBIE_AGE_S, older_than_s)
+                if _begun_us(fs, f"{directory}/{page}") < now_us - age_s * 1_000_000:
+                    _unlink(fs, f"{directory}/{page}")
+                    gone.append(f"{directory}/{page}")
+            _remove_empty(fs, directory)
+        return gone
+
+
+def _pages_in(fs: FileSystem, directory: str) -> list[str]:
+    """The names of staged pages, also of those of which there is only the index. OSError."""
+    found: dict[str, None] = {}
+    try:
+        names = fs.list(directory)
+    except FileNotFoundError:
+        return []
+    for name in names:
+        stem, _, ending = name.rpartition(".")
+        if ending in ("page", "idx"):
+            with contextlib.suppress(ValueError):
+                parse_name(stem + ".page")
+                found[stem + ".page"] = None
+    return list(found)
+
+
+def _begun_us(fs: FileSystem, path: str) -> int:
+    """When a page was begun; 0, long ago, if its index does not say: a power cut took it."""
+    index_path = path.removesuffix(".page") + ".idx"
+    try:
+        with contextlib.closing(fs.open(index_path)) as file:
+            return decode_index_header(index_path, file.pread(INDEX_HEADER_BYTES, 0)).first_time_us
+    except (FileNotFoundError, CorruptionError):
+        return 0
+
+
+def _unlink(fs: FileSystem, path: str) -> None:
+    """The page first: an index without one is swept, a page without one has no age."""
+    for name in (path, path.removesuffix(".page") + ".idx"):
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(name)
+
+
+def _remove_empty(fs: FileSystem, directory: str) -> None:
+    with contextlib.suppress(OSError):
+        if set(fs.list(directory)) <= {".query_name"}:
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(directory + "/.query_name")
+            fs.rmdir(directory)  # not empty, if somebody begins in it just now

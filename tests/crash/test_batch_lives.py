@@ -1,0 +1,92 @@
+"""Batches of Spark, crashed everywhere: each row once, in its order, all of a batch or nothing.
+
+How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are printed. The n-th call
+fails, for every n, as in test_stream_faults.py; what fails in the process that stages is not the
+engine's, and is left out.
+"""
+
+import pytest
+
+from tests.crash import failing_calls, triple_unit
+from tests.crash.batch_lives import BatchExplorer, Unit
+from tests.crash.batch_mutants import BATCH_MUTANTS
+from tests.crash.failing_calls import CASES, SEED, check_recovers, check_refused, runs, stride_of
+from tests.crash.images import Counts
+from tests.crash.mutants import BATCHES, CONTROL, RUNS_MAX, Mutant, find
+from tests.helpers.batch_driver import BatchDriver
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.tiny_engine import OPTIONS
+
+pytestmark = pytest.mark.crash
+
+LIVES_SEED = 1
+CONTROL_RUNS = 60
+SHARE = 8  # of all images wanted, one in so many is of batches
+WORKLOAD = (
+    "stage", "append", "decide", "move_slice", "move_slice", "publish", "move_slice", "sync",
+    "begin_checkpoint", "finish_batches", "append", "finish_checkpoint", "batch_whole", "sync",
+    "stage", "decide", "move_slice", "checkpoint", "append", "finish_batches", "forget", "sweep",
+    "batch_whole", "fill", "checkpoint", "idle",
+)  # fmt: skip
+
+Run = failing_calls.Run[BatchDriver]
+
+
+def test_every_triple_survives_a_crash_at_every_operation(
+    crash_images: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = crash_images // SHARE
+    counts, stories = triple_unit.run(Unit, wanted, LIVES_SEED)
+    with capsys.disabled():
+        print(f"\n{triple_unit.line(Unit, counts, LIVES_SEED)}")
+    assert not stories, "\n".join(stories)
+    assert counts.images >= wanted
+    assert counts.workloads >= len(Unit.TRIPLES)
+    assert counts.in_recovery > counts.images // 30
+
+
+def test_the_same_seed_gives_the_same_images() -> None:
+    first, _ = Unit(3, 100, 0, 20).run()
+    second, _ = Unit(3, 100, 0, 20).run()
+    assert vars(first) == vars(second)
+
+
+@pytest.mark.parametrize("mutant", BATCH_MUTANTS, ids=repr)
+def test_a_broken_promise_is_noticed(mutant: Mutant) -> None:
+    _, noticed = find(mutant)
+    assert noticed, f"{mutant} breaks {mutant.rule}, and {RUNS_MAX} runs noticed nothing"
+
+
+def test_what_is_not_broken_is_not_noticed() -> None:
+    _, noticed = find(Mutant(CONTROL.name, "", "", "", BATCHES), CONTROL_RUNS)
+    assert not noticed, noticed
+
+
+# ---- failing calls -----------------------------------------------------------------------------
+
+
+def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | None) -> Run:
+    """The workload once, with a fault that strikes the engine only."""
+    driver = BatchDriver(FaultyFileSystem(seed=SEED), SEED, options=OPTIONS)
+    driver.declare(b"a")
+    while len(driver.engine.streams) < 2:
+        driver.declare_stream()
+    driver.sync()
+    driver.look()
+    fault = driver.fs.fail(
+        effect, kinds=kinds, nth=nth, times=times, path=lambda _: not driver.is_staging
+    )
+    return failing_calls.Run(driver, WORKLOAD, fault)
+
+
+@pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
+def test_the_nth_call_fails(
+    effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
+) -> None:
+    counts = Counts()
+    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
+        engine = run.driver.engine
+        if run.stopped is not None:
+            check_refused(run, [engine.flush, engine.sync, engine.tick, engine.begin])
+        check_recovers(run, BatchExplorer(0, SEED, counts, follow=0.0))
+    assert counts.images

@@ -1,0 +1,201 @@
+"""A broker's staging endpoints in memory, for tests of the sink without a broker.
+
+    with FakeStaging() as broker:
+        ...
+        assert [record.payload for record in broker.published] == [b"a", b"b"]
+
+Chunks are decoded by chunk_records, so what is wrong with one is an AssertionError, told as a 500.
+`faults` stand in the way of the next requests of a method, one each: a status refuses, "cut" breaks
+the connection before the answer ("PUT": after it was done), "cut early" in the middle of a POST's
+body, an Early answers a POST before its body has come, a text is the reason of a 503.
+"""
+
+import json
+import threading
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.helpers.chunk_records import Record, records_of_chunk
+
+Key = tuple[str, int]
+
+
+class Early(NamedTuple):
+    """An answer to a POST before its body."""
+
+    status: int
+
+
+class _QuietServer(ThreadingHTTPServer):
+    """One that keeps still about connections that it or the test broke."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nobody is told."""
+
+
+class FakeStaging:
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, deque[Any]] = {"POST": deque(), "PUT": deque(), "DELETE": deque()}
+        self.staged: dict[Key, dict[str, list[Record]]] = {}  # by page name
+        self.last: dict[str, int] = {}
+        self.published: list[Record] = []
+        self.commits: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, list[str]]] = []  # method, parts behind /api/staging
+        self.targets: list[str] = []  # ?target= of each POST
+        self.problems: list[str] = []
+        self._server = _QuietServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
+
+    @property
+    def url(self) -> str:
+        """With user and password."""
+        return f"http://guest:guest@127.0.0.1:{self._server.server_address[1]}/"
+
+    def __enter__(self) -> "FakeStaging":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def stage(self, parts: list[str], chunks: list[bytes]) -> tuple[int, dict[str, Any]]:
+        """(status, answer) of a POST."""
+        _, query, batch, partition, attempt = parts
+        of_batch = self.staged.setdefault((query, int(batch)), {})
+        prefix = f"{batch}.{partition}.{attempt}."
+        if any(name.startswith(prefix) for name in of_batch):
+            return 409, {"error": "conflict", "reason": f"attempt {attempt} is there"}
+        pages: dict[int, list[Record]] = {}
+        for chunk in chunks:
+            records, rest = records_of_chunk(chunk)
+            assert not rest
+            page = pages.setdefault(int.from_bytes(chunk[16:24], "little"), [])
+            assert records[0].offset == len(page)
+            page += records
+        told = []
+        for index, (page_id, records) in enumerate(pages.items()):
+            name = f"{prefix}{index}.page"
+            of_batch[name] = records
+            size = sum(24 + len(record.payload) + len(record.meta) for record in records)
+            told.append(
+                {"name": name, "page_id": f"{page_id:016x}", "rows": len(records), "bytes": size}
+            )
+        rows = sum(len(records) for records in pages.values())
+        token = {"query": query, "batch": int(batch), "partition": int(partition)}
+        return 201, {**token, "attempt": attempt, "rows": rows, "pages": told}
+
+    def commit(self, query: str, batch: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """(status, answer) of a PUT."""
+        self.commits.append(body)
+        if batch <= self.last.get(query, -1):
+            return 200, {"status": "already done", "batch": self.last[query]}
+        of_batch = self.staged.pop((query, batch), {})
+        for token in body["tokens"]:
+            for page in token["pages"]:
+                if page["name"] not in of_batch:
+                    return 400, {"error": "bad_request", "reason": f"no page {page['name']}"}
+                self.published += of_batch[page["name"]]
+        self.last[query] = batch
+        return 200, {"status": "committed", "batch": batch}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _parts(self) -> list[str]:
+                path = urlsplit(self.path).path
+                assert path.startswith("/api/staging/")
+                parts = [unquote(part) for part in path.removeprefix("/api/staging/").split("/")]
+                outer.asked.append((self.command, parts))
+                return parts
+
+            def _fault(self) -> Any:
+                waiting = outer.faults[self.command]
+                return waiting.popleft() if waiting else None
+
+            def _tell(self, status: int, told: Any) -> None:
+                data = json.dumps(told).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def _refuse(self, status: int, reason: str = "") -> None:
+                reason = reason or f"status {status} by the test"
+                self._tell(status, {"error": "refused", "reason": reason})
+                self.close_connection = True
+
+            def _cut(self) -> None:
+                self.connection.close()
+                self.close_connection = True
+
+            def do_POST(self) -> None:
+                parts, fault = self._parts(), self._fault()
+                outer.targets += parse_qs(urlsplit(self.path).query).get("target", [])
+                if isinstance(fault, Early):
+                    self._refuse(fault.status)
+                    return
+                chunks = []
+                while size := int(self.rfile.readline(), 16):
+                    chunks.append(self.rfile.read(size))
+                    self.rfile.readline()
+                    if fault == "cut early":
+                        self._cut()
+                        return
+                self.rfile.readline()
+                if isinstance(fault, int):
+                    self._refuse(fault)
+                    return
+                try:
+                    status, told = outer.stage(parts, chunks)
+                except AssertionError as error:
+                    outer.problems.append(repr(error))
+                    status, told = 500, {"reason": repr(error)}
+                if fault == "cut":
+                    self._cut()
+                    return
+                self._tell(status, told)
+
+            def do_PUT(self) -> None:
+                (_, query, batch), fault = self._parts(), self._fault()
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                if isinstance(fault, int):
+                    self._refuse(fault)
+                    return
+                if isinstance(fault, str) and fault != "cut":
+                    self._refuse(503, fault)
+                    return
+                status, told = outer.commit(query, int(batch), body)
+                if fault == "cut":
+                    self._cut()
+                    return
+                self._tell(status, told)
+
+            def do_DELETE(self) -> None:
+                (_, query, batch), fault = self._parts(), self._fault()
+                if isinstance(fault, int):
+                    self._refuse(fault)
+                    return
+                outer.staged.pop((query, int(batch)), None)
+                self._tell(200, {})
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        return Handler

@@ -35,6 +35,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
+STAGING_MIN_BYTES: Final = 1 << 20
 OFF: Final = "off"
 SECONDS_MAX: Final = 10 * 366 * 86400.0
 
@@ -53,6 +54,9 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "vhost_restarts_max": 3,
     "vhost_restart_window": 300.0,
     "vhost_restart_strategy": "continue",
+    "staging_bytes_max": "8GiB",
+    "staging_timeout_s": 86400.0,
+    "lease_alert_s": 3600.0,
 }
 # Of the environment, and not settings of a broker.
 NOT_SETTINGS: Final = frozenset({"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES"})
@@ -65,7 +69,9 @@ class Config:
     mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
     refused. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says nothing
     for vhost_hang_s is killed; more than vhost_restarts_max failures within vhost_restart_window_s
-    and it stays down, or, with the strategy "stop_node", the broker stops."""
+    and it stays down, or, with the strategy "stop_node", the broker stops. staging_bytes_max: what
+    may be staged in each vhost and not committed; staging_timeout_s: age at which that is deleted.
+    lease_alert_s: age from which a lease is told of."""
 
     data: str
     host: str
@@ -80,6 +86,9 @@ class Config:
     vhost_restarts_max: int
     vhost_restart_window_s: float
     vhost_restart_strategy: str
+    staging_bytes_max: int
+    staging_timeout_s: float
+    lease_alert_s: float
     storage: StorageOptions
 
 
@@ -152,6 +161,9 @@ def config_of(
         vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
         vhost_restart_window_s=_seconds(given["vhost_restart_window"]),
         vhost_restart_strategy=_choice(given["vhost_restart_strategy"], STRATEGIES),
+        staging_bytes_max=_size(given["staging_bytes_max"], STAGING_MIN_BYTES),
+        staging_timeout_s=_seconds(given["staging_timeout_s"]),
+        lease_alert_s=_seconds(given["lease_alert_s"]),
         storage=storage,
     )
 
@@ -252,6 +264,18 @@ def _memory(given: _Given, whole_bytes: int) -> int:
     number = parse_bytes(given.place, given.value, whole_bytes)
     if number < MEMORY_MIN_BYTES:
         raise OptionError(given.place, given.value, "at least 1MiB")
+    return number
+
+
+def _size(given: _Given, low: int) -> int:
+    """A number of bytes, or a text such as "8GiB"."""
+    expected = f'a size such as "8GiB", at least {low} bytes'
+    value = given.value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise OptionError(given.place, value, expected)
+    number = value if isinstance(value, int) else parse_bytes(given.place, value, 0)
+    if number < low:
+        raise OptionError(given.place, value, expected)
     return number
 
 

@@ -94,6 +94,10 @@ def test_the_engine_is_set_by_its_own_names() -> None:
         ({"strict": "perhaps"}, "true or false"),
         ({"vhost_restart_strategy": "hope"}, "continue, stop_node"),
         ({"durability": 3}, "disk, interval"),
+        ({"staging_bytes_max": "much"}, "--staging-bytes-max: given 'much'"),
+        ({"staging_bytes_max": 5}, 'a size such as "8GiB", at least 1048576 bytes'),
+        ({"staging_bytes_max": True}, "a size such as"),
+        ({"lease_alert_s": 0}, "seconds, above 0"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_flag(flags: dict[str, object], told: str) -> None:
@@ -117,6 +121,7 @@ def test_a_wrong_value_is_named_by_where_it_was_given() -> None:
     ("file", "told"),
     [
         ("prot = 1", "unknown option 'prot', did you mean 'port'?"),
+        ("lease_alert = 1", "did you mean 'lease_alert_s'?"),
         ("[storge]", "did you mean 'storage'?"),
         ("[storage]\nslice = 1", "did you mean 'slice_ms'?"),
         ("storage = 1", "a table"),
@@ -134,6 +139,15 @@ def test_the_environment_is_shared_with_others() -> None:
     assert config("", others) == config()
     with pytest.raises(OptionError, match="did you mean 'PENSTOCK_MEMORY'"):
         config("", {"PENSTOCK_MEMRY": "1"})
+
+
+def test_of_staging_and_leases() -> None:
+    made = config(
+        'staging_bytes_max = "2GiB"\nstaging_timeout_s = 60', {"PENSTOCK_LEASE_ALERT_S": "5"}
+    )
+    assert (made.staging_bytes_max, made.staging_timeout_s, made.lease_alert_s) == (2 * GIB, 60, 5)
+    assert config(staging_bytes_max=GIB).staging_bytes_max == GIB
+    assert config().staging_bytes_max == 8 * GIB
 
 
 def test_true_and_false_of_the_environment() -> None:

@@ -8,6 +8,7 @@ comes one `run`:
     engine.flush            one write for all records of the turn; a sync starts if one is wanted
     settle                  confirms, tx.commit-ok, declare-ok: what the log says is safe by now
     flush of connections    one write per client
+    chores                  a few milliseconds of long work, if there is any (chores.py)
 
 So the costs of a write, a sync and a send are shared by all that happened in the turn, and under
 load turns grow by themselves. A turn delivers at most so many messages; then others get in.
@@ -33,11 +34,17 @@ def nothing() -> None:
     """Nobody has asked to be woken."""
 
 
+def no_chores() -> bool:
+    """Nobody has long work."""
+    return False
+
+
 class Dispatch:
     """Of one vhost. mode: the durability that publishers wait for.
 
     wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
-    in a source's own code. touched: those that a tick is to look at.
+    in a source's own code. touched: those that a tick is to look at. chores(): a turn's share of
+    long work, True if there is more; has_chores: it is to be called.
     """
 
     def __init__(self, engine: StorageEngine, mode: int) -> None:
@@ -46,6 +53,8 @@ class Dispatch:
         self.wake: Callable[[], None] = nothing
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
         self.touched: list[Source] = []
+        self.chores: Callable[[], bool] = no_chores
+        self.has_chores: bool = False
         self._is_due: bool = False
         self._marked: deque[Source] = deque()
         self._owing: list[Owing] = []
@@ -53,6 +62,12 @@ class Dispatch:
         self._has_new_owing: bool = False
         self._sending: list[Peer] = []
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
+
+    def woken_by(self, wake: Callable[[], None]) -> None:
+        """What `wake` is from now on; it is called if a run is wanted already."""
+        self.wake = wake
+        if self._is_due:
+            wake()
 
     # ---- marking -------------------------------------------------------------------------------
 
@@ -125,10 +140,11 @@ class Dispatch:
             sending, self._sending = self._sending, []
             for who in sending:
                 who.flush()
-        if marked and not self._is_due:
+        has_more = self.has_chores and self.chores()
+        if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True
-        return False
+        return has_more
 
     def _deliver(self, source: Source) -> int:
         """What this one has for whoever is ready; how many messages."""

@@ -9,11 +9,14 @@ Not here: what the operations do (operations.py).
 """
 
 import difflib
+from collections.abc import Callable
 from typing import Final
 
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.spec import PRECONDITION_FAILED
 from penstock.errors import ChannelError
+
+Reply = Callable[[object], None]  # takes the result of an operation, or its AMQPError
 
 SHOWN_CHARS: Final = 80
 MISSING: Final = "\0missing"
@@ -102,6 +105,25 @@ class OperationArgs:
                 found.append(body)
             else:
                 raise self._wrong(name, body, "a list of texts or bytes")
+        return found
+
+    def objects(self, name: str) -> list[dict[str, object]]:
+        """A list of dicts."""
+        value = self._take(name, MISSING)
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise self._wrong(name, value, "a list of objects")
+        return value
+
+    def pairs(self, name: str) -> list[tuple[str, str]]:
+        """A list of pairs of texts; empty if it is missing or None."""
+        value = self._take(name, None)
+        found: list[tuple[str, str]] = []
+        for one in value if isinstance(value, list) else ():
+            match one:
+                case [str(first), str(second)]:
+                    found.append((first, second))
+        if value is not None and (not isinstance(value, list) or len(found) != len(value)):
+            raise self._wrong(name, value, "a list of pairs of texts")
         return found
 
     def numbers(self, name: str) -> list[int]:

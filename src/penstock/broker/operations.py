@@ -14,9 +14,10 @@ suggests the right name. A failure of the engine is nobody's answer: it goes up,
 
 Bytes are bytes here; {"b64": ...} is for whoever carries them.
 
-Not here: operations on messages, on streams, and long ones (operations_messages.py,
-operations_streams.py, operations_upkeep.py), those of the remote box ("box.", operations_box.py),
-of users and vhosts (penstock.server).
+Not here: operations on messages, streams, leases and batches, and long ones
+(operations_messages.py, operations_streams.py, operations_leases.py, operations_batches.py,
+operations_upkeep.py), those of the remote box ("box.", operations_box.py), of users and vhosts
+(penstock.server).
 """
 
 import difflib
@@ -24,14 +25,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.access.permissions import Identity, everything
+from penstock.broker import operations_batches as batches
+from penstock.broker import operations_leases as leases
 from penstock.broker import operations_lists as lists
 from penstock.broker import operations_messages as messages
 from penstock.broker import operations_streams as streams
 from penstock.broker import operations_upkeep as upkeep
 from penstock.broker import vhost_info
 from penstock.broker.channel import Channel
-from penstock.broker.operation_args import OperationArgs
-from penstock.broker.operations_messages import Reply, answer_when_settled, error_of
+from penstock.broker.operation_args import OperationArgs, Reply
+from penstock.broker.operations_messages import answer_when_settled, error_of
 from penstock.broker.refusals import access_refused
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND
@@ -131,15 +134,18 @@ def _declare_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:
 
 
 def _delete_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:
-    """{messages}: how many were ready. 404 if there is none: whoever deletes by hand wants to
-    know."""
+    """{messages}: how many were ready. force: also if readers have messages of it leased. 404 if
+    there is none: whoever deletes by hand wants to know."""
     name = args.name("queue")
     if_unused, if_empty = args.flag("if_unused"), args.flag("if_empty")
+    is_forced = args.flag("force")
     args.done()
     caller.check(CONFIGURE, "queue", name)
     vhost = caller.vhost
     queue = vhost.find_queue(name, caller.owner, is_crashed_allowed=True)
-    count, lsn = vhost.delete_queue(queue, if_unused=if_unused, if_empty=if_empty)
+    count, lsn = vhost.delete_queue(
+        queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced
+    )
     answer_when_settled(vhost, lsn, {"messages": count}, reply)
 
 
@@ -279,4 +285,6 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "list_consumers": _listing(lists.list_consumers),
     "list_channels": _listing(lists.list_channels),
     **streams.OPERATIONS,
+    **leases.OPERATIONS,
+    **batches.OPERATIONS,
 }

@@ -33,9 +33,9 @@ from penstock.broker import operations_streams
 from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.channel import Channel
 from penstock.broker.channel_access import check_configure, check_read, check_write, refused
-from penstock.broker.operation_args import NAME_BYTES_MAX, OperationArgs
+from penstock.broker.operation_args import NAME_BYTES_MAX, OperationArgs, Reply
 from penstock.broker.operation_args import refused as wrong
-from penstock.broker.operations_messages import Reply, answer_when_settled, error_of
+from penstock.broker.operations_messages import answer_when_settled, error_of
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.unacked import Delivered

@@ -15,12 +15,11 @@ with the AMQQueue that it was pending in.
 Not here: AMQP's own ways of doing this (publish.py, channel.py), checks of arguments.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker.fan_out import fan_out
-from penstock.broker.operation_args import OperationArgs, refused
+from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
 from penstock.broker.refusals import called, not_found
@@ -31,8 +30,6 @@ from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
 from penstock.errors import AMQPError, ChannelError, DiskFullError, QueueFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
-
-Reply = Callable[[object], None]
 
 GET_MAX: Final = 1000
 PEEK_SLICE: Final = 16

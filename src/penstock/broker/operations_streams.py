@@ -26,8 +26,7 @@ Not here: the bytes of streams, which whoever may open the files reads by itself
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.operation_args import OperationArgs, refused
-from penstock.broker.operations_messages import Reply
+from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.stream_arguments import READER_BYTES_MAX, is_reader

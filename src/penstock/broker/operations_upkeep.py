@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.operation_args import OperationArgs, refused
-from penstock.broker.operations_messages import WAIT_MS_MAX, Reply, operators
+from penstock.broker.operation_args import OperationArgs, Reply, refused
+from penstock.broker.operations_messages import WAIT_MS_MAX, operators
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND, RESOURCE_ERROR
 from penstock.errors import AMQPError, ChannelError, DiskFullError, PenstockError

@@ -5,9 +5,10 @@ due by now: the expiry of a head, a delayed message, an alert on age. It looks a
 thousand idle queues cost nothing. When something of a queue is due next is asked after each look at
 it, and kept in a heap; what is kept may be too early, and then nothing happens.
 
-x-expires: a queue goes once nobody has used it for so many ms: no consumer, no get, no declare. The
-time counts from the start of the vhost for a queue that nobody has named since. Such a queue is not
-opened for that: its name stands in a heap, and it is looked at when its time may have come.
+x-expires: a queue goes once nobody has used it for so many ms: no consumer, no get, no declare, no
+messages leased. The time counts from the start of the vhost for a queue that nobody has named
+since. Such a queue is not opened for that: its name stands in a heap, and it is looked at when its
+time may have come.
 
 `call_at` is for operators' calls that wait; it calls once.
 
@@ -141,6 +142,8 @@ class QueueClock:
     def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
         """When the queue goes unless it is used before; 0: it is another one, or none."""
         queue = self._table.served.get(name)
+        if self._table.open_leases(name):
+            return wall_ms + expires_ms
         if queue is None:
             return self._table.start_ms + expires_ms if name in self._table.stored else 0
         if queue.arguments.get(EXPIRES) != expires_ms:

@@ -9,6 +9,9 @@ declared it, so nothing of it needs to be on disk, whatever it was declared as.
     flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
     start), bit 1 auto-delete
 
+A queue of which a reader has messages leased (lease_desk.py) is deleted by force only, and neither
+expires nor goes with its last consumer.
+
 Deleting a queue takes its bindings along, and auto-delete exchanges that this leaves without any:
 one record of the log for all of it. Its consumers are cancelled, whoever waits is woken.
 
@@ -20,6 +23,7 @@ permissions and the names of queues that a client leaves out (the channel's).
 
 import base64
 import random
+from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
@@ -46,6 +50,7 @@ from penstock.queues.queue_options import QueueOptions
 from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
+from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.streams import STREAM_FLAG
 
@@ -58,7 +63,8 @@ GENERATED: Final = "amq.gen-"
 class QueueTable:
     """Of one vhost. served: the open queues by name; stored: the names of the others.
 
-    is_strict: queues' own memory limits beyond the budget are refused. on_warning(text)."""
+    is_strict: queues' own memory limits beyond the budget are refused. on_leased_deleted(name,
+    messages by reader): a queue was deleted while they were leased."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
@@ -79,6 +85,7 @@ class QueueTable:
         self._rng = rng
         self._is_strict = is_strict
         self._owned: dict[object, list[Served]] = {}
+        self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
         for queue in engine.state.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
                 self.stored[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
@@ -286,10 +293,12 @@ class QueueTable:
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(
-        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False
-    ) -> tuple[int, int]:
+        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,
+        is_forced: bool = False,
+    ) -> tuple[int, int]:  # fmt: skip
         """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
-        406: it is in use, or not empty. A queue that is deleted already: nothing happens."""
+        406: it is in use, not empty, or messages are leased and it is not forced. A queue that is
+        deleted already: nothing happens."""
         if queue.is_deleted:
             return 0, 0
         what = self.called(queue.name)
@@ -298,6 +307,9 @@ class QueueTable:
         ready = 0 if queue.is_crashed else queue.len()
         if if_empty and ready:
             raise refusals.precondition_failed(f"{what} not empty")
+        leased = self.open_leases(queue.name)
+        if leased and not is_forced:
+            raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
         with self._engine.one_record(DISK) as one:
             self._log_deleted(queue)
@@ -307,6 +319,8 @@ class QueueTable:
         self._topology.forget(doomed)
         queue.cancel_all()
         queue.wake_waiters()
+        if leased:
+            self.on_leased_deleted(queue.name, leased)
         return ready, one.lsn
 
     def _log_deleted(self, queue: Served) -> None:
@@ -323,7 +337,7 @@ class QueueTable:
         if queue.is_crashed:
             self._engine.delete_queues(indexes_of(self._engine, amq.name))
         else:
-            amq.delete(DISK)
+            amq.delete(DISK, force=True)  # whether it may was asked
 
     def _forget(self, queue: Served) -> None:
         queue.is_deleted = True
@@ -360,6 +374,30 @@ class QueueTable:
             owned[owned.index(queue)] = fresh
         self._topology.router.queue_added()
         return fresh
+
+    # ---- leases --------------------------------------------------------------------------------
+
+    def leased_names(self) -> list[str]:
+        """The names of the queues of which readers are known, oldest first."""
+        queues = self._engine.state.queues
+        return [
+            text_of(queues[number].name.partition(factory.SEPARATOR)[0])
+            for number in self._engine.state.leases.by_queue
+        ]
+
+    def leases(self, name: str) -> dict[str, Lease]:
+        """What readers have of the queue of this name, by reader; not to be changed."""
+        known = self._engine.state.leases
+        if not known.by_queue:
+            return {}
+        at = bytes_of(name)
+        queues = self._engine.state.routing.queues
+        first = queues.get(at) or queues.get(factory.part_names(at, 1)[0])
+        return {} if first is None else known.of(first.number)
+
+    def open_leases(self, name: str) -> dict[str, int]:
+        """How many messages each of its readers has, of those that have some."""
+        return {reader: lease.count for reader, lease in self.leases(name).items() if lease.count}
 
     # ---- at the start --------------------------------------------------------------------------
 
@@ -411,6 +449,10 @@ def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
         for index in engine.state.queues.values()
         if index.name == name or index.name.startswith(start)
     ]
+
+
+def _not_told(_name: str, _leases: dict[str, int]) -> None:
+    """Nobody has asked for it."""
 
 
 def bytes_of(name: str) -> bytes:

@@ -9,6 +9,7 @@ Codes: AMQP 0-9-1 specification, 1.2. Which class and method failed whoever hand
 Not here: refusals that only one method of a channel has (channel_basic.py, publish_facts.py).
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.errors import AMQPConnectionError, ChannelError, DiskFullError
@@ -20,6 +21,7 @@ RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 COMMAND_INVALID: Final = 503
 NOT_IMPLEMENTED: Final = 540
+SHOWN_READERS: Final = 10
 
 
 def called(kind: str, name: str, vhost: str) -> str:
@@ -40,6 +42,18 @@ def precondition_failed(text: str) -> ChannelError:
 def not_for_streams(asked: str, what: str) -> AMQPConnectionError:
     """540: what queues have, and streams have not."""
     return AMQPConnectionError(NOT_IMPLEMENTED, f"{asked} not supported by stream queues {what}")
+
+
+def leased(what: str, leases: Mapping[str, int]) -> ChannelError:
+    """406: readers have messages of the queue: how many each."""
+    readers = ", ".join(sorted(leases)[:SHOWN_READERS])
+    if len(leases) > SHOWN_READERS:
+        readers += ", ..."
+    count = sum(leases.values())
+    return precondition_failed(
+        f"{what} is leased: {count} messages by readers [{readers}]; commit, release (penstock "
+        "release), or delete with force"
+    )
 
 
 def no_space(what: str, error: DiskFullError) -> ChannelError:

@@ -3,6 +3,7 @@
     StorageEngine < AMQQueue < ServedQueue, one for each queue in use; MemoryMonitor over them
     StorageEngine < ServedStream, one for each stream;  StreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueClock;  Dispatch
+    Chores: LeaseDesk (readers of queues); whoever opens a vhost adds a BatchDesk (batch_desk.py)
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
 chance are handed in. Whoever owns a vhost (a process of the server, a test, a simulation) calls
@@ -34,8 +35,10 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import EXPIRES
+from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
+from penstock.broker.lease_desk import LeaseDesk
 from penstock.broker.queue_clock import QueueClock
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_restart import QueueRestarts
@@ -80,6 +83,8 @@ class VHost:
         self.blocked_reason: str = ""
         self.on_alert: list[Callable[[Alert], None]] = []
         self.operations: object | None = None  # what operators' sessions hold (operations.py)
+        self.batches: object | None = None  # of the exactly-once sink (batch_desk.py)
+        self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self._event = on_event
         self._rng = rng
@@ -132,6 +137,9 @@ class VHost:
             self.clockwork.touch(queue)
         for name, arguments in self.table.expiring():
             self.clockwork.expire_unused(name, arguments)
+        self.chores: Chores = Chores(self.dispatch, self.clock)
+        self.leases: LeaseDesk = LeaseDesk(self, self.settings.lease_alert_s)
+        self.table.on_leased_deleted = self.leases.deleted
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -226,10 +234,12 @@ class VHost:
         return queue, lsn
 
     def delete_queue(
-        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False
-    ) -> tuple[int, int]:
-        """Delete a queue: how many messages were ready, and the LSN. ChannelError 406."""
-        return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty)
+        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,
+        is_forced: bool = False,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Delete a queue: how many messages were ready, and the LSN. is_forced: also if readers
+        have messages of it leased. ChannelError 406."""
+        return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
 
     def purge_queue(self, queue: Served) -> tuple[int, int]:
         """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
@@ -251,9 +261,15 @@ class VHost:
         self.table.owner_gone(owner)
 
     def consumer_gone(self, queue: Served) -> None:
-        """A consumer of this queue has gone: an auto-delete queue goes with its last one."""
+        """A consumer of this queue has gone, or a reader's lease: an auto-delete queue goes with
+        the last one."""
         queue.used_at_ms = self.clock.wall_ms()
-        if queue.is_auto_delete and not queue.consumers.count and not queue.is_deleted:
+        if (
+            queue.is_auto_delete
+            and not queue.consumers.count
+            and not queue.is_deleted
+            and not self.table.open_leases(queue.name)
+        ):
             self.table.delete(queue)
 
     def _taker(self, name: str) -> Target | None:
@@ -337,7 +353,7 @@ class VHost:
 
     @wake.setter
     def wake(self, call: Callable[[], None]) -> None:
-        self.dispatch.wake = call
+        self.dispatch.woken_by(call)
 
     def turn(self) -> bool:
         """Deliver, write, answer: the end of an iteration of the owner's loop. True if there is
@@ -367,6 +383,9 @@ class VHost:
         wall_ms = self.clock.wall_ms()
         has_more = self.clockwork.tick(wall_ms, now_s)
         self.streams.tick(now_s)
+        self.leases.tick(now_s)
+        for call in self.on_tick:
+            call(now_s)
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds

@@ -42,13 +42,15 @@ def queue_info(vhost: VHost, queue: Served) -> Info:
     if queue.is_crashed:
         return found | _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), "crashed")
     counts = queue.amq.info()
-    ready, pending = int(counts["len"]), int(counts["pending"])
+    leased = int(counts.get("leased", 0))
+    ready, pending = int(counts["len"]), int(counts["depth"]) - int(counts["len"])
     found |= {
         "state": "running",
         "is_flowed": bool(counts["is_flowed"]),
         "messages": ready + pending,
         "messages_ready": ready,
         "messages_unacknowledged": pending,
+        "leased": leased,
         "delayed": counts["delayed"],
         "message_bytes": int(counts["bytes"]) + int(counts["unacked_bytes"]),
         "message_bytes_ready": counts["bytes"],
@@ -79,6 +81,7 @@ def _stream_counts(stream: ServedStream) -> Info:
         "messages": count,
         "messages_ready": count,
         "messages_unacknowledged": unacked,
+        "leased": 0,
         "delayed": 0,
         "message_bytes": size,
         "message_bytes_ready": size,
@@ -142,19 +145,22 @@ def _head(
 
 def _stored_counts(indexes: list[QueueIndex], state: str) -> Info:
     """Of a queue that holds nothing in RAM; its indexes are all its parts."""
-    ready = [index for index in indexes if MARK not in index.name]
-    count = sum(index.count for index in ready)
-    size = sum(index.bytes for index in ready)
+    own = [index for index in indexes if MARK not in index.name]
+    total, total_bytes = sum(index.count for index in own), sum(index.bytes for index in own)
+    leased = sum(index.leased.count for index in own)
+    leased_bytes = sum(index.leased.bytes for index in own)
+    count = total - leased
     return {
         "state": state,
         "is_flowed": count > 0,
-        "messages": count,
+        "messages": total,
         "messages_ready": count,
-        "messages_unacknowledged": 0,
-        "delayed": sum(index.count for index in indexes) - count,
-        "message_bytes": size,
-        "message_bytes_ready": size,
-        "message_bytes_unacknowledged": 0,
+        "messages_unacknowledged": leased,
+        "leased": leased,
+        "delayed": sum(index.count for index in indexes) - total,
+        "message_bytes": total_bytes,
+        "message_bytes_ready": total_bytes - leased_bytes,
+        "message_bytes_unacknowledged": leased_bytes,
         "consumers": 0,
         "memory": 0,
         "alphas": 0,
@@ -224,6 +230,9 @@ def status(vhost: VHost) -> Info:
         "streams": len(streams),
         "stream_records": sum(stream.len() for stream in streams),
         "stream_bytes": sum(stream.size_bytes() for stream in streams),
+        "readers": sum(len(readers) for readers in engine.state.leases.by_queue.values()),
+        "messages_leased": sum(index.leased.count for index in engine.state.queues.values()),
+        "batches_rolling": len(engine.batches.rolling()),
         "messages_persistent": ready,
         "message_bytes_persistent": vhost.depth_bytes,
         "lsn": engine.last_lsn,

@@ -16,9 +16,12 @@ from penstock.storage.options import StorageOptions
 class VHostSettings:
     """mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may
     be counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the
-    engine."""
+    engine. staging_timeout_s: age at which staged files that no batch names are swept;
+    lease_alert_s: age from which a lease is told of. Both in seconds."""
 
     mode: int = DISK
     memory_bytes: int = 1 << 30
     is_strict: bool = False
     storage: StorageOptions = field(default_factory=StorageOptions)
+    staging_timeout_s: float = 86_400.0
+    lease_alert_s: float = 3600.0

@@ -23,11 +23,11 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "list_queues": (
         ("name", "messages", "consumers"),
         (
-            "messages_ready", "messages_unacknowledged", "message_bytes", "memory", "durable",
-            "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas", "gammas",
-            "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
-            "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
-            "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
+            "messages_ready", "messages_unacknowledged", "leased", "message_bytes", "memory",
+            "durable", "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas",
+            "gammas", "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged",
+            "mode", "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s",
+            "out_per_s", "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "alerts_raised", "vhost",
         ),
     ),
@@ -58,6 +58,14 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "peer_host", "peer_port", "host", "port", "client_properties", "connected_at",
             "frame_max", "channel_max", "timeout", "recv_oct", "send_oct",
         ),
+    ),
+    "list_leases": (
+        ("name", "reader", "first", "head", "bytes", "is_old"),
+        ("ready", "ready_bytes", "since_ms", "path", "stream_id", "last_time_us"),
+    ),
+    "list_batches": (
+        ("query", "batch", "target", "rows", "is_done", "waits_for"),
+        ("pages", "page", "frame", "bytes", "time_us"),
     ),
     "list_vhosts": (
         ("name", "state"),
@@ -111,6 +119,12 @@ list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=True)
 list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=True)
 list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=True)
 list_connections = _listing("list_connections", "Connections of all vhosts.", of_vhost=False)
+list_leases = _listing(
+    "list_leases", "What readers have leased of the queues of a vhost.", of_vhost=True
+)
+list_batches = _listing(
+    "list_batches", "The last batch that each query has written exactly once.", of_vhost=True
+)
 list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.", of_vhost=False)
 list_users = _listing("list_users", "Users and their tags.", of_vhost=False)
 list_permissions = _listing(

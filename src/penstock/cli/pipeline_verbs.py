@@ -7,8 +7,8 @@
     penstock pipeline status flights.toml        how far it is, and what is left
 
 `run` stops after the batch that is under way at SIGINT or SIGTERM, and the next run goes on there;
-a second Ctrl-C ends at once, which is safe too. Built-in pipelines (archive, replay, audit) are run
-by their name.
+a second Ctrl-C ends at once, which is safe too. Built-in pipelines (archive, replay, dead-letters,
+audit) are run by their name.
 
 `list` and `status` read the state directories and need no Spark. PySpark is imported by what needs
 it; where it is not installed, one line says how to.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline_file import PipelineSpec
     from penstock.spark.pipeline_state import PipelineState, RunFacts
 
-BUILT_IN: Final = ("archive", "audit", "replay")
+BUILT_IN: Final = ("archive", "audit", "dead-letters", "replay")
 STATE_ROOT: Final = "state"
 LOG_BYTES: Final = 8 << 20  # of Spark's log; a longer one is begun anew
 LOG_SHOWN: Final = 3000  # characters of Spark's log, when Spark does not start
@@ -79,7 +79,7 @@ def run(
     file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
     master: str | None, quiet: bool, form: str,
 ) -> int:  # fmt: skip
-    """Run a pipeline's file, or a built-in one: archive, replay, audit."""
+    """Run a pipeline's file, or a built-in one: archive, replay, dead-letters, audit."""
     needs_spark()
     given = options_of(options)
     if file == "audit":
@@ -368,14 +368,14 @@ def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | N
     source = state.facts.get("source", {})
     if source.get("kind") != "queue" or not state.offsets:
         return None, None
-    from penstock.spark.pipeline_broker import broker_at, heads_of
+    from penstock.spark.pipeline_broker import broker_at, left_of
 
+    done = sum(count_of(one) for one in state.offsets)
     try:
         with broker_at(url or source.get("url")) as connection:
-            heads = heads_of(connection, str(source["name"]))
+            return left_of(connection, str(source["name"]), state.name, done), None
     except (PenstockError, OSError) as error:
         return None, str(error)
-    return max(0, sum(heads.values()) - sum(count_of(one) for one in state.offsets)), None
 
 
 def _audit(given: dict[str, str], master: str | None, form: str) -> int:

@@ -57,11 +57,17 @@ def declare_queue(
 @click.argument("queue")
 @IF_UNUSED
 @click.option("--if-empty", is_flag=True, help="Only if it has no messages.")
+@click.option("--force", is_flag=True, help="Also if readers have messages of it leased.")
 @VHOST
 @DATA
-def delete_queue(queue: str, if_unused: bool, if_empty: bool, vhost: str, data: str) -> None:
+def delete_queue(
+    queue: str, if_unused: bool, if_empty: bool, force: bool, vhost: str, data: str
+) -> None:
     """Delete a queue with all that it holds."""
-    found = ask(data, "delete_queue", vhost, queue=queue, if_unused=if_unused, if_empty=if_empty)
+    found = ask(
+        data, "delete_queue", vhost, queue=queue, if_unused=if_unused, if_empty=if_empty,
+        force=force,
+    )  # fmt: skip
     click.echo(f"queue {queue!r} deleted, with {found['messages']} messages")
 
 

@@ -121,6 +121,9 @@ def run(config: Config) -> None:
         vhost_restarts_max=config.vhost_restarts_max,
         vhost_restart_window_s=config.vhost_restart_window_s,
         vhost_restart_strategy=config.vhost_restart_strategy,
+        staging_bytes_max=config.staging_bytes_max,
+        staging_timeout_s=config.staging_timeout_s,
+        lease_alert_s=config.lease_alert_s,
     )
     try:
         serve_until_stopped(settings, lambda facts: click.echo(ready_line(config, facts)))

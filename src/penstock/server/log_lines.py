@@ -19,7 +19,12 @@ LEVELS: Final = {
     "error": logging.ERROR,
 }
 ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
-WARNINGS: Final = frozenset({"disk_full", "torn_tail", "warning", "memory_alarm", "crashed"})
+WARNINGS: Final = frozenset(
+    {
+        "disk_full", "torn_tail", "warning", "memory_alarm", "crashed", "lease_old", "batch_waits",
+        "batch_unroutable",
+    }
+)  # fmt: skip
 
 
 def set_up(level: str, who: str) -> None:

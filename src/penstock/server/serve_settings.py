@@ -27,7 +27,9 @@ class ServeSettings:
     yet; one more, and the oldest is dropped. vhost_hang_s: a vhost that does not answer for so long
     is killed. More than vhost_restarts_max failures within vhost_restart_window_s and it stays
     down, or with vhost_restart_strategy "stop_node" the broker stops. The HTTP process is treated
-    as a vhost is, but for the strategy.
+    as a vhost is, but for the strategy. staging_bytes_max: of a sink's rows that no batch has moved
+    yet, in each vhost; staging_timeout_s: age at which those of no batch are swept. lease_alert_s:
+    age from which a reader's lease is told of.
     """
 
     data: str = "./penstock-data"
@@ -35,6 +37,9 @@ class ServeSettings:
     port: int = 5672
     http_port: int | None = None
     memory_bytes: int = GIB
+    staging_bytes_max: int = 8 * GIB
+    staging_timeout_s: float = 86_400.0
+    lease_alert_s: float = 3600.0
     mode: int = DISK
     is_strict: bool = False
     log_level: str = "info"
@@ -57,6 +62,8 @@ class ServeSettings:
             "memory_bytes": memory_bytes,
             "is_strict": self.is_strict,
             "log_level": self.log_level,
+            "staging_timeout_s": self.staging_timeout_s,
+            "lease_alert_s": self.lease_alert_s,
             "storage": asdict(self.storage),
         }
 

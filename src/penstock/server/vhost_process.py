@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import operations
+from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.vhost import VHost
@@ -125,6 +126,8 @@ class VhostProcess(LinkedProcess):
         options = VHostSettings(
             mode=settings["mode"], memory_bytes=settings["memory_bytes"],
             is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
+            staging_timeout_s=settings["staging_timeout_s"],
+            lease_alert_s=settings["lease_alert_s"],
         )  # fmt: skip
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
@@ -150,6 +153,7 @@ class VhostProcess(LinkedProcess):
             final = isinstance(error, CorruptionError | VersionError | NotAStoreError)
             self._fail(error, is_final=final)
             return
+        batch_desk(vhost)
         hub = Hub(vhost, self._fail)
         vhost.wake = hub.wake
         self._fs.on_complete = hub.wake_from_thread

@@ -7,7 +7,8 @@ is being started again waits a moment instead of being refused. When it stays do
 
 Beyond the messages of all processes:
 
-    to it     socket (with a listening socket) · users (KnownUsers.facts) · start (log_level)
+    to it     socket (with a listening socket) · users (KnownUsers.facts)
+              start (log_level, data: the directory, staging_bytes_max)
               result (id, result or error) of a call of its own
     from it   call (n, op, vhost, args): any operation that the control socket knows
               pong, with rss_bytes and requests
@@ -22,6 +23,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.clock import Clock
@@ -95,7 +97,14 @@ class WatchedHttp(WatchedProcess):
         for sock in self._socks:
             link.send({"do": "socket"}, b"", sock.dup())
         link.send({"do": "users", **self._users()})
-        link.send({"do": "start", "log_level": self._settings.log_level})
+        settings = self._settings
+        data = str(Path(settings.data).absolute())
+        link.send(
+            {
+                "do": "start", "log_level": settings.log_level, "data": data,
+                "staging_bytes_max": settings.staging_bytes_max,
+            }
+        )  # fmt: skip
 
     def _told(self, do: str, facts: Facts) -> None:
         if do == "pong":

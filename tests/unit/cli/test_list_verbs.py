@@ -84,3 +84,19 @@ def test_each_listing_asks_its_own_operation(
     assert broker.asked[0][0] == command
     assert broker.data == ["there"]
     assert capsys.readouterr().out.splitlines()[1].split("\t") == [f"the {n}" for n in first]
+
+
+def test_leases_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    lease = {"name": "jobs", "reader": "r", "first": 1, "head": 5, "bytes": 9, "is_old": False}
+    batch = {
+        "query": "x", "batch": 2, "target": {"queue": "jobs"}, "rows": 3, "is_done": True,
+        "waits_for": "",
+    }  # fmt: skip
+    broker = FakeControl(list_leases=[lease], list_batches=[batch])
+    assert broker.run("list", "leases") == 0
+    assert broker.run("list", "batches") == 0
+    assert capsys.readouterr().out == (
+        "name\treader\tfirst\thead\tbytes\tis_old\njobs\tr\t1\t5\t9\tfalse\n"
+        "query\tbatch\ttarget\trows\tis_done\twaits_for\n"
+        'x\t2\t{"queue": "jobs"}\t3\ttrue\t\n'
+    )

@@ -31,13 +31,23 @@ def test_declare_queue() -> None:
 def test_delete_and_purge_say_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     broker = FakeControl(delete_queue={"messages": 3}, purge_queue={"messages": 2})
     assert broker.run("delete_queue", "jobs", "--if-empty") == 0
+    assert broker.run("delete", "queue", "jobs", "--force") == 0
     assert broker.run("purge_queue", "jobs") == 0
     assert broker.asked == [
-        ("delete_queue", "/", {"queue": "jobs", "if_unused": False, "if_empty": True}),
+        (
+            "delete_queue",
+            "/",
+            {"queue": "jobs", "if_unused": False, "if_empty": True, "force": False},
+        ),
+        (
+            "delete_queue",
+            "/",
+            {"queue": "jobs", "if_unused": False, "if_empty": False, "force": True},
+        ),
         ("purge_queue", "/", {"queue": "jobs"}),
     ]
     assert capsys.readouterr().out == (
-        "queue 'jobs' deleted, with 3 messages\n2 messages purged from queue 'jobs'\n"
+        "queue 'jobs' deleted, with 3 messages\n" * 2 + "2 messages purged from queue 'jobs'\n"
     )
 
 

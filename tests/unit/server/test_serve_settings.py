@@ -10,4 +10,7 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
     settings = ServeSettings(mode=OS, is_strict=True, log_level="debug", storage=storage)
     told = json.loads(json.dumps(settings.vhost_settings(123)))
     assert StorageOptions.of(told.pop("storage")) == storage
-    assert told == {"mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug"}
+    assert told == {
+        "mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug",
+        "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
+    }  # fmt: skip

@@ -1,0 +1,356 @@
+"""Rolling a batch forward: into queues, by exchanges, into streams; waiting, crashing, going on."""
+
+import random
+from typing import Any
+
+import pytest
+
+from penstock.broker import batch_moves, chores
+from penstock.broker.batch_desk import batch_desk
+from penstock.broker.served_stream import ServedStream
+from penstock.storage.filesystem import FileSystem
+from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
+
+STREAM = {"x-queue-type": "stream"}
+
+
+@pytest.fixture(autouse=True)
+def one_slice_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still; with a real one it is about as many."""
+    monkeypatch.setattr(chores, "STEPS_MAX", 1)
+
+
+@pytest.fixture
+def rig() -> StagedRig:
+    rig = StagedRig()
+    rig.result("declare_queue", queue="q")
+    return rig
+
+
+def told(rig: StagedRig, kind: str) -> list[str]:
+    return [text for k, text in rig.events if k == kind]
+
+
+def numbered(n: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % i for i in range(first, first + n)]
+
+
+def records(rig: StagedRig, name: str = "s", partition: int = 0) -> list[Any]:
+    """What a reader is given."""
+    stream = rig.vhost.served(name)
+    assert isinstance(stream, ServedStream)
+    part = stream.parts[partition]
+    found = part.queue.read(part.first_offset, 100_000, 1 << 30)
+    return [one for one in found if one.offset < part.head_offset]
+
+
+def payloads(rig: StagedRig, name: str = "s", partition: int = 0) -> list[bytes]:
+    return [one.payload for one in records(rig, name, partition)]
+
+
+# ---- into queues ---------------------------------------------------------------------------------
+
+
+def test_many_messages_go_in_slices_and_in_order(rig: StagedRig) -> None:
+    pages = [plain("q", *numbered(700, 700 * i)) for i in range(3)]
+    asked = rig.commit(0, rig.stage(0, *pages))
+    turns = 0
+    while not asked.has_come or not batch_desk(rig.vhost).all()[0]["is_done"]:
+        rig.vhost.turn()
+        rig.vhost.completed()
+        turns += 1
+        assert turns < 500
+    assert turns > 5
+    found: list[bytes] = []
+    while messages := rig.result("get", queue="q", count=1000, session="x")["messages"]:
+        found += [m["body"] for m in messages]
+        rig.result("settle", queue="q", session="x", tags=[m["tag"] for m in messages])
+    assert found == numbered(2100)
+
+
+def test_headers_are_those_that_were_staged(rig: StagedRig) -> None:
+    meta = header("key", message_id="m-1", headers={"n": 1}, delivery_mode=1)
+    rig.committed(0, rig.stage(0, [(meta, b"a")]))
+    rig.restart()  # it is persistent all the same
+    (found,) = rig.result("peek", queue="q", count=1)["messages"]
+    assert (found["routing_key"], found["exchange"]) == ("key", "")
+    assert found["properties"] == {"message_id": "m-1", "headers": {"n": 1}, "delivery_mode": 1}
+
+
+def test_priorities_and_expirations_count(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="p", arguments={"x-max-priority": 3})
+    rig.result("declare_queue", queue="dead")
+    frames = plain("p", b"low") + plain("p", b"high", priority=2)
+    rig.committed(0, rig.stage(0, frames), target={"queue": "p"})
+    assert rig.bodies("p") == [b"high", b"low"]
+    rig.result(
+        "declare_queue", queue="e",
+        arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )  # fmt: skip
+    frames = plain("e", b"short", expiration="1000") + plain("e", b"long")
+    rig.committed(1, rig.stage(1, frames), target={"queue": "e"})
+    rig.tick(2)
+    assert (rig.bodies("e"), rig.bodies("dead")) == ([b"long"], [b"short"])
+
+
+def test_no_queue_refuses(rig: StagedRig) -> None:
+    for name, overflow in (("h", "drop-head"), ("r", "reject-publish")):
+        rig.result(
+            "declare_queue", queue=name,
+            arguments={
+                "x-max-length": 2, "x-overflow": overflow, "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": "q",
+            },
+        )  # fmt: skip
+    for batch, name in enumerate(("h", "r")):
+        rig.committed(
+            batch, rig.stage(batch, plain(name, b"1", b"2", b"3")), target={"queue": name}
+        )
+        assert rig.bodies(name) == [b"2", b"3"]
+    assert rig.bodies() == [b"1", b"1"]
+
+
+def test_by_exchanges(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="other")
+    rig.result("declare_queue", queue="t", durable=False)
+    rig.result("declare_queue", queue="s", arguments=STREAM)
+    for queue, key in (("q", "a.*"), ("other", "a.b"), ("s", "a.b"), ("t", "a.b"), ("q", "c")):
+        rig.result("bind_queue", queue=queue, exchange="amq.topic", routing_key=key)
+    frames = [
+        *plain("a.b", b"1", exchange="amq.topic"),
+        *plain("a.c", b"2", exchange="amq.topic"),
+        *plain("nowhere", b"3", exchange="amq.topic"),
+        *plain("other", b"4", exchange=""),
+        *plain("x", b"5", exchange="amq.topic", headers={"CC": ["c"]}),
+    ]
+    target = {"exchanges": ["amq.topic", ""]}
+    rig.committed(0, rig.stage(0, frames), target=target)
+    assert rig.bodies() == [b"1", b"2", b"5"]
+    assert rig.bodies("other") == [b"1", b"4"]
+    assert rig.bodies("t") == [b"1"]
+    assert payloads(rig) == [b"1"]
+    (text,) = told(rig, "batch_unroutable")
+    assert text.startswith("1 messages of batch 0")
+
+
+def test_consumers_are_served_when_a_slice_is_durable(rig: StagedRig) -> None:
+    got: list[Any] = []
+    waiting = rig.ask("get", queue="q", count=10, session="x", wait_ms=1000)
+    rig.committed(0, rig.stage(0, plain("q", b"a")))
+    got += waiting.result["messages"]
+    assert [m["body"] for m in got] == [b"a"]
+
+
+# ---- into streams --------------------------------------------------------------------------------
+
+
+def test_into_a_stream_all_at_once_with_the_batchs_time(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="s", arguments=STREAM)
+    asked = rig.commit(0, rig.stage(0, plain("s", *numbered(3000))), target={"queue": "s"})
+    seen = set()
+    for _ in range(200):
+        rig.vhost.turn()
+        rig.vhost.completed()
+        seen.add(len(records(rig)))
+    assert asked.result["status"] == "committed"
+    assert seen == {0, 3000}
+    assert payloads(rig) == numbered(3000)
+    assert {one.time_us for one in records(rig)} == {rig.row()["time_us"]}
+
+
+def test_partitions_by_routing_key(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="s", arguments={**STREAM, "x-partitions": 3})
+    frames = [(header(f"k{i % 7}"), b"%d" % i) for i in range(70)]
+    rig.committed(0, rig.stage(0, frames), target={"queue": "s"})
+    found = [payloads(rig, "s", partition) for partition in range(3)]
+    assert sorted(body for bodies in found for body in bodies) == sorted(numbered(70))
+    assert all(found)
+    for partition, bodies in enumerate(found):
+        for other in range(3):
+            keys = {int(body) % 7 for body in bodies}
+            assert other == partition or not keys & {int(body) % 7 for body in found[other]}
+
+
+def test_a_large_page_is_adopted(rig: StagedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.result("declare_queue", queue="s", arguments=STREAM)
+    large = [(header("s"), b"%d" % i + b"x" * 100_000) for i in range(60)]
+    tokens = rig.stage(0, plain("s", b"before"), large, plain("s", b"after"))
+    assert int(str(tokens[1]["bytes"])) > 4 << 20
+    rig.committed(0, tokens, target={"queue": "s"})
+    assert payloads(rig) == [b"before", *[body for _, body in large], b"after"]
+    rig.restart()
+    assert payloads(rig) == [b"before", *[body for _, body in large], b"after"]
+
+
+def test_two_queries_write_into_one_stream_one_after_the_other(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="s", arguments=STREAM)
+    asked = [
+        rig.commit(
+            0, rig.stage(0, plain("s", *[b"%d" % i] * 3000), query=f"query-{i}"), f"query-{i}",
+            target={"queue": "s"},
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    seen = set()
+    for _ in range(300):
+        rig.vhost.turn()
+        rig.vhost.completed()
+        seen.add(len(records(rig)))
+    assert [one.result["status"] for one in asked] == ["committed"] * 2
+    assert seen == {0, 3000, 6000}
+    assert payloads(rig) == [b"0"] * 3000 + [b"1"] * 3000
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+def decided(rig: StagedRig, *pages: Any, target: object) -> None:
+    """A batch is decided, and not a message of it moved."""
+    rig.commit(0, rig.stage(0, *pages), target=target)
+    for _ in range(100):
+        if batch_desk(rig.vhost).all():
+            break
+        rig.vhost.turn()
+        rig.vhost.completed()
+    assert not batch_desk(rig.vhost).all()[0]["is_done"]
+
+
+def test_a_target_that_was_deleted_makes_it_wait(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="gone")
+    decided(rig, plain("gone", b"a"), target={"queue": "gone"})
+    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.roll()
+    assert (
+        rig.row()["waits_for"] == "its target, queue 'gone' in vhost '/', does not exist any more"
+    )
+    assert len(told(rig, "batch_waits")) == 1
+    rig.restart()
+    rig.tick(2)
+    assert "does not exist any more" in rig.row()["waits_for"]
+    rig.tick(3700)
+    rig.tick(2)
+    assert len(told(rig, "batch_waits")) == 3
+    rig.result("declare_queue", queue="gone")
+    rig.tick(2)
+    rig.roll()
+    assert rig.bodies("gone") == [b"a"]
+    assert (rig.row()["is_done"], rig.row()["waits_for"]) == (True, "")
+    assert told(rig, "batch_goes_on") == [f"batch 0 of query {QUERY!r} goes on"]
+
+
+def test_or_go_where_dead_letters_go(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="gone")
+    frames = plain("gone", b"a", headers={"n": 1})
+    decided(rig, frames, target={"queue": "gone", "dead_letter_to": "q"})
+    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.roll()
+    (found,) = rig.result("peek", queue="q", count=5)["messages"]
+    assert (found["body"], found["routing_key"]) == (b"a", "q")
+    (death,) = found["properties"]["headers"]["x-death"]
+    assert (death["queue"], death["reason"]) == ("gone", "rejected")
+    assert rig.row()["is_done"]
+
+
+def test_what_the_commit_did_not_name_waits_or_is_buried(rig: StagedRig) -> None:
+    frames = plain("q", b"a", exchange="") + plain("q", b"b", exchange="amq.direct")
+    rig.commit(0, rig.stage(0, frames), target={"exchanges": [""]})
+    rig.roll()
+    assert rig.bodies() == [b"a"]
+    assert "exchange 'amq.direct' is not among those of the commit" in rig.row()["waits_for"]
+    rig.result("declare_queue", queue="dead")
+    target = {"exchanges": [""], "dead_letter_to": "dead"}
+    damaged = (b"\x02\x00\x01q\xff\xff\xff", b"c")
+    rig.committed(0, rig.stage(0, [*frames, damaged], query="x"), query="x", target=target)
+    assert rig.bodies("dead") == [b"b", b"c"]
+
+
+def test_a_damaged_page_makes_it_wait(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", *numbered(10)))
+    decided_path = None
+    rig.commit(0, tokens)
+    fs: FileSystem = rig.fs
+    for directory in fs.list(f"{rig.vhost.path}/staging"):
+        for name in fs.list(f"{rig.vhost.path}/staging/{directory}"):
+            if name.endswith(".page"):
+                decided_path = f"{rig.vhost.path}/staging/{directory}/{name}"
+    assert decided_path is not None
+    for _ in range(100):
+        if batch_desk(rig.vhost).all():
+            break
+        rig.vhost.turn()
+        rig.vhost.completed()
+    with_fault = fs.open(decided_path)
+    before = with_fault.pread(1, 200)
+    with_fault.pwrite(bytes((before[0] ^ 1,)), 200)
+    rig.roll()
+    if not rig.row()["is_done"]:  # it was not read before
+        assert decided_path in rig.row()["waits_for"]
+        with_fault.pwrite(before, 200)
+        rig.tick(2)
+        rig.roll()
+    with_fault.close()
+    assert rig.bodies() == numbered(10)
+
+
+def test_publishers_that_are_blocked_have_company(rig: StagedRig) -> None:
+    rig.vhost.monitor.disk_alarm(True)
+    rig.vhost.look_at_alarms()
+    asked = rig.commit(0, rig.stage(0, plain("q", b"a")))
+    rig.roll()
+    assert asked.result["status"] == "committed"
+    assert rig.row()["waits_for"] == "publishing is blocked, short of disk"
+    rig.vhost.monitor.disk_alarm(False)
+    rig.vhost.look_at_alarms()
+    rig.tick(2)
+    rig.roll()
+    assert rig.bodies() == [b"a"]
+
+
+def test_a_mistake_is_told_and_tried_again(rig: StagedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(batch_moves.BatchMove, "_fill", broken)
+    rig.commit(0, rig.stage(0, plain("q", b"a")))
+    rig.roll()
+    assert "KeyError" in rig.row()["waits_for"]
+    assert "broken" in told(rig, "mistake")[0]
+    monkeypatch.undo()
+    rig.tick(2)
+    rig.roll()
+    assert rig.bodies() == [b"a"]
+
+
+# ---- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["lost", "kept"])
+@pytest.mark.parametrize("queue", ["q", "s"])
+def test_a_crash_at_any_turn_neither_loses_nor_repeats(queue: str, mode: str) -> None:
+    wanted = numbered(600)
+    for turns in range(0, 24, 2):
+        rig = StagedRig()
+        rig.result("declare_queue", queue="q")
+        rig.result("declare_queue", queue="s", arguments=STREAM)
+        rng = random.Random(turns)
+        pages = [plain(queue, *wanted[:400]), plain(queue, *wanted[400:])]
+        asked = rig.commit(0, rig.stage(0, *pages), target={"queue": queue})
+        for _ in range(turns):
+            rig.vhost.turn()
+            rig.vhost.completed()
+        has_answer = asked.has_come
+        for client in rig.clients:
+            client.handler.lost()
+        rig.fs = rig.fs.crash(mode, rng)
+        rig.start()
+        rig.roll()
+        rows = rig.result("list_batches")
+        assert rows or not has_answer, turns
+        if queue == "s":
+            found = payloads(rig)
+        else:
+            found = []
+            while messages := rig.result("get", queue="q", count=1000, session="x")["messages"]:
+                found += [m["body"] for m in messages]
+                rig.result("settle", queue="q", session="x", tags=[m["tag"] for m in messages])
+        assert found == (wanted if rows else []), (turns, len(found))

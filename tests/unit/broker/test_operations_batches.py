@@ -1,0 +1,245 @@
+"""Batches by operations: commits, replays, who waits for whom, refusals, release, sweeping."""
+
+import pytest
+
+from penstock.access.permissions import Identity
+from penstock.broker.batch_desk import batch_desk
+from tests.helpers.staged_rig import QUERY, StagedRig, plain
+
+
+@pytest.fixture
+def rig() -> StagedRig:
+    rig = StagedRig()
+    rig.result("declare_queue", queue="q")
+    return rig
+
+
+def told(rig: StagedRig, kind: str) -> list[str]:
+    return [text for k, text in rig.events if k == kind]
+
+
+# ---- commits -------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_answered_and_its_messages_arrive(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", b"a", b"b"), plain("q", b"c"))
+    assert rig.bodies() == []
+    assert rig.committed(0, tokens) == {"status": "committed", "batch": 0}
+    assert rig.bodies() == [b"a", b"b", b"c"]
+    row = rig.row()
+    assert (row["batch"], row["is_done"], row["rows"], row["pages"]) == (0, True, 3, 2)
+    assert (row["target"], row["waits_for"]) == ({"queue": "q"}, "")
+
+
+def test_a_commit_that_is_repeated_writes_nothing(rig: StagedRig) -> None:
+    tokens = rig.stage(3, plain("q", b"a"))
+    rig.committed(3, tokens)
+    assert rig.committed(3, tokens) == {"status": "already done", "batch": 3}
+    assert rig.committed(2, rig.stage(2, plain("q", b"x"))) == {
+        "status": "already done",
+        "batch": 3,
+    }
+    rig.restart()
+    assert rig.committed(3, tokens) == {"status": "already done", "batch": 3}
+    assert rig.bodies() == [b"a"]
+
+
+def test_two_commits_of_one_batch_at_once(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", b"a"))
+    asked = [rig.commit(0, tokens) for _ in range(2)]
+    rig.roll()
+    assert [one.result["status"] for one in asked] == ["committed", "already done"]
+    assert rig.bodies() == [b"a"]
+
+
+def test_an_answer_is_durable(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", b"a"))
+    asked = rig.commit(0, tokens)
+    again = rig.commit(0, tokens)
+    while not (asked.has_come or again.has_come):
+        rig.vhost.turn()
+        rig.vhost.engine.poll()
+    rig.fs = rig.fs.crash("lost")
+    rig.start()
+    rig.roll()
+    assert rig.bodies() == [b"a"]
+
+
+def test_batches_of_one_query_follow_one_another(rig: StagedRig) -> None:
+    bodies = [b"%d" % i for i in range(600)]
+    first = rig.commit(0, rig.stage(0, plain("q", *bodies[:300])))
+    second = rig.commit(1, rig.stage(1, plain("q", *bodies[300:])))
+    other = rig.commit(0, rig.stage(0, plain("q", b"x"), query="other"), query="other")
+    rig.roll()
+    assert [one.result["status"] for one in (first, second, other)] == ["committed"] * 3
+    found = rig.bodies()
+    assert sorted(found) == sorted([*bodies, b"x"])
+    assert [body for body in found if body != b"x"] == bodies
+
+
+def test_a_commit_waits_for_the_batch_before_but_not_for_ever(rig: StagedRig) -> None:
+    rig.result("declare_exchange", exchange="x")
+    rig.result("bind_queue", queue="q", exchange="x", routing_key="k")
+    target = {"exchanges": ["x"]}
+    rig.committed(0, rig.stage(0, plain("k", b"a", exchange="x")), target=target)
+    tokens = rig.stage(1, plain("k", b"b", exchange="x"))
+    rig.commit(1, tokens, target=target)
+    rig.turn()
+    rig.result("delete_exchange", exchange="x")
+    # Whatever came of batch 1 by now, batch 2 waits for something that is never done.
+    stuck = rig.stage(2, plain("k", b"c", exchange="y"))
+    rig.result("declare_exchange", exchange="y")
+    rig.result("bind_queue", queue="q", exchange="y", routing_key="k")
+    rig.roll()
+    rig.result("declare_exchange", exchange="x")
+    rig.roll()
+    rig.tick(2)
+    asked = rig.commit(2, stuck, target={"exchanges": ["y"]})
+    rig.roll()
+    assert asked.result["status"] == "committed"
+
+
+def test_a_commit_behind_one_that_cannot_go_on_is_refused_later(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="gone")
+    rig.commit(0, rig.stage(0, *[plain("gone", b"a")] * 3), target={"queue": "gone"})
+    while not batch_desk(rig.vhost).all():
+        rig.vhost.turn()
+        rig.vhost.completed()
+    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    asked = rig.commit(1, rig.stage(1, plain("q", b"b")))
+    rig.roll()
+    assert not asked.has_come
+    assert "does not exist any more" in rig.row()["waits_for"]
+    rig.tick(31)
+    error = asked.replies[0]
+    assert error.code == 506
+    assert "batch 0 is at page" in error.text
+    assert "does not exist any more" in error.text
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ({"queue": "nowhere"}, 404),
+        ({"queue": "t"}, 406),
+        ({"exchanges": ["nowhere"]}, 404),
+        ({"exchanges": ["inner"]}, 403),
+        ({"queue": "q", "dead_letter_to": "nowhere"}, 404),
+        ({"queue": "q", "exchanges": ["amq.topic"]}, 406),
+        ({"queue": 5}, 406),
+        ({"exchange": "amq.topic"}, 406),
+    ],
+)
+def test_a_target_that_cannot_be(rig: StagedRig, target: object, code: int) -> None:
+    rig.result("declare_queue", queue="t", durable=False)
+    rig.result("declare_exchange", exchange="inner", internal=True)
+    asked = rig.commit(0, rig.stage(0, plain("q", b"a")), target=target)
+    rig.roll()
+    assert asked.replies[0].code == code
+    assert rig.result("list_batches") == []
+
+
+def test_pages_that_are_not_what_the_tokens_say(rig: StagedRig) -> None:
+    (token,) = rig.stage(0, plain("q", b"a"))
+    for changed in (
+        {"name": "0.0.0-xx.0.page"}, {"page_id": "0" * 16}, {"rows": 2}, {"bytes": 1 << 20},
+        {"page_id": "xyz"}, {"rows": "1"}, {"name": "../../x.page"}, {"name": "1.0.0-aa.0.page"},
+    ):  # fmt: skip
+        asked = rig.commit(0, [{**token, **changed}])
+        rig.roll()
+        assert asked.replies[0].code == 406, changed
+    assert rig.committed(0, [token])["status"] == "committed"
+    assert rig.bodies() == [b"a"]
+
+
+def test_mandatory_keys_must_lead_somewhere(rig: StagedRig) -> None:
+    rig.result("bind_queue", queue="q", exchange="amq.topic", routing_key="a.*")
+    tokens = rig.stage(0, plain("a.b", b"a", exchange="amq.topic"))
+    target = {"exchanges": ["amq.topic"]}
+    refused = {"b.c": 312, "a.b": 0}
+    for key, code in refused.items():
+        asked = rig.commit(0, tokens, target=target, keys=[["amq.topic", key]])
+        rig.roll()
+        assert getattr(asked.replies[0], "code", 0) == code
+    asked = rig.commit(1, tokens, target=target, keys=[["amq.direct", "a.b"]])
+    rig.roll()
+    assert asked.replies[0].code == 406
+    asked = rig.commit(1, tokens, target=target, keys=[5])
+    assert asked.replies[0].code == 406
+
+
+def test_who_may_not_write(rig: StagedRig) -> None:
+    client = rig.client(Identity("ann", frozenset(), "", "^mine", ".*"))
+    channel = client.open().handler.channels[1]
+    tokens = rig.stage(0, plain("q", b"a"))
+    more = {"query": QUERY, "batch": 0, "pages": tokens}
+    for target in ({"queue": "q"}, {"exchanges": ["amq.topic"]}, {"exchanges": [""]}):
+        assert rig.refusal("commit_batch", channel, target=target, **more).code == 403
+    for op, args in (
+        ("abort_batch", {"query": QUERY, "batch": 0}), ("release_query", {"query": QUERY}),
+        ("list_batches", {}),
+    ):  # fmt: skip
+        assert rig.refusal(op, channel, **args).code == 403
+
+
+# ---- the end of a query --------------------------------------------------------------------------
+
+
+def test_abort_deletes_what_was_not_decided(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", b"a"))
+    assert rig.result("abort_batch", query=QUERY, batch=0) == {"aborted": True}
+    rig.roll()
+    asked = rig.commit(0, tokens)
+    rig.roll()
+    assert asked.replies[0].code == 406
+    tokens = rig.stage(1, plain("q", b"b"))
+    rig.committed(1, tokens)
+    assert rig.result("abort_batch", query=QUERY, batch=1) == {"aborted": False}
+
+
+def test_a_query_that_is_released_is_forgotten(rig: StagedRig) -> None:
+    rig.committed(0, rig.stage(0, plain("q", b"a")))
+    assert rig.result("release_query", query=QUERY) == {"batch": 0}
+    assert rig.result("release_query", query=QUERY) == {"batch": None}
+    rig.restart()
+    assert rig.result("list_batches") == []
+    assert rig.committed(0, rig.stage(0, plain("q", b"b")))["status"] == "committed"
+    assert rig.bodies() == [b"a", b"b"]
+
+
+def test_a_query_whose_batch_is_on_its_way_is_released_by_force(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="gone")
+    rig.commit(0, rig.stage(0, plain("gone", b"a")), target={"queue": "gone"})
+    while not batch_desk(rig.vhost).all():
+        rig.vhost.turn()
+        rig.vhost.completed()
+    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.roll()
+    assert rig.refusal("release_query", query=QUERY).code == 406
+    assert rig.result("release_query", query=QUERY, force=True) == {"batch": 0}
+    rig.roll()
+    assert rig.committed(0, rig.stage(0, plain("q", b"b")))["status"] == "committed"
+
+
+def test_zombies_are_swept_by_the_hour(rig: StagedRig) -> None:
+    now_us = rig.clock.wall_us()
+    old = rig.stage(7, plain("q", b"a"), time_us=now_us - 86_000_000_000)
+    young = rig.stage(8, plain("q", b"b"), time_us=now_us)
+    rig.tick(3700)
+    rig.roll()
+    asked = rig.commit(7, old)
+    rig.roll()
+    assert asked.replies[0].code == 406
+    assert rig.committed(8, young)["status"] == "committed"
+
+
+def test_a_query_of_a_batch_write_is_forgotten_in_time(rig: StagedRig) -> None:
+    rig.committed(0, rig.stage(0, plain("q", b"a"), query="job-1"), query="job-1")
+    rig.committed(0, rig.stage(0, plain("q", b"b")))
+    rig.tick(3700)
+    assert len(rig.result("list_batches")) == 2
+    rig.tick(86_400)
+    assert [row["query"] for row in rig.result("list_batches")] == [QUERY]

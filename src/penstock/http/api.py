@@ -3,6 +3,8 @@
     GET  /health                    is the broker well? Without a password
     GET  /api/overview              what this is
          /api/streams/...           stream_endpoints
+         /api/leases/...            lease_endpoints
+         /api/staging/...           staging_endpoints
 
 Everything below /api wants a name and password. Every error has the one form of http_errors, also
 an address that is none and a method that an address does not know. Names in an address are
@@ -14,8 +16,8 @@ way, by cutting it. Each request is a line of the log at level debug.
 
 import logging
 import socket
-from concurrent.futures import Executor
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,8 +32,7 @@ from penstock.http.answers import JsonAnswer, error_answer
 from penstock.http.basic_auth import BasicAuth
 from penstock.http.http_errors import NAMES, HttpError, refused
 from penstock.http.node_link import NodeLink
-from penstock.http.stream_endpoints import USER, StreamEndpoints
-from penstock.http.stream_pages import StreamPages
+from penstock.http.requests import USER, Routes
 from penstock.server.control import ControlError
 
 API: Final = "/api"
@@ -40,23 +41,29 @@ DOWN: Final = "down"
 logger = logging.getLogger(__name__)
 
 
-class Api:
-    """The ASGI application. requests: how many came."""
+class Endpoints(Protocol):
+    """What answers below one address."""
 
-    def __init__(
-        self, node: NodeLink, auth: BasicAuth, pages: StreamPages, reading: Executor
-    ) -> None:
+    def routes(self) -> Routes:
+        """(address below it, methods, what answers)."""
+
+
+class Api:
+    """The ASGI application. endpoints: word behind /api/ -> what is there. requests: how many
+    came."""
+
+    def __init__(self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints]) -> None:
         self.requests = 0
         self._node = node
         self._auth = auth
-        streams = StreamEndpoints(node, auth, pages, reading)
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
                 Route(f"{API}/overview", self._overview),
                 *(
-                    Route(f"{API}/streams/{address}", endpoint, methods=methods)
-                    for address, methods, endpoint in streams.routes()
+                    Route(f"{API}/{word}/{address}", endpoint, methods=methods)
+                    for word, there in endpoints.items()
+                    for address, methods, endpoint in there.routes()
                 ),
             ],
             exception_handlers={

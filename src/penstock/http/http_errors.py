@@ -3,8 +3,9 @@
     {"error": "not_found", "reason": "no stream 'a' in vhost '/'"}
 
 with the status of HTTP that fits, and sometimes members of its own behind these two (`first` and
-`head` of a range that is none). What the broker refuses comes with AMQP's reply code, and is told
-with the status that means the same to a client of HTTP.
+`head` of a range that is none), or an `error` of its own where a client acts on it: `not_a_stream`.
+What the broker refuses comes with AMQP's reply code, and is told with the status that means the
+same to a client of HTTP.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,17 @@ NAMES: Final[Mapping[int, str]] = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
+    409: "conflict",
     410: "gone",
     413: "too_large",
     416: "range_not_satisfiable",
     500: "internal_error",
     501: "not_implemented",
     503: "unavailable",
+    507: "insufficient_storage",
 }
+NO_ROUTE: Final = 312
 # AMQP's reply codes. 541 of an operation is a vhost that is down, or has not answered.
 STATUSES: Final[Mapping[int, int]] = {
     403: 403,
@@ -65,4 +70,6 @@ class NotAuthorizedError(HttpError):
 
 def refused(error: ControlError) -> HttpError:
     """What the broker refused, for HTTP."""
+    if error.code == NO_ROUTE:
+        return HttpError(409, error.text, error="unroutable")
     return HttpError(STATUSES.get(error.code, 500), error.text)

@@ -42,6 +42,10 @@ class NodeLink:
                 raise
         return await self._call(op, vhost, args)
 
+    async def call_once(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        """The same of an operation that does more when it is asked for twice."""
+        return await self._call(op, vhost, args)
+
     async def _call(self, op: str, vhost: str | None, args: dict[str, object]) -> object:
         self._calls_n += 1
         number = self._calls_n

@@ -166,12 +166,14 @@ class SealedPage(Page):
 
 class OpenPage(Page):
     """A page whose index proves nothing. limit: where its frames end. index: the file that may say
-    where they begin; short, wrong or missing."""
+    where they begin; short, wrong or missing. time: the 8 bytes that all rows have as their time,
+    of a page that was staged; b"": each frame has its own."""
 
     def __init__(
-        self, file: File, id: int, base: int, limit: int, fs: FileSystem, index: str
+        self, file: File, id: int, base: int, limit: int, fs: FileSystem, index: str, time: bytes
     ) -> None:
         super().__init__(file, id, base)
+        self._time = time
         self._limit = limit
         self._fs = fs
         self._index = index
@@ -204,7 +206,7 @@ class OpenPage(Page):
                     start = decode_row(rows[skipped], 0)[0]
                     piece = memoryview(data)[start - position : end - position]
                     yield Span(
-                        self, rel + skipped, b"".join(rows[skipped:]), end,
+                        self, rel + skipped, self._timed(rows[skipped:]), end,
                         lambda piece=piece: iter((piece,)),  # type: ignore[misc]
                     )  # fmt: skip
                 rel += len(rows)
@@ -214,6 +216,12 @@ class OpenPage(Page):
             if rel < last and position >= self._limit:
                 reason = f"the page has {rel} records, expected {last}"
                 raise CorruptionError(self.path, position, reason)
+
+    def _timed(self, rows: list[bytes]) -> bytes:
+        """The rows as bytes, with the time that they are to have."""
+        if self._time:
+            return b"".join([row[:8] + self._time for row in rows])
+        return b"".join(rows)
 
     def _begin(self, first: int, last: int) -> tuple[int, int, int | None]:
         """(a record at or before `first`, where it begins, where `last` may begin: a guess). The
@@ -260,7 +268,7 @@ class OpenPage(Page):
             crc = crc32(data[_CRC_OF_FRAME:] if at == position else data, crc)
         if crc != int.from_bytes(head[:_CRC_OF_FRAME], "little") or any(head[12:16]):
             raise CorruptionError(self.path, position, "the frame does not verify")
-        row = position.to_bytes(4, "little") + head[4:8] + head[16:24]
+        row = position.to_bytes(4, "little") + head[4:8] + (self._time or head[16:24])
 
         def pieces() -> Iterator[memoryview]:
             for number, at in enumerate(range(position, end, SPAN_BYTES)):
@@ -282,13 +290,17 @@ def open_page(
     id = page_id(stream_id, base)
     file = fs.open(path)
     try:
-        check_header(path, file.pread(PAGE_HEADER_BYTES, 0), id, base)
+        header = check_header(path, file.pread(PAGE_HEADER_BYTES, 0), id, base)
+        id = header.id  # of a page that was staged, the header says it
         index_path = f"{directory}/{page_name(base)}.idx"
         sealed = _sealed(fs, index_path, id, base, cache)
         if sealed is not None:
             return SealedPage(file, sealed[0], sealed[1], cache)
         end = file.size() if limit is None else limit
-        return OpenPage(file, id, base, end, fs, index_path)
+        time = b""
+        if header.is_staged:
+            time = header.base_time_us.to_bytes(8, "little", signed=True)
+        return OpenPage(file, id, base, end, fs, index_path, time)
     except BaseException:
         file.close()
         raise
@@ -297,20 +309,20 @@ def open_page(
 def _sealed(
     fs: FileSystem, path: str, id: int, base: int, cache: ByteCache
 ) -> tuple[IndexHeader, bytes] | None:
-    """The index, if it is sealed and good; else it is done without."""
-    data = cache.get(("index", id))
-    if data is not None:
-        return decode_index_header(path, data), data
+    """The index, if it is sealed and good; else it is done without. Pages that are derived data may
+    be made again, of one id and with another end: the header tells them apart."""
     try:
         with closing(fs.open(path)) as file:
             header = decode_index_header(path, file.pread(INDEX_HEADER_BYTES, 0))
-            if not header.is_sealed or header.id != id or header.base != base:
-                return None
-        data = fs.read(path)
-        header = check_index(path, data)
+        if not header.is_sealed or header.id != id or header.base != base:
+            return None
+        data = cache.get(("index", id, header.count, header.rows_crc))
+        if data is None:
+            data = fs.read(path)
+            header = check_index(path, data)
+            cache.put(("index", id, header.count, header.rows_crc), data)
     except (CorruptionError, FileNotFoundError):
         return None
-    cache.put(("index", id), data)
     return header, data
 
 

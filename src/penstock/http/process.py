@@ -1,8 +1,9 @@
 """The HTTP process: `python -m penstock.http.process <descriptor>`.
 
 Its only argument is its end of the link to the supervisor (watched_http says what goes over it):
-listening sockets, users, then `start`. uvicorn serves the application of api.py on one asyncio loop
-then; files are read and passwords checked in threads, so the loop answers pings whatever goes on.
+listening sockets, users, then `start`, with the data directory. uvicorn serves the application of
+api.py on one asyncio loop then; files are read and written and passwords checked in threads, so the
+loop answers pings whatever goes on.
 
 When it ends (penstock.server.linked_process says when), nobody new is let in; answers that are
 under way may go on for CLOSE_S, and are cut then.
@@ -25,15 +26,23 @@ import uvicorn
 from penstock.access.known_users import KnownUsers
 from penstock.http.api import Api
 from penstock.http.basic_auth import BasicAuth
+from penstock.http.lease_endpoints import LeaseEndpoints
 from penstock.http.node_link import NodeLink
+from penstock.http.places import Places
+from penstock.http.range_answers import RangeAnswers
+from penstock.http.staging_endpoints import StagingEndpoints
+from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
 from penstock.queues.budget import rss_bytes
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
+from penstock.server.vhost_directories import name_bytes
+from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
+WRITERS: Final = 4  # and that write and sync what is staged
 HASHERS: Final = 2  # each keeps the 16 MiB that a password takes
 CLOSE_S: Final = 3
 KEEP_ALIVE_S: Final = 60  # of a connection on which nothing is asked
@@ -74,6 +83,7 @@ class HttpProcess(LinkedProcess):
         self._node = NodeLink(users, self._link.send)
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self._reading = ThreadPoolExecutor(READERS, "penstock-read")
+        self._writing = ThreadPoolExecutor(WRITERS, "penstock-stage")
 
     async def run(self) -> int:
         """The whole life."""
@@ -115,9 +125,7 @@ class HttpProcess(LinkedProcess):
         set_up(facts["log_level"], "http")
         # What it has to say of our answers is said by us, with the request that it is about.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        auth = BasicAuth(self._node.users, self._hashing)
-        pages = StreamPages(self._fs, self._node, self._clock)
-        self._api = Api(self._node, auth, pages, self._reading)
+        self._api = self._made_api(str(facts["data"]), int(facts["staging_bytes_max"]))
         config = uvicorn.Config(
             self._api, interface="asgi3", lifespan="off", ws="none", log_config=None,
             access_log=False, proxy_headers=False, server_header=False,
@@ -127,6 +135,21 @@ class HttpProcess(LinkedProcess):
         self._server = _Server(config, lambda: self._link.send({"do": "ready"}))
         self._serving = self._loop.create_task(self._server.serve(self._socks))
         self._serving.add_done_callback(self._served)
+
+    def _made_api(self, data: str, staging_bytes_max: int) -> Api:
+        """data: the broker's directory, absolute."""
+
+        def vhost_path(name: str) -> str:
+            return f"{data}/vhosts/{hash_name(name_bytes(name))}"
+
+        node, clock = self._node, self._clock
+        auth = BasicAuth(node.users, self._hashing)
+        ranges = RangeAnswers(Places(node, clock), StreamPages(self._fs), self._reading)
+        staging = StagingEndpoints(
+            node, auth, self._fs, clock, self._writing, vhost_path, staging_bytes_max
+        )
+        streams, leases = (kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints))
+        return Api(node, auth, {"streams": streams, "leases": leases, "staging": staging})
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not self._ended.done() or task.exception() is not None:

@@ -11,58 +11,32 @@
 Whoever may read the queue of that name may do all of it: a reader's offsets are its own business,
 and change no record. Ranges: range_query.
 
-Long answers are made by threads, ANSWERS_MAX at a time; one more waits for its turn.
+Not here: ranges of a place (range_answers), what the operations do (the vhost).
 """
-
-import asyncio
-import functools
-import json
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor
-from typing import Any, Final
-from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.errors import NotAStoreError
-from penstock.http import arrow_stream
-from penstock.http.answers import JsonAnswer, LongAnswer
+from penstock.http.answers import JsonAnswer
 from penstock.http.basic_auth import BasicAuth
-from penstock.http.frame_chunks import MEDIA_TYPE, encode_chunk
 from penstock.http.http_errors import HttpError
 from penstock.http.node_link import NodeLink
-from penstock.http.range_query import (
-    PARTITION_MAX,
-    RANGE_NAMES,
-    given,
-    range_query,
-    time_us,
-    whole,
-)
-from penstock.http.stream_pages import Range, StreamPages
-
-ANSWERS_MAX: Final = 32
-BODY_BYTES_MAX: Final = 1 << 20
-USER: Final = "penstock.user"
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-Maker = Callable[[Range, dict[str, str]], Iterator[bytes]]
+from penstock.http.places import StreamPlace
+from penstock.http.queue_kinds import ask_stream
+from penstock.http.range_answers import RangeAnswers
+from penstock.http.range_query import PARTITION_MAX, RANGE_NAMES, given, time_us, whole
+from penstock.http.requests import Routes, identity_in, json_body, name_in, readable
 
 
 class StreamEndpoints:
-    """reading: the threads that read files."""
+    """ranges: reads them."""
 
-    def __init__(
-        self, node: NodeLink, auth: BasicAuth, pages: StreamPages, reading: Executor
-    ) -> None:
+    def __init__(self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers) -> None:
         self._node = node
         self._auth = auth
-        self._pages = pages
-        self._reading = reading
-        self._places = asyncio.Semaphore(ANSWERS_MAX)
+        self._ranges = ranges
 
-    def routes(self) -> list[tuple[str, list[str], Endpoint]]:
+    def routes(self) -> Routes:
         """(address below /api/streams, methods, what answers)."""
         one = "{vhost}/{stream}"
         return [
@@ -79,18 +53,17 @@ class StreamEndpoints:
     # ---- what the vhost answers ----------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
-        vhost = _name(request, "vhost")
-        identity = self._auth.identity(request.scope[USER], vhost)
+        vhost, identity = identity_in(request, self._auth)
         found = await self._node.call("list_streams", vhost)
         return JsonAnswer([row for row in found if identity.may_read(row["name"])])
 
     async def _describe(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
-        return JsonAnswer(await self._node.call("describe_stream", vhost, queue=stream))
+        return JsonAnswer(await ask_stream(self._node, "describe_stream", vhost, stream))
 
     async def _set_reader(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
-        body = await _json_body(request)
+        body = await json_body(request)
         args: dict[str, object] = {
             name: _offsets(name, body.pop(name))
             for name in ("offsets", "kept_from")
@@ -103,129 +76,47 @@ class StreamEndpoints:
                 400, 'expected {"offsets": {"0": 1000}, "kept_from": {"0": 900}, "wait": false}, '
                 "kept_from and wait may be missing",
             )  # fmt: skip
-        reader = _name(request, "reader")
-        await self._node.call("set_stream_reader", vhost, queue=stream, reader=reader, **args)
+        reader = name_in(request, "reader")
+        await ask_stream(self._node, "set_stream_reader", vhost, stream, reader=reader, **args)
         return Response(status_code=204)
 
     async def _delete_reader(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
-        reader = _name(request, "reader")
-        await self._node.call("delete_stream_reader", vhost, queue=stream, reader=reader)
+        reader = name_in(request, "reader")
+        await ask_stream(self._node, "delete_stream_reader", vhost, stream, reader=reader)
         return Response(status_code=204)
 
     # ---- what is read from the files -----------------------------------------------------------
 
     async def _offset(self, request: Request) -> Response:
-        vhost, stream = self._readable(request)
-        query = given(request.query_params, ("partition", "time_us"))
+        place = self._place(request, "partition", "time_us")
+        query = request.query_params
         if "time_us" not in query:
             raise HttpError(400, "parameter 'time_us' is missing")
-        time = time_us("time_us", query["time_us"])
-        partition = whole(query, "partition", PARTITION_MAX) or 0
-        found = await self._in_files(
-            vhost, stream, partition, lambda path: self._pages.find(path, time)
-        )
-        return JsonAnswer(found)
+        return await self._ranges.offset(place, time_us("time_us", query["time_us"]))
 
     async def _page_table(self, request: Request) -> Response:
-        vhost, stream = self._readable(request)
-        query = given(request.query_params, ("partition",))
-        partition = whole(query, "partition", PARTITION_MAX) or 0
-        return JsonAnswer(await self._in_files(vhost, stream, partition, self._pages.table))
+        return await self._ranges.page_table(self._place(request, "partition"))
 
     async def _frames(self, request: Request) -> Response:
-        def chunks(wanted: Range, _query: dict[str, str]) -> Iterator[bytes]:
-            for span in self._pages.spans(wanted):
-                yield from encode_chunk(span)
-
-        return await self._long(request, RANGE_NAMES, chunks, MEDIA_TYPE)
+        return await self._ranges.frames(request, self._place(request, *RANGE_NAMES), RANGE_NAMES)
 
     async def _arrow(self, request: Request) -> Response:
-        _, stream = self._readable(request)
-        arrow_stream.available()
-
-        def batches(wanted: Range, query: dict[str, str]) -> Iterator[bytes]:
-            columns = query["columns"].split(",") if "columns" in query else None
-            partition = whole(query, "partition", PARTITION_MAX) or 0
-            spans = self._pages.spans(wanted)
-            return arrow_stream.encoded(spans, stream, partition, columns)
-
-        names = (*RANGE_NAMES, "columns")
-        return await self._long(request, names, batches, arrow_stream.MEDIA_TYPE)
-
-    async def _long(
-        self, request: Request, names: tuple[str, ...], make: Maker, media_type: str
-    ) -> Response:
-        vhost, stream = self._readable(request)
-        query = given(request.query_params, names)
-        asked = range_query(query)
-
-        def begin(path: str) -> tuple[Iterator[bytes], bytes | None, Range]:
-            wanted = self._pages.range(path, asked)
-            body = make(wanted, query)
-            try:
-                return body, next(body, None), wanted
-            except FileNotFoundError as error:
-                raise self._pages.missing(wanted) from error
-
-        await self._places.acquire()
-        try:
-            body, first, wanted = await self._in_files(vhost, stream, asked.partition, begin)
-        except BaseException:
-            self._places.release()
-            raise
-        what = f"{vhost}: {stream}: {asked.partition}: {wanted.first} to {wanted.last}"
-        headers = {"X-Penstock-First": str(wanted.first), "X-Penstock-Last": str(wanted.last)}
-        return LongAnswer(body, first, media_type, what, self._reading, self._places, headers)
-
-    async def _in_files(
-        self, vhost: str, stream: str, partition: int, work: Callable[[str], Any]
-    ) -> Any:
-        """The result of `work` with the directory of a partition, in a thread."""
-        loop = asyncio.get_running_loop()
-        for is_last in (False, True):
-            path = await self._pages.place(vhost, stream, partition)
-            try:
-                return await loop.run_in_executor(self._reading, functools.partial(work, path))
-            except (NotAStoreError, FileNotFoundError) as error:
-                # The stream was deleted, perhaps made again, since it was asked for.
-                self._pages.forget(vhost, stream)
-                if is_last:
-                    raise HttpError(404, f"stream '{stream}' has gone") from error
-        raise AssertionError
+        place = self._place(request, *RANGE_NAMES, "columns")
+        return await self._ranges.arrow(request, place, RANGE_NAMES)
 
     # ---- who, and what -------------------------------------------------------------------------
 
     def _readable(self, request: Request) -> tuple[str, str]:
         """(vhost, stream) of the address. HttpError 403, 404."""
-        vhost, stream = _name(request, "vhost"), _name(request, "stream")
-        user = request.scope[USER]
-        if not self._auth.identity(user, vhost).may_read(stream):
-            raise HttpError(
-                403, f"read access to queue '{stream}' in vhost '{vhost}' refused for user '{user}'"
-            )
-        return vhost, stream
+        return readable(request, self._auth, "stream")
 
-
-def _name(request: Request, part: str) -> str:
-    """A part of the address, decoded."""
-    return unquote_to_bytes(request.path_params[part]).decode("utf-8", "surrogateescape")
-
-
-async def _json_body(request: Request) -> dict[str, Any]:
-    """HttpError 400: it is no object; 413."""
-    data = b""
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_BYTES_MAX:
-            raise HttpError(413, f"more than {BODY_BYTES_MAX} bytes")
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"expected JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise HttpError(400, "expected a JSON object")
-    return body
+    def _place(self, request: Request, *names: str) -> StreamPlace:
+        """The partition that is asked for. names: of all parameters that the request may have.
+        HttpError 400, 403, 404."""
+        vhost, stream = self._readable(request)
+        query = given(request.query_params, names)
+        return StreamPlace(vhost, stream, whole(query, "partition", PARTITION_MAX) or 0)
 
 
 def _offsets(name: str, value: object) -> dict[str, int]:

@@ -1,12 +1,13 @@
-"""StreamPages: where the streams of the broker are, and the pages of a range of one of them.
+"""StreamPages: what a directory of pages holds: its head, times, and the records of a range.
 
-A vhost is asked where a stream's partitions lie, and for nothing else: heads, times and records are
-read from the files beside it, as any reader may who has them (storage.stream_view). What it said is
-believed for PLACE_S, so that a reader in small steps does not cost it a question each.
+The directory is a partition's of a stream, or that of what a reader has leased: pages with a head
+both. They are read beside their owner, as any reader may who has them (storage.stream_view).
 
 A range must be there when it is asked for: from below the first record, or to beyond the head, is a
 416 that says what there is (`first`, `head`). Retention may take pages while they are read; what is
 open stays readable, the rest ends the answer, and the reader's next request is told.
+
+Not here: where the directories are (places).
 """
 
 import errno
@@ -16,10 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.clock import Clock
 from penstock.http.byte_cache import ByteCache
 from penstock.http.http_errors import HttpError
-from penstock.http.node_link import NodeLink
 from penstock.http.page_spans import Span, open_page
 from penstock.http.range_query import RangeQuery
 from penstock.storage.filesystem import FileSystem
@@ -27,8 +26,6 @@ from penstock.storage.page_table import list_bases
 from penstock.storage.stream_meta import Head
 from penstock.storage.stream_view import StreamView
 
-PLACE_S: Final = 1.0
-PLACES_MAX: Final = 4096
 CACHE_BYTES: Final = 16 << 20
 
 
@@ -44,35 +41,11 @@ class Range:
 
 
 class StreamPages:
-    """Of one broker. What is async belongs to the loop, the rest to any thread."""
+    """Any thread may call."""
 
-    def __init__(self, fs: FileSystem, node: NodeLink, clock: Clock) -> None:
+    def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
-        self._node = node
-        self._clock = clock
         self._cache = ByteCache(CACHE_BYTES)
-        # (vhost, stream) -> (path of each partition, believed until)
-        self._places: dict[tuple[str, str], tuple[dict[int, str], float]] = {}
-
-    async def place(self, vhost: str, stream: str, partition: int) -> str:
-        """The directory of a partition. HttpError 404; ControlError."""
-        known = self._places.get((vhost, stream))
-        if known is None or self._clock.monotonic() >= known[1]:
-            told = await self._node.call("describe_stream", vhost, queue=stream)
-            paths = {int(row["partition"]): str(row["path"]) for row in told["partitions"]}
-            if len(self._places) >= PLACES_MAX:
-                self._places.clear()
-            known = self._places[vhost, stream] = (paths, self._clock.monotonic() + PLACE_S)
-        path = known[0].get(partition)
-        if path is None:
-            raise HttpError(
-                404, f"stream '{stream}' has no partition {partition}, it has {len(known[0])}"
-            )
-        return path
-
-    def forget(self, vhost: str, stream: str) -> None:
-        """What is known of it is wrong."""
-        self._places.pop((vhost, stream), None)
 
     def range(self, path: str, query: RangeQuery) -> Range:
         """What a query asks for. HttpError 400, 416; NotAStoreError: the stream is no more;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http import answers, page_spans, stream_endpoints
+from penstock.http import answers, page_spans, range_answers
 from penstock.http.api import Api
 from penstock.http.stream_pages import StreamPages
 from penstock.server.control import ControlError
@@ -387,7 +387,7 @@ def test_a_client_that_takes_nothing_is_cut(
 
 
 def test_only_so_many_long_answers_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_endpoints, "ANSWERS_MAX", 2)
+    monkeypatch.setattr(range_answers, "ANSWERS_MAX", 2)
 
     async def scenario(app: Api) -> Reply:
         for address in (f"{FRAMES}?to=999", f"{FRAMES}?columns=x", f"{FRAMES}?partition=9"):
@@ -434,7 +434,7 @@ def test_arrow(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reply.status == 400
     assert "'vlaue' is unknown or twice, known are queue, partition" in reply.json()["reason"]
     flip(first_page(rig, 1))
-    rig.pages = StreamPages(rig.fs, rig.node, rig.clock)  # type: ignore[arg-type]
+    rig.pages = StreamPages(rig.fs)
     reply = rig.ask("/api/streams/%2F/events/arrow")
     assert reply.is_cut
     assert pa.ipc.open_stream(io.BytesIO(reply.body)).read_all().num_rows < 300

@@ -56,6 +56,18 @@ def test_a_vhost_that_ended_meanwhile_is_asked_again() -> None:
     with_link(scenario)
 
 
+def test_what_would_do_more_the_second_time_is_asked_once() -> None:
+    async def scenario(link: NodeLink, sent: list[Facts]) -> None:
+        asked = asyncio.ensure_future(link.call_once("a", "/", n=1))
+        await asyncio.sleep(0)
+        link.result({"id": 1, "error": {"code": 541, "text": "its process has ended"}})
+        with pytest.raises(ControlError, match="has ended"):
+            await asked
+        assert len(sent) == 1
+
+    with_link(scenario)
+
+
 def test_without_the_broker_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(link: NodeLink, sent: list[Facts]) -> None:
         waiting = asyncio.ensure_future(link.call("a"))

@@ -19,6 +19,7 @@ from penstock.storage.page import scan_frames
 from penstock.storage.page_index import active_header
 from penstock.storage.persistent_queue import PersistentQueue
 from tests.helpers.chunk_records import records
+from tests.helpers.tiny_batches import adopt_page, rows_of
 
 pytestmark = pytest.mark.real
 
@@ -267,3 +268,20 @@ def test_a_large_record_that_changes_while_it_is_read_is_cut(large: PersistentQu
         open_page(large.fs, large.path, large.stream_id, 0, len(good), ByteCache(0))
     ) as page, pytest.raises(CorruptionError, match="does not verify"):  # fmt: skip
         list(chunk(page.spans(1, 2)))
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("large", [0, 6 << 20])
+def test_a_page_that_was_staged_has_one_time(
+    world: World, tmp_path: Path, is_sealed: bool, large: int
+) -> None:
+    rows = [*rows_of(0, 40, 90), (b"L" * large, b"large"), *rows_of(41, 9)]
+    path = adopt_page(world.fs, str(tmp_path / "stream"), rows, base=9000, time_us=123)
+    if not is_sealed:
+        Path(path).with_suffix(".idx").unlink()
+    with closing(world.page(9000)) as page:
+        assert isinstance(page, SealedPage if is_sealed else OpenPage)
+        for first, last in ((0, 50), (3, 4), (39, 42), (45, 50)):
+            found = records(b"".join(chunk(page.spans(first, last))))
+            wanted = [(9000 + n, 123, *rows[n]) for n in range(first, last)]
+            assert [(r.offset, r.time_us, r.payload, r.meta) for r in found] == wanted

@@ -1,0 +1,386 @@
+"""Staging: bounds, who may, commits and the rest that is asked of the vhost."""
+
+import asyncio
+import errno
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.http import chunk_upload, staging_endpoints, staging_room
+from penstock.http.api import Api
+from penstock.storage.filesystem import OsFile
+from tests.helpers.asgi_client import Reply, ask
+from tests.helpers.chunk_maker import PageMaker
+from tests.helpers.http_rig import HttpRig, users_facts
+
+pytestmark = pytest.mark.real
+ADDRESS = "/api/staging/%2F/query%2F1/7/3/0-0123abcd"
+RECORDS = [(b"row %d" % n, b"meta") for n in range(100)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[HttpRig]:
+    rig = HttpRig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def post(
+    rig: HttpRig, body: bytes | list[bytes | None], address: str = ADDRESS, **how: Any
+) -> Reply:
+    return rig.ask(address, method="POST", body=body, **how)
+
+
+def files(rig: HttpRig) -> list[Path]:
+    """All pages and indexes that are staged."""
+    return sorted(rig.directory.rglob("*.page")) + sorted(rig.directory.rglob("*.idx"))
+
+
+# --- bounds ---
+
+
+def test_so_many_bytes_are_staged_and_no_more(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.staging_bytes_max = 10_000
+    page = PageMaker(1)
+    body = page.chunk([(b"x" * 6000, b"")])
+    assert post(rig, body).status == 201
+    reply = post(rig, page.chunk(RECORDS) + body, ADDRESS[:-1] + "e")
+    assert reply.status == 400
+    two = PageMaker(2)
+    reply = post(rig, two.chunk(RECORDS[:20]) + two.chunk([(b"x" * 6000, b"")]), ADDRESS[:-1] + "e")
+    assert (reply.status, reply.json()["error"]) == (507, "staging_full")
+    assert "at most 10000" in reply.json()["reason"]
+    assert len(files(rig)) == 2
+    for file in files(rig):
+        file.unlink()
+    assert post(rig, body, ADDRESS[:-1] + "f").status == 201
+
+
+def test_what_the_vhost_deletes_makes_room(rig: HttpRig) -> None:
+    rig.staging_bytes_max = 10_000
+    body = PageMaker(1).chunk([(b"x" * 6000, b"")])
+
+    async def scenario(app: Api) -> Reply:
+        async def one(attempt: str) -> Reply:
+            return await ask(app, ADDRESS[:-1] + attempt, method="POST", body=body)
+
+        assert (await one("0")).status == 201
+        assert (await one("1")).status == 507
+        for file in files(rig):
+            file.unlink()
+        assert (await one("2")).status == 507
+        rig.clock.advance(staging_room.FULL_RESCAN_S)
+        return await one("3")
+
+    assert rig.run(scenario).status == 201
+
+
+def test_a_disk_that_is_nearly_full_is_left_to_the_broker(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.fs, "free_bytes", lambda _path: staging_room.FREE_BYTES_MIN)
+    reply = post(rig, PageMaker(1).chunk(RECORDS))
+    assert (reply.status, reply.json()["error"]) == (507, "disk_full")
+    assert not files(rig)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(errno.ENOSPC, 507), (errno.EDQUOT, 507), (errno.EIO, 500)]
+)
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_a_disk_that_fails(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch, number: int, status: int, nth: int
+) -> None:
+    calls = 0
+
+    def failing(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == nth:
+                raise OSError(number, "no")
+            return real(*args)
+
+        return call
+
+    monkeypatch.setattr(OsFile, "pwrite", failing(OsFile.pwrite))
+    monkeypatch.setattr(OsFile, "sync", failing(OsFile.sync))
+    reply = post(rig, PageMaker(1).chunk(RECORDS[:10]))
+    assert reply.status == status, reply.body
+    assert "no" not in reply.json()["reason"].split()
+    assert not files(rig)
+    if nth > 2:
+        calls = 100
+        assert post(rig, PageMaker(1).chunk(RECORDS)).status == 201
+
+
+def test_uploads_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_endpoints, "UPLOADS_MAX", 2)
+    body = PageMaker(1).chunk(RECORDS)
+
+    async def scenario(app: Api) -> Reply:
+        replies = await asyncio.gather(
+            *(
+                ask(app, f"{ADDRESS}{n}", method="POST", body=[body[:100], body[100:]])
+                for n in range(3)
+            )
+        )
+        assert sorted(reply.status for reply in replies) == [201, 201, 503]
+        (busy,) = (reply for reply in replies if reply.status == 503)
+        assert busy.headers["retry-after"] == "1"
+        return await ask(app, ADDRESS, method="POST", body=body)
+
+    assert rig.run(scenario).status == 201
+
+
+def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_endpoints, "MEMORY_BYTES", 9000)
+    most = 0
+    real = chunk_upload.Memory.take
+
+    async def take(memory: chunk_upload.Memory, size: int) -> int:
+        nonlocal most
+        held = await real(memory, size)
+        most = max(most, memory.held_bytes)
+        return held
+
+    monkeypatch.setattr(chunk_upload.Memory, "take", take)
+    body = b"".join(PageMaker(n).chunk(RECORDS) for n in range(10))
+
+    async def scenario(app: Api) -> Reply:
+        replies = await asyncio.gather(
+            *(
+                ask(app, f"{ADDRESS}{n}", method="POST", body=[body[:5000], body[5000:]])
+                for n in range(10)
+            )
+        )
+        assert {reply.status for reply in replies} == {201}
+        return replies[0]
+
+    rig.run(scenario)
+    assert 4000 < most <= 9000
+
+
+def test_a_client_that_stops_is_cut_off(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_upload, "CHUNK_S", 0.05)
+    monkeypatch.setattr(chunk_upload, "PACE", 1e12)
+    body = PageMaker(1).chunk(RECORDS) + PageMaker(2).chunk(RECORDS)
+
+    async def scenario(app: Api) -> Reply:
+        sent = [{"type": "http.request", "body": body[:-1], "more_body": True}]
+
+        async def silent(scope: Any, _receive: Any, send: Any) -> None:
+            async def receive() -> Any:
+                return sent.pop() if sent else await asyncio.Event().wait()
+
+            await app(scope, receive, send)
+
+        return await ask(silent, ADDRESS, method="POST")
+
+    reply = rig.run(scenario)
+    assert (reply.status, reply.json()["error"]) == (408, "timeout")
+    assert reply.headers["connection"] == "close"
+    assert not files(rig)
+
+
+def test_an_upload_that_is_cancelled_leaves_nothing(rig: HttpRig) -> None:
+    body = PageMaker(1).chunk(RECORDS) + PageMaker(2).chunk(RECORDS)
+
+    async def scenario(app: Api) -> Reply:
+        waits = asyncio.Event()
+        sent = [{"type": "http.request", "body": body[:-1], "more_body": True}]
+
+        async def silent(scope: Any, _receive: Any, send: Any) -> None:
+            async def receive() -> Any:
+                if sent:
+                    return sent.pop()
+                waits.set()
+                return await asyncio.Event().wait()
+
+            await app(scope, receive, send)
+
+        task = asyncio.create_task(ask(silent, ADDRESS, method="POST"))
+        await waits.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return Reply(0, {}, [], True)
+
+    rig.run(scenario)
+    assert not files(rig)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("/api/staging/%2F/q/x/0/0-0123abcd", "batch: given 'x'"),
+        ("/api/staging/%2F/q/-1/0/0-0123abcd", "batch"),
+        ("/api/staging/%2F/q/%D9%A1/0/0-0123abcd", "batch"),
+        ("/api/staging/%2F/q/0/4294967296/0-0123abcd", "partition"),
+        ("/api/staging/%2F/q/0/0/a.b", "attempt"),
+        ("/api/staging/%2F/q/0/0/..%2F..%2Fx", "attempt"),
+        ("/api/staging/%2F/%FF/0/0/0-0123abcd", "UTF-8"),
+        ("/api/staging/%2F/a%00/0/0/0-0123abcd", "none of them 0"),
+        ("/api/staging/%2F/" + "q" * 256 + "/0/0/0-0123abcd", "256 bytes"),
+        (ADDRESS + "?other=1", "unknown parameter"),
+        (ADDRESS + "?target={", "JSON"),
+        (ADDRESS + "?target={}", "target: expected"),
+    ],
+)
+def test_bad_addresses(rig: HttpRig, address: str, told: str) -> None:
+    reply = post(rig, PageMaker(1).chunk(RECORDS), address)
+    assert reply.status == 400
+    assert told in reply.json()["reason"]
+    assert not list(rig.directory.rglob("*.page"))
+
+
+# --- who may ---
+
+
+def test_who_may_stage(rig: HttpRig) -> None:
+    rig.users.take(
+        users_facts(guest=(".*", ".*", ".*"), reader=("", "", ".*"), writer=("", "^out$", ""))
+    )
+    rig.node.answers |= {"abort_batch": {"files": 0}, "list_batches": [], "release_query": {}}
+    body = PageMaker(1).chunk(RECORDS)
+
+    def status(user: str | None, query: str = "", method: str = "POST", at: str = ADDRESS) -> int:
+        return rig.ask(at + query, method=method, body=body, user=user).status
+
+    assert status(None) == 401
+    assert status("reader") == 403
+    assert status("writer", "?target=other") == 403
+    assert status("writer", '?target={"exchanges":["out",""]}') == 403
+    assert status("writer", '?target={"queue":"out","dead_letter_to":"other"}') == 403
+    assert status("writer", at=ADDRESS.replace("%2F", "other", 1)) == 403
+    assert status("writer", at=ADDRESS.replace("%2F", "none", 1)) == 404
+    assert not files(rig)
+    batch = "/api/staging/%2F/q/7"
+    assert status("reader", method="DELETE", at=batch) == 403
+    assert status("reader", method="DELETE", at="/api/staging/%2F/q") == 403
+    assert not rig.node.asked
+    assert status("writer", "?target=out") == 201
+    assert status("writer", at=ADDRESS[:-1] + "e") == 201
+    assert status("writer", method="DELETE", at=batch) == 200
+    assert rig.node.asked == [("abort_batch", "/", {"query": "q", "batch": 7})]
+
+
+# --- what the vhost does ---
+
+
+def token(query: str = "q", batch: int = 7, **other: Any) -> dict[str, Any]:
+    page = {"name": "7.0.a.0.page", "page_id": "00000000000000ff", "rows": 3, "bytes": 200}
+    return {"query": query, "batch": batch, "partition": 0, "attempt": "a", "rows": 3,
+            "bytes": 200, "pages": [page]} | other  # fmt: skip
+
+
+def commit(rig: HttpRig, body: object, user: str = "guest") -> Reply:
+    text = json.dumps(body).encode()
+    return rig.ask("/api/staging/%2F/q/7", method="PUT", body=text, user=user)
+
+
+def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
+    rig.node.answers["commit_batch"] = {"status": "committed", "batch": 7}
+    body = {"target": {"queue": "out"}, "tokens": [token(), token(pages=[]), token(partition=1)]}
+    reply = commit(rig, body)
+    assert (reply.status, reply.json()) == (200, {"status": "committed", "batch": 7})
+    page = token()["pages"][0]
+    assert rig.node.asked == [
+        ("commit_batch", "/", {"query": "q", "batch": 7, "target": {"queue": "out"},
+                               "pages": [page, page], "mandatory_keys": None})
+    ]  # fmt: skip
+    many = {"exchanges": ["a", "b"], "dead_letter_to": None}
+    body = {"target": many, "tokens": [], "mandatory_keys": [["a", "k"]]}
+    assert commit(rig, body).status == 200
+    assert rig.node.asked[1][2]["mandatory_keys"] == [["a", "k"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ([], "JSON object"),
+        ({}, 'expected {"target"'),
+        ({"target": {"queue": "a"}, "tokens": [], "x": 1}, "unknown: ['x']"),
+        ({"target": {"queue": "a"}, "tokens": {}}, "expected"),
+        ({"target": {"queue": "a"}, "tokens": [5]}, "token 0: expected what POST answered"),
+        ({"target": {"queue": "a"}, "tokens": [token(), token("z")]}, "token 1 is of query 'z'"),
+        ({"target": {"queue": "a"}, "tokens": [token(batch=8)]}, "batch 8, expected 'q' and 7"),
+        ({"target": {"queue": "a"}, "tokens": [token(pages=[{"name": 5}])]}, "expected pages with"),
+        ({"target": {"queue": "a"}, "tokens": [], "mandatory_keys": [["a"]]}, "mandatory_keys"),
+        ({"target": "a", "tokens": []}, "target: expected"),
+        ({"target": {"queue": ""}, "tokens": []}, "target: expected"),
+        ({"target": {"exchanges": []}, "tokens": []}, "target: expected"),
+        ({"target": {"queue": "a", "exchanges": ["b"]}, "tokens": []}, "target: expected"),
+        ({"target": {"exchanges": [5]}, "tokens": []}, "target: expected"),
+        ({"target": {"queue": "a", "dead_letter_to": 5}, "tokens": []}, "target: expected"),
+        ({"target": {"queue": "a", "more": 5}, "tokens": []}, "target: expected"),
+        ({"tokens": []}, "target: expected"),
+    ],
+)
+def test_bad_commits(rig: HttpRig, body: object, told: str) -> None:
+    reply = commit(rig, body)
+    assert reply.status == 400
+    assert told in reply.json()["reason"]
+    assert not rig.node.asked
+
+
+def test_who_may_commit_list_and_release(rig: HttpRig) -> None:
+    rig.users.take(users_facts(guest=(".*", ".*", ".*"), writer=("", "^out$", "")))
+    rows = [
+        {"query": "mine", "batch": 1, "target": {"queue": "out"}},
+        {"query": "theirs", "batch": 2, "target": '{"exchanges": ["out", "in"]}'},
+    ]
+    rig.node.answers |= {
+        "commit_batch": {"status": "committed", "batch": 7}, "list_batches": rows,
+        "release_query": {},
+    }  # fmt: skip
+    for target in (
+        {"queue": "in"},
+        {"exchanges": ["out", ""]},
+        {"queue": "out", "dead_letter_to": "x"},
+    ):
+        assert commit(rig, {"target": target, "tokens": []}, "writer").status == 403
+    assert not rig.node.asked
+    assert commit(rig, {"target": {"queue": "out"}, "tokens": []}, "writer").status == 200
+    assert rig.ask("/api/staging/%2F", user="writer").json() == rows[:1]
+    assert rig.ask("/api/staging/%2F").json() == rows
+
+    def release(query: str, user: str) -> int:
+        return rig.ask(f"/api/staging/%2F/{query}", method="DELETE", user=user).status
+
+    assert release("theirs", "writer") == 403
+    assert release("mine", "writer") == 200
+    assert release("theirs?force=true", "guest") == 200
+    assert release("theirs?force=1", "guest") == 400
+    asked = [args for op, _, args in rig.node.asked if op == "release_query"]
+    assert asked == [{"query": "mine", "force": False}, {"query": "theirs", "force": True}]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [(404, 404, "not_found"), (403, 403, "forbidden"), (406, 400, "bad_request"),
+     (312, 409, "unroutable"), (506, 503, "unavailable"), (541, 503, "unavailable")],
+)  # fmt: skip
+def test_what_the_vhost_refuses(rig: HttpRig, code: int, status: int, error: str) -> None:
+    from penstock.server.control import ControlError
+
+    fault: PenstockError = ControlError(code, "why")
+    rig.node.answers["commit_batch"] = fault
+    reply = commit(rig, {"target": {"queue": "out"}, "tokens": []})
+    assert (reply.status, reply.json()) == (status, {"error": error, "reason": "why"})
+
+
+def test_other_methods_and_addresses(rig: HttpRig) -> None:
+    assert rig.ask(ADDRESS).status == 405
+    assert rig.ask(ADDRESS, method="PUT", body=b"{}").status == 405
+    assert rig.ask("/api/staging").status == 404
+    assert rig.ask("/api/staging/%2F/q/7/3").status == 404
+    with closing(rig.fs.open(str(rig.directory / "x"), create=True)):
+        assert not files(rig)

@@ -9,8 +9,9 @@ readers of one queue) so get the same share.
     step    a slice of it; and then: AGAIN (at once), ASLEEP (until it is woken), DONE
 
 What a chore logs is written by the next turn, which is asked for here. No chore runs ahead of the
-log: one that has a Pace sleeps while some megabytes of its records are not settled, for an append
-that finds the log full would wait, and every client with it.
+log: one that has a Pace sleeps while some megabytes of its records are not settled, or while the
+next segment of the log is not prepared and this one is nearly full: an append that finds no room
+would wait, and every client with it.
 
 An error that a chore does not deal with itself is told to it (`failed`), and it is asleep then; one
 of the engine's is the vhost's end, and goes up.
@@ -25,11 +26,13 @@ from typing import Final
 
 from penstock.broker.dispatch import Dispatch
 from penstock.clock import Clock
+from penstock.native import mypyc_attr
 
 SLICE_S: Final = 0.003  # a slice that was begun is finished: a turn's share is some 5 ms
 STEPS_MAX: Final = 32  # in one turn, whatever the clock says
 UNSETTLED_BYTES_MAX: Final = 4 << 20  # of records of one chore
 UNSETTLED_MAX: Final = 64  # of these records
+ROOM_BYTES: Final = 2 << 20  # left in the log for what comes with the next slice
 SIZE_FIRST: Final = 128
 SIZE_MIN: Final = 64
 QUICK_S: Final = 0.0015
@@ -40,6 +43,7 @@ ASLEEP: Final = 1
 DONE: Final = 2
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Chore(ABC):
     """Work in slices. is_due: it stands among those that have something to do."""
 
@@ -123,8 +127,8 @@ class SliceSize:
 
 
 class Pace:
-    """Keeps a chore from running ahead of the log: which of its records are not settled, and how
-    many bytes they have. wake(): go on."""
+    """Keeps a chore from running ahead of the log: which of its records are not settled, how many
+    bytes they have, and whether there is room. wake(): go on."""
 
     def __init__(self, dispatch: Dispatch, mode: int, wake: Callable[[], None]) -> None:
         self._dispatch = dispatch
@@ -145,11 +149,13 @@ class Pace:
         records = self._records
         while records and records[0][0] <= settled:
             self._bytes -= records.popleft()[1]
-        if self._bytes < UNSETTLED_BYTES_MAX and len(records) < UNSETTLED_MAX:
+        is_short = self._bytes < UNSETTLED_BYTES_MAX and len(records) < UNSETTLED_MAX
+        if is_short and self._dispatch.engine.log.has_room(ROOM_BYTES):
             return False
         if not self._is_waiting:
             self._is_waiting = True
-            self._dispatch.when_settled(records[0][0], self._mode, self._settled)
+            until = records[0][0] if records else settled  # for room: it is asked each turn
+            self._dispatch.when_settled(until, self._mode, self._settled)
         return True
 
     def _settled(self) -> None:

@@ -142,6 +142,11 @@ class SegmentPool:
         self._next_number += 1
         self._ahead_token = self.fs.submit(op)
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the next segment is on its way; who needs it sooner makes one here and now."""
+        return self.ahead is None and self._ahead_token != NO_TOKEN
+
     def retry(self, now: float) -> None:
         """Try again to prepare ahead, if that failed for lack of room some time ago."""
         if self.ahead_error is not None and now >= self._retry_at:

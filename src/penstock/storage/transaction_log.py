@@ -435,6 +435,14 @@ class TransactionLog:
         """Whether so much waits to be written that the caller should stop until it is."""
         return self.queued_bytes > self._group_bytes_max
 
+    def has_room(self, size: int) -> bool:
+        """Whether records of so many bytes can be appended without waiting for a segment to be
+        prepared. For those who can wait better than a client can."""
+        if not self._pool.is_preparing:
+            return True
+        segment = self._pool.in_use[-1]
+        return segment.end + self._room_first - self._room + size <= segment.size
+
     def _drive(self) -> None:
         """Write, ask for store and log syncs: all that is possible now."""
         if self.failed is None:

@@ -6,6 +6,7 @@ from penstock.broker.chores import (
     AGAIN,
     ASLEEP,
     DONE,
+    ROOM_BYTES,
     SIZE_FIRST,
     SIZE_MIN,
     SLOW_S,
@@ -126,6 +127,22 @@ def test_nobody_runs_ahead_of_the_log(rig: VHostRig) -> None:
         assert not pace.is_ahead()
         pace.logged(queue.amq.publish(b"", b"x", rig.vhost.mode), 0)
     assert pace.is_ahead()
+
+
+def test_nobody_waits_for_a_segment_of_the_log(rig: VHostRig) -> None:
+    log = rig.vhost.engine.log
+    woken: list[int] = []
+    pace = Pace(rig.vhost.dispatch, rig.vhost.mode, lambda: woken.append(1))
+    assert log.has_room(ROOM_BYTES)  # nobody prepares one: who needs one makes it
+    log.prepare_ahead()
+    assert log.has_room(1000)
+    assert not log.has_room(ROOM_BYTES)
+    assert pace.is_ahead()
+    rig.vhost.engine.poll(wait=True)
+    rig.vhost.dispatch.run()
+    assert woken == [1]
+    assert log.has_room(ROOM_BYTES)
+    assert not pace.is_ahead()
 
 
 def test_a_slice_is_as_large_as_it_is_quick() -> None:

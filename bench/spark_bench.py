@@ -31,7 +31,8 @@ class SparkBench(Runner):
     def scenarios(self) -> dict[str, Callable[[], None]]:
         return {
             "arrow": self.arrow, "scan": self.scan, "parsing": self.parsing, "floor": self.floor,
-            "network": self.network,
+            "network": self.network, "classic": self.classic, "sink": self.sink,
+            "commit": self.commit,
         }  # fmt: skip
 
     def arrow(self) -> None:
@@ -76,13 +77,105 @@ class SparkBench(Runner):
         finally:
             node.stop()
 
+    def classic(self) -> None:
+        """A classic queue as a source, and what leased messages cost in RAM."""
+        count, runs = self.pick((200_000, 1), (1_000_000, 3))
+        node = HttpNode(self.data / "node")
+        self.say(f"classic queues: {runs + 1} of {count:,} messages are published")
+        node.start()
+        try:
+            for run in range(runs + 1):
+                fill(node.port, f"bench.{run}", count)
+            self.say("classic queues: leased, read, acknowledged")
+            found = self.child(
+                "classic", "classic", count=count, runs=runs,
+                url=f"amqp://guest:guest@127.0.0.1:{node.port}/",
+                http_url=f"http://127.0.0.1:{node.http_port}",
+            )  # fmt: skip
+            self.say("classic queues: what leased messages cost")
+            self.figures["classic"] = found | {"ram": self.leased_ram(node, 2 * count)}
+        finally:
+            node.stop()
+
+    def leased_ram(self, node: "HttpNode", count: int) -> Result:
+        """RSS of the broker's processes with so many messages ready, and with all of them leased;
+        seconds that leasing and acknowledging took."""
+        from penstock.spark.http_link import LEASES, HttpLink
+        from penstock.spark.source_options import Place
+
+        fill(node.port, "bench.ram", count)
+        link = HttpLink(Place(f"http://127.0.0.1:{node.http_port}"), 600.0)
+        lease = ("bench.ram", "bench")
+        ready = node.memory()[0]
+        started = time.monotonic()
+        head = 0
+        while head < count:
+            part = {"messages": 1 << 18, "bytes": None}
+            head = link.json("POST", lease, None, part, LEASES)["head"]
+        leased = time.monotonic()
+        rss = node.memory()[0]
+        link.json("PUT", lease, None, {"committed": head}, LEASES)
+        return {
+            "count": count, "rss_ready": ready, "rss_leased": rss,
+            "lease_seconds": leased - started, "commit_seconds": time.monotonic() - leased,
+        }  # fmt: skip
+
+    def sink(self) -> None:
+        """Rows into a stream and into a queue, exactly once."""
+        count = self.pick(200_000, 2_000_000)
+        warm, runs = self.pick((1, 1), (1, 3))
+        node = HttpNode(self.data / "node", "disk")
+        node.start()
+        try:
+            self.say(f"sink: {count:,} rows into a stream, into a queue")
+            self.figures["sink"] = self.child(
+                "sink", "sink", script="sink_cells.py", count=count, warm=warm, runs=runs,
+                **node.urls,
+            )  # fmt: skip
+        finally:
+            node.stop()
+
+    def commit(self) -> None:
+        """What others feel of a large commit."""
+        node = HttpNode(self.data / "node", "disk")
+        node.start()
+        try:
+            size_mib = self.pick(64, 512)
+            self.say(f"commit of {size_mib} MiB beside other clients")
+            self.figures["commit"] = self.child(
+                "commit", "commit", script="sink_cells.py", size_mib=size_mib,
+                pids=node.below(), **node.urls,
+            )  # fmt: skip
+        finally:
+            node.stop()
+
 
 class HttpNode(PenstockNode):
     """A broker with its HTTP process."""
 
-    def __init__(self, data: Path) -> None:
-        super().__init__(data, "os", is_pure=False)
+    def __init__(self, data: Path, mode: str = "os") -> None:
+        super().__init__(data, mode, is_pure=False)
         self.http_port = 0
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where it is, as scenarios want it."""
+        return {
+            "url": f"amqp://guest:guest@127.0.0.1:{self.port}/",
+            "http_url": f"http://127.0.0.1:{self.http_port}",
+        }
+
+    def below(self) -> list[int]:
+        """Its vhosts' processes and that of HTTP."""
+        found = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == self.pid:
+                found.append(int(status.parent.name))
+        return found
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         import socket
@@ -104,6 +197,17 @@ def publish(port: int, count: int) -> None:
         stream = box.stream("bench")
         for _ in range(0, count, CONFIRM_EVERY):
             stream.append_many([body] * CONFIRM_EVERY)
+
+
+def fill(port: int, queue: str, count: int) -> None:
+    """A durable queue with so many persistent messages of 256 B."""
+    import penstock
+
+    body = bytes(range(256))
+    with penstock.open(f"amqp://guest:guest@127.0.0.1:{port}/", durability="os") as box:
+        made = box.queue(queue)
+        for _ in range(0, count, CONFIRM_EVERY):
+            made.put_many([body] * CONFIRM_EVERY)
 
 
 def main() -> int:

@@ -256,7 +256,36 @@ def network(data: str, count: int, warm: int, runs: int, url: str, http_url: str
     return {"count": count, "size": SIZE, "seconds": times}
 
 
-SCENARIOS = {f.__name__: f for f in (scan, parsing, arrow, floor, network)}
+def classic(data: str, count: int, runs: int, url: str, http_url: str) -> Result:
+    """A classic queue, leased, read and acknowledged by queries with AvailableNow: rows/s of the
+    triggers that had rows, and where their time went. Each run has count messages of its own."""
+    spark = spark_session()
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
+    seconds, parts = [], []
+    for run in range(runs + 1):  # the first one is not counted
+        reading = spark.readStream.format("penstock").options(
+            url=url, httpUrl=http_url, subscribe=f"bench.{run}", readerId="bench",
+            minPartitions="2",
+        )  # fmt: skip
+        writing = reading.schema(COLUMNS).load().writeStream.format("noop")
+        writing = writing.option("checkpointLocation", f"{data}.{run}")
+        query = writing.trigger(availableNow=True).start()
+        query.awaitTermination()
+        done = [p for p in query.recentProgress if p.numInputRows]
+        assert sum(p.numInputRows for p in done) == count
+        if run:
+            seconds.append(sum(p.durationMs["triggerExecution"] for p in done) / 1000)
+            names = ("latestOffset", "addBatch")
+            parts.append({name: sum(p.durationMs[name] for p in done) / 1000 for name in names})
+    spark.stop()
+    return {
+        "count": count, "size": SIZE, "seconds": {"classic queue": seconds},
+        "lease_seconds": [part["latestOffset"] for part in parts],
+        "task_seconds": [part["addBatch"] for part in parts],
+    }  # fmt: skip
+
+
+SCENARIOS = {f.__name__: f for f in (scan, parsing, arrow, floor, network, classic)}
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 import statistics
 
+import sink_report
 from report import Goal, Result, goal_table, markdown, three, where
 
 MILLION = 1_000_000
+MB = 1_000_000
 
 INTRODUCTION = """
 ## The Spark source
@@ -59,7 +61,17 @@ def goals(figures: Result) -> list[Goal]:
         part = median(figures["network"], "network") / median(figures["network"], "file")
         name = "over HTTP on loopback, of the rate of mapped pages"
         table.append(Goal(name, "any", "≥ 60 %", f"{part * 100:.0f} %", part >= 0.6))
-    return table
+    if "classic" in figures:
+        found = figures["classic"]
+        ours = median(found, "classic queue")
+        text = f"{three(rates(found)['classic queue'])} M rows/s"
+        name = "a classic queue as a source: leased, read, acknowledged"
+        table.append(Goal(name, "disk", "≥ 0.5 M rows/s", text, ours >= 0.5))
+        ram = found["ram"]
+        grown = (ram["rss_leased"] - ram["rss_ready"]) / MB
+        name = f"RSS of the broker, growth when {ram['count']:,} messages are leased"
+        table.append(Goal(name, "disk", "≤ 16 MB", f"{grown:.1f} MB", grown <= 16))
+    return table + sink_report.goals(figures)
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:
@@ -73,12 +85,44 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
     ):
         if key in figures:
             parts += [title, rate_table(figures[key])]
+    if "classic" in figures:
+        parts += [
+            "### A classic queue as a source",
+            CLASSIC_NOTE,
+            classic_table(figures["classic"]),
+        ]
+    parts += sink_report.sections(figures)
     if "arrow" in figures:
         parts += ["### Making Arrow batches", ARROW_NOTE, arrow_table(figures["arrow"])]
     return [*parts, "### Goals of the Spark source", goal_table(table)] if table else parts
 
 
 ARROW_NOTE = "CPU ns a row, of one process without Spark, least / median / most of the runs."
+
+
+CLASSIC_NOTE = (
+    "Each run has a queue of its own, filled before; two tasks, `availableNow`. The driver asks\n"
+    "for the next batch, which the broker leases durably after it has acknowledged the one\n"
+    "before; tasks map what was leased. The last rows are of the broker alone, over HTTP."
+)
+
+
+def classic_table(found: Result) -> str:
+    ram, count = found["ram"], found["count"]
+    rows = [
+        ["M rows/s", three(rates(found)["classic queue"])],
+        ["s in the question for the next batch", three(found["lease_seconds"])],
+        ["s in tasks", three(found["task_seconds"])],
+        [f"leasing {ram['count']:,}, M messages/s", rate(ram, "lease_seconds")],
+        ["acknowledging them, M messages/s", rate(ram, "commit_seconds")],
+        ["RSS with all ready, MB", f"{ram['rss_ready'] / MB:.1f}"],
+        ["RSS with all leased, MB", f"{ram['rss_leased'] / MB:.1f}"],
+    ]
+    return markdown([f"{count:,} messages of {found['size']} B", ""], rows)
+
+
+def rate(ram: Result, name: str) -> str:
+    return f"{ram['count'] / ram[name] / MILLION:.2f}"
 
 
 def rate_table(found: Result) -> str:

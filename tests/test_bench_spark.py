@@ -11,6 +11,7 @@ pytest.importorskip("pyarrow")
 
 BENCH = Path(__file__).parent.parent / "bench"
 
+WAITS = {"loop": [0.2, 1.0, 12.0], "confirm": [1.0, 9.0, 40.0]}
 FIGURES = {
     "scan": {
         "count": 2_000_000, "size": 256,
@@ -23,6 +24,11 @@ FIGURES = {
     "arrow": {"three": [91.0, 95.0, 99.0], "all": [150.0], "has_isal": True},
     "floor": {"batches": 3, "ms": [170, 180, 260]},
     "network": {"count": 1_000_000, "size": 256, "seconds": {"file": [1.0], "network": [1.25]}},
+    "sink": {"count": 1_000_000, "size": 256, "seconds": {"stream": [1.6], "queue": [6.0]}},
+    "commit": {"size_mib": 512} | {
+        kind: {"quiet": WAITS, "busy": WAITS, "moved_s": 3.0, "memory": [50.0, 55.0, 60.0]}
+        for kind in ("stream", "queue")
+    },
 }  # fmt: skip
 
 
@@ -50,6 +56,9 @@ def test_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("91 / 95 / 99 ns", True),
         ("170 / 180 / 260 ms", True),
         ("80 %", True),
+        ("0.62 / 0.62 / 0.62 M rows/s", True),
+        ("0.17 / 0.17 / 0.17 M rows/s", False),
+        *[("12 ms", True), ("5 MiB", True)] * 2,
     ]
     text = "\n".join(spark_report.sections({"figures": FIGURES, **_facts()}, goals))
     assert "| penstock" in text

@@ -1,11 +1,15 @@
 """A query that writes a stream into a lake of Parquet files; and as a program, one that is killed.
 
-    python tests/spark/lake_job.py driver|workers STREAM LAKE CHECKPOINT MARKER
+    python tests/spark/lake_job.py driver|workers|both STREAM LAKE CHECKPOINT MARKER
 
 `driver`: in the middle of a batch the driver dies, with its JVM, by SIGKILL. `workers`: all Python
-workers of the executor do, once, and the tasks are tried again. MARKER is made just before.
+workers of the executor do, once, and the tasks are tried again. MARKER is made just before. `both`:
+the workers as before, and then the driver, between that batch and the next.
+
+STREAM: the path of one, or options as JSON.
 """
 
+import json
 import os
 import signal
 import sys
@@ -91,6 +95,28 @@ def workers_of_this_daemon() -> list[int]:
     return [*found, os.getpid()]
 
 
+def kill_between(spark: "SparkSession", batch: int, pids: list[int]) -> None:
+    """Kill those processes when that batch is done and noted."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    class Killer(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:
+            if event.progress.batchId == batch and event.progress.numInputRows:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+
+        def onQueryIdle(self, event: Any) -> None:
+            pass
+
+        def onQueryTerminated(self, event: Any) -> None:
+            pass
+
+    spark.streams.addListener(Killer())
+
+
 def main(which: str, stream: str, lake: str, checkpoint: str, marker: str) -> None:
     """See the head of this module."""
     from pyspark import cloudpickle
@@ -103,7 +129,10 @@ def main(which: str, stream: str, lake: str, checkpoint: str, marker: str) -> No
     jvm: Any = spark.sparkContext._jvm
     pids = [jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
     transform = killing((lambda: pids) if which == "driver" else workers_of_this_daemon, marker)
-    query = start(spark, {"path": stream}, Path(lake), Path(checkpoint), transform)
+    if which == "both":
+        kill_between(spark, MIDDLE // ROWS_A_BATCH, pids)
+    options = json.loads(stream) if stream.startswith("{") else {"path": stream}
+    query = start(spark, options, Path(lake), Path(checkpoint), transform)
     finish(query)
     print(*lake_facts(spark, Path(lake)))
     spark.stop()

@@ -182,6 +182,36 @@ def test_archive_and_replay_are_ways_there_and_back(desk: Desk, spark: "SparkSes
     assert desk.json("run", "archive", *options)["rows"] == 1
 
 
+def test_a_classic_queue_is_emptied_once(desk: Desk, spark: "SparkSession") -> None:
+    with connect(desk.broker.url) as connection:
+        channel = connection.channel()
+        channel.ask(QueueDeclare(queue=desk.name, durable=True)).result(30)
+        channel.select_confirms()
+        kept = BasicProperties(delivery_mode=2)
+        bodies = [*(event(row) for row in range(60)), b"{"]
+        futures = [channel.publish("", desk.name, body, kept) for body in bodies]
+        assert all(future is not None and future.result(30) for future in futures)
+    code, text = desk("check", "flights.toml")
+    assert code == 0, text
+    assert f"ok    source: queue '{desk.name}', 61 messages" in text
+    desk.change("records_max", 'start = "next"\nrecords_max')
+    code, text = desk("check", "flights.toml")
+    assert (code, "is a classic queue, which begins with its first message" in text) == (64, True)
+    desk.change('start = "next"\n', "")
+    facts = desk.json("run", "flights.toml")
+    assert (facts["outcome"], facts["rows"], facts["failed"]) == ("done", 61, 1)
+    assert facts["batches"] >= 2
+    assert desk.json("run", "flights.toml")["rows"] == 0  # and acknowledges the last batch
+    lake = spark.read.parquet(str(Path("lake").resolve()))
+    assert sorted(row["row"] for row in lake.collect()) == list(range(60))
+    (dead,) = received(desk.broker, f"{desk.name}.dead")
+    assert (dead.body, dead.headers["stream"]) == (b"{", desk.name)
+    late = received(desk.broker, f"{desk.name}.late")
+    assert len(late) == sum(row % 40 > 15 for row in range(60))
+    assert desk.json("status", "flights.toml")["lag"] == 0
+    assert received(desk.broker, desk.name) == []
+
+
 def test_a_store_is_read_beside_the_broker(desk: Desk, spark: "SparkSession") -> None:
     desk.publish(*[event(row) for row in range(50)])
     desk.change("records_max", f'path = "{desk.broker.data}"\nrecords_max')

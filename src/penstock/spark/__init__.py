@@ -6,8 +6,9 @@
     spark.readStream.format("penstock").option("url", "http://localhost:15672").option(
         "subscribe", "events").load()
 
-Guide: docs/spark-source.md. Importing this package loads no pyspark: what is used is loaded when it
-is first named. This is the only package of Penstock that imports pyspark.
+Guides: docs/spark-source.md, docs/sinks.md, docs/clusters.md. Importing this package loads no
+pyspark: what is used is loaded when it is first named. This is the only package of Penstock that
+imports pyspark.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.spark.data_source import PenstockDataSource as PenstockDataSource
     from penstock.spark.data_source import register as register
     from penstock.spark.lag_listener import LagListener as LagListener
+    from penstock.spark.py_files import ship as ship
     from penstock.spark.spark_session import session as session
 
 # Name here -> module that has it.
@@ -24,9 +26,10 @@ _LAZY: Final = {
     "register": "penstock.spark.data_source",
     "LagListener": "penstock.spark.lag_listener",
     "session": "penstock.spark.spark_session",
+    "ship": "penstock.spark.py_files",
 }
 
-__all__ = ["LagListener", "PenstockDataSource", "register", "session"]
+__all__ = ["LagListener", "PenstockDataSource", "register", "session", "ship"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,17 +14,22 @@ What retention took before it could be read is a StreamGapError that says where 
 connection that breaks is made again, and the range goes on behind the last whole chunk; several
 breaks with nothing between them are the task's failure, and Spark's to try again.
 
+The messages of a lease are read in the same two ways. Its pages are only a copy of what the broker
+keeps elsewhere, made anew when it starts: where they are not as expected, the broker is asked for
+the rest of the range. Messages that the reader does not have any more are a LeaseGoneError.
+
 Not here: what to read (plan.py), what of a loss is an error (source.py).
 """
 
 import http.client
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import CorruptionError, PenstockError, StreamGapError
+from penstock.errors import CorruptionError, PenstockError, StorageError, StreamGapError
 from penstock.page_frames import (
     HEADER_BYTES,
     ChunkHead,
@@ -33,7 +38,17 @@ from penstock.page_frames import (
     decode_chunk,
     decode_chunk_head,
 )
-from penstock.spark.http_link import RANGE, HttpLink, LinkError, RefusedError, kept_link
+from penstock.spark.http_link import (
+    LEASES,
+    NOT_FOUND,
+    RANGE,
+    STREAMS,
+    UNAVAILABLE,
+    HttpLink,
+    LinkError,
+    RefusedError,
+    kept_link,
+)
 from penstock.spark.plan import Range
 from penstock.spark.source_options import SourceOptions
 from penstock.storage.filesystem import OsFileSystem
@@ -44,23 +59,44 @@ from penstock.storage.stream_view import StreamView
 PAGE: Final = ".page"
 CHUNK_BYTES_MAX: Final = 1 << 31
 
+logger = logging.getLogger(__name__)
+
 
 class AccessError(PenstockError):
     """A task cannot get at its records in the way it was told to."""
 
 
+class LeaseGoneError(PenstockError):
+    """Messages of a classic queue that a reader had leased, and has no more.
+
+    first: the ordinal of the next one that it has, or where the range ends.
+    """
+
+    def __init__(self, wanted: Range, reader: str, first: int, why: str) -> None:
+        super().__init__(
+            f"queue {wanted.stream!r}, leased by reader {reader!r}: messages {wanted.start} to "
+            f"{first - 1} are not leased any more ({why}). With failOnDataLoss=false a query goes "
+            "on without them"
+        )
+        self.first = first
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a range is: the stream's id (hex) and directory at the broker, "" if not known."""
+    """Where a range is: the stream's id (hex) and directory at the broker, "" if not known; reader:
+    of the lease, if it is one of a classic queue."""
 
     range: Range
     stream_id: str
     path: str
+    reader: str = ""
 
 
 def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
-    """All records of the range, verified. StreamGapError, CorruptionError, AccessError,
-    RefusedError, LinkError."""
+    """All records of the range, verified. StreamGapError, LeaseGoneError, CorruptionError,
+    AccessError, RefusedError, LinkError."""
+    if source.reader:
+        return frames_of_lease(source, options)
     if options.place.path:
         return frames_of_files(source)
     if options.access != "network":
@@ -70,6 +106,27 @@ def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
         if options.access == "file":
             raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
     return frames_of_broker(source, options)
+
+
+def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
+    """The messages of a lease; from its pages while they are as expected, else from the broker."""
+    at, last = source.range.start, source.range.end
+    if options.access != "network":
+        why: object = why_not_here(source.path, source.stream_id)
+        if why is None:
+            try:
+                for frames in frames_of_files(source):
+                    yield frames
+                    at = frames.first_offset + frames.count
+                return
+            except (StreamGapError, StorageError, OSError) as error:
+                why = error
+                logger.info("%s: from %d on the broker is asked: %s", source.path, at, why)
+        if options.access == "file":
+            raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
+    if at < last:
+        rest = Source(source.range._replace(start=at), source.stream_id, "", source.reader)
+        yield from frames_of_broker(rest, options)
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -116,7 +173,8 @@ def frames_of_files(source: Source) -> Iterator[Frames]:
             page = PageMap(path, base, end - base, limit)
         except FileNotFoundError:
             raise StreamGapError(stream, partition, first, min(end, last)) from None
-        if page.page_id != page_id(bytes.fromhex(source.stream_id), base):
+        is_own = page.is_staged or page.page_id == page_id(bytes.fromhex(source.stream_id), base)
+        if not is_own:
             raise CorruptionError(path, 16, f"a page of another stream than {source.path}")
         yield page.frames(first, min(last, end))
         page.close()
@@ -134,31 +192,48 @@ def frames_of_broker(source: Source, options: SourceOptions) -> Iterator[Frames]
     failures = 0
     while at < source.range.end:
         try:
-            for frames in _answer(source.range._replace(start=at), options):
+            for frames in _answer(source.range._replace(start=at), source.reader, options):
                 yield frames
                 at += frames.count
                 failures = 0
             if at < source.range.end:
                 raise LinkError(options.place, f"the answer ended before offset {at}")
-        except LinkError:
+        except (LinkError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.status != UNAVAILABLE:
+                raise
             failures += 1
             if failures > options.retries:
                 raise
             time.sleep(options.retry_interval_s)
 
 
-def _answer(wanted: Range, options: SourceOptions) -> Iterator[Frames]:
+def _opened(
+    link: HttpLink, wanted: Range, reader: str, size: Mapping[str, int]
+) -> http.client.HTTPResponse:
+    """The answer that has the frames. StreamGapError, LeaseGoneError, RefusedError, LinkError."""
+    stream, partition, first, last = wanted
+    try:
+        if reader:
+            return link.open("GET", (stream, reader, "frames"), size, api=LEASES)
+        return link.open("GET", (stream, "frames"), {"partition": partition, **size}, api=STREAMS)
+    except RefusedError as error:
+        there = error.told.get("first")
+        next_one = -1
+        if error.status == RANGE and isinstance(there, int) and there > first:
+            next_one = min(there, last)
+        if reader and error.status in (RANGE, NOT_FOUND):
+            why = str(error.told.get("reason", error.status))
+            raise LeaseGoneError(wanted, reader, last if next_one < 0 else next_one, why) from None
+        if next_one >= 0:
+            raise StreamGapError(stream, partition, first, next_one) from None
+        raise
+
+
+def _answer(wanted: Range, reader: str, options: SourceOptions) -> Iterator[Frames]:
     """The chunks of one answer; LinkError where it breaks."""
     stream, partition, first, last = wanted
     link = kept_link(options.place, options.timeout_s)
-    query = {"partition": partition, "from": first, "to": last}
-    try:
-        response = link.open("GET", (stream, "frames"), query)
-    except RefusedError as error:
-        there = error.told.get("first")
-        if error.status == RANGE and isinstance(there, int) and there > first:
-            raise StreamGapError(stream, partition, first, min(there, last)) from None
-        raise
+    response = _opened(link, wanted, reader, {"from": first, "to": last})
     name = f"{options.place}: {stream}: partition {partition}"
     is_whole = False
     try:

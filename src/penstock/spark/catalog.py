@@ -4,12 +4,16 @@
     find      the offset of a time
     pages     the table of a partition's pages, for limits and for cutting a batch into tasks
     hold      a named reader's offsets and what retention must leave for it; `release` ends that
+    lease     messages of a classic queue for the reader that was `named`; `commit` acknowledges
+
+A name that is subscribed is a stream or a classic queue, which the broker tells; a pattern means
+streams only, for reading a queue takes its messages away from whoever else reads it.
 
 Spark asks for the latest offset about fifty times a second while nothing happens, so heads are
 believed for a moment: a question to a broker costs it a millisecond or two, so its answers are good
 for a tenth of a second; a store's are looked up each time, once for all that Spark asks then.
 
-By path nothing can be held: whoever only reads a store does not write into it.
+By path nothing can be held or leased: whoever only reads a store does not write into it.
 
 A path is the directory of a stream (it has allMeta), of a vhost or box (it has streams/), or of a
 broker's whole store (it has vhosts/). The stream's own directory tells its name (.queue_name); one
@@ -19,14 +23,29 @@ that stands alone is called as its directory is.
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import NotAStoreError, OptionError, StorageError
 from penstock.queues.stream_options import SEPARATOR
 from penstock.spark.access import why_not_here
-from penstock.spark.http_link import NOT_FOUND, HttpLink, RefusedError, kept_link, retried
+from penstock.spark.classic_queues import (
+    ClassicQueues,
+    is_classic_refusal,
+    is_stream_refusal,
+    refuse_batch,
+)
+from penstock.spark.http_link import (
+    LEASES,
+    NOT_FOUND,
+    STREAMS,
+    HttpLink,
+    RefusedError,
+    kept_link,
+    retried,
+)
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
 from penstock.spark.source_options import SourceOptions
@@ -52,6 +71,18 @@ class Catalog(ABC):
         self._now = now
         self._heads: Heads = {}
         self._until = -1.0
+        self._reader = ""
+        self._known: set[str] = set()
+
+    def named(self, reader: str) -> None:
+        """Classic queues are leased to that reader; before this is said none is read."""
+        if reader != self._reader:
+            self._reader = reader
+            self._until = -1.0
+
+    def known(self, names: Iterable[str]) -> None:
+        """The query has read these: one that is gone is a loss, and no wrong name."""
+        self._known.update(names)
 
     def heads(self, *, is_fresh: bool = False) -> Heads:
         """Of all subscribed streams; of those that were seen a moment ago unless is_fresh.
@@ -80,6 +111,15 @@ class Catalog(ABC):
     def release(self, reader: str) -> None:
         """Forget that reader, of all streams."""
 
+    def lease(self, queue: str, head: int, messages: int, size_bytes: int | None) -> PartitionHead:
+        """Lease up to so many messages and bytes more than `head` ones, one at least if one is
+        ready; what the reader has then."""
+        raise OptionError("path", self.options.place.path, "'url' of a broker, to lease messages")
+
+    def commit(self, queue: str, offset: int) -> None:
+        """Acknowledge what is leased before that ordinal."""
+        raise OptionError("path", self.options.place.path, "'url' of a broker, to lease messages")
+
     @abstractmethod
     def _found(self) -> Heads:
         """Heads of all streams that may be meant."""
@@ -90,7 +130,7 @@ class Catalog(ABC):
             return {name: found[name] for name in sorted(found)}
         heads: Heads = {}
         for name, numbers in sorted(options.assign.items()):
-            for number in numbers:
+            for number in numbers if name in found else ():
                 if number not in found[name]:
                     there = f"partitions of {name!r}: {sorted(found[name])}"
                     raise OptionError("assign", {name: number}, there)
@@ -124,16 +164,25 @@ class BrokerCatalog(Catalog):
 
     fresh_s = FRESH_BROKER_S
 
+    def __init__(self, options: SourceOptions, now: Clock = time.monotonic) -> None:
+        super().__init__(options, now)
+        self._classic: set[str] = set()  # names of queues that turned out to be no streams
+        self._queues = ClassicQueues(self._once, self._retried)
+
     def find(self, stream: str, partition: int, time_us: int) -> int:
         query = {"partition": partition, "time_us": time_us}
         return int(self._ask("GET", (stream, "offset"), query)["offset"])
 
     def pages(self, stream: str, partition: int) -> PageTable:
         head = self.heads()[stream][partition]
-        if why_not_here(head.path, head.stream_id) is None:
+        if why_not_here(head.path, head.stream_id) is None and not head.reader:
             return PageTable(_spans(StreamView(OsFileSystem(), head.path)))
         try:
-            found = self._ask("GET", (stream, "pages"), {"partition": partition})["pages"]
+            if head.reader:
+                row = self._ask("GET", (stream, head.reader, "pages"), api=LEASES)
+            else:
+                row = self._ask("GET", (stream, "pages"), {"partition": partition})
+            found = row["pages"]
         except RefusedError as error:
             if error.status != NOT_FOUND:
                 raise
@@ -153,25 +202,68 @@ class BrokerCatalog(Catalog):
 
     def release(self, reader: str) -> None:
         for stream in self._heads:
-            self._ask("DELETE", (stream, "readers", reader))
+            if stream not in self._classic:
+                self._ask("DELETE", (stream, "readers", reader))
+
+    def lease(self, queue: str, head: int, messages: int, size_bytes: int | None) -> PartitionHead:
+        found = self._queues.leased(queue, self._reader, head, messages, size_bytes)
+        self._heads[queue] = {0: found}
+        return found
+
+    def commit(self, queue: str, offset: int) -> None:
+        self._queues.commit(queue, self._reader, offset)
+        head = self._heads.get(queue, {}).get(0)
+        if head is not None:
+            left = (head.head - offset) / max(head.head - head.first, 1)
+            self._heads[queue] = {0: replace(head, first=offset, bytes=int(head.bytes * left))}
 
     def _found(self) -> Heads:
         if self.options.subscribe_pattern is not None:
             rows = self._ask("GET", ())
             return {row["name"]: _heads_of(row) for row in rows if self._is_meant(row["name"])}
-        return {name: _heads_of(self._ask("GET", (name,))) for name in self._names()}
+        found: Heads = {}
+        for name in self._names():
+            try:
+                found[name] = self._described(name)
+            except RefusedError as error:
+                is_loss = name in self._known and not self.options.fail_on_data_loss
+                if error.status != NOT_FOUND or not is_loss:
+                    raise
+        return found
+
+    def _described(self, name: str) -> dict[int, PartitionHead]:
+        """A stream, or a classic queue, whichever it is now."""
+        if name not in self._classic:
+            try:
+                return _heads_of(self._ask("GET", (name,)))
+            except RefusedError as error:
+                if not is_classic_refusal(error):
+                    raise
+            if not self._reader:
+                raise refuse_batch(name)
+            self._classic.add(name)
+        try:
+            return {0: self._queues.described(name, self._reader)}
+        except RefusedError as error:
+            if not is_stream_refusal(error):
+                raise
+        self._classic.discard(name)
+        return _heads_of(self._ask("GET", (name,)))
 
     def _ask(
         self, method: str, parts: tuple[str, ...], query: dict[str, Any] | None = None,
-        body: object = None,
+        body: object = None, api: str = STREAMS,
     ) -> Any:  # fmt: skip
-        options = self.options
-        link: HttpLink = kept_link(options.place, options.timeout_s)
-        return retried(
-            lambda: link.json(method, parts, query, body),
-            options.retries,
-            options.retry_interval_s,
-        )
+        return self._retried(lambda: self._link().json(method, parts, query, body, api))
+
+    def _once(self, method: str, parts: tuple[str, ...], body: object, api: str) -> Any:
+        return self._link().json(method, parts, None, body, api)
+
+    def _retried(self, call: Callable[[], Any]) -> Any:
+        return retried(call, self.options.retries, self.options.retry_interval_s)
+
+    def _link(self) -> HttpLink:
+        return kept_link(self.options.place, self.options.timeout_s)
 
 
 def _heads_of(row: dict[str, Any]) -> dict[int, PartitionHead]:
@@ -227,7 +319,11 @@ class StoreCatalog(Catalog):
             raise OptionError("subscribe", None, f"one or more of {sorted(paths)}")
         for name in named:
             if name not in paths:
-                raise OptionError("subscribe", name, f"streams of {place}: {sorted(paths)}")
+                if is_classic_path(place.path, place.vhost, name):
+                    expected = "'url' of the broker: this is a classic queue, which is leased there"
+                    raise OptionError("subscribe", name, expected)
+                expected = f"streams of {place}: {sorted(paths)}; classic queues need a 'url'"
+                raise OptionError("subscribe", name, expected)
         return {
             name: {number: self._head(path) for number, path in sorted(partitions.items())}
             for name, partitions in paths.items()
@@ -267,12 +363,10 @@ def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
     if (place / ALL_META).exists():
         name, number = _name_in(place) or (place.resolve().name, 0)
         return {name: {number: str(place)}}
-    if (place / "vhosts").is_dir():
-        place = place / "vhosts" / hash_name(vhost.encode("utf-8", "surrogateescape"))
-        if not place.is_dir():
-            raise NotAStoreError(path, f"it has no vhost {vhost!r}")
-    elif not (place / "CURRENT").exists() and not (place / "streams").is_dir():
+    is_vhost = (place / "CURRENT").exists() or (place / "streams").is_dir()
+    if not is_vhost and not (place / "vhosts").is_dir():
         raise NotAStoreError(path, "it is no stream, no vhost, and no data directory")
+    place = _vhost_path(path, vhost)
     found: dict[str, dict[int, str]] = {}
     streams = place / "streams"
     for directory in sorted(streams.iterdir()) if streams.is_dir() else []:
@@ -280,6 +374,23 @@ def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
         if named is not None and (directory / ALL_META).exists():
             found.setdefault(named[0], {})[named[1]] = str(directory)
     return found
+
+
+def is_classic_path(path: str, vhost: str, name: str) -> bool:
+    """Whether the store has a classic queue of that name. NotAStoreError."""
+    queues = _vhost_path(path, vhost) / "queues"
+    return any(queues.glob(f"{hash_name(name.encode('utf-8', 'surrogateescape'))}.*"))
+
+
+def _vhost_path(path: str, vhost: str) -> Path:
+    """The directory of a vhost in a broker's store; any other is one itself. NotAStoreError."""
+    place = Path(path)
+    if not (place / "vhosts").is_dir():
+        return place
+    place = place / "vhosts" / hash_name(vhost.encode("utf-8", "surrogateescape"))
+    if not place.is_dir():
+        raise NotAStoreError(path, f"it has no vhost {vhost!r}")
+    return place
 
 
 def _name_in(directory: Path) -> tuple[str, int] | None:

@@ -2,7 +2,11 @@
 
 Blocking, on http.client of the standard library: a task does one thing at a time, and a frame
 request is one long answer. A connection that the broker closed meanwhile is made anew, once, for a
-question that had no answer yet; whoever asks decides about more than that (`retried`).
+question that had no answer yet, unless it is a POST, which may do a thing twice; whoever asks
+decides about more than that (`retried`).
+
+What is asked for stands below /api/<api>/<vhost>/: api is "streams" if nothing is said, else
+"leases" or "staging".
 
 An answer that is a refusal carries JSON {"error", "reason"}, and becomes a RefusedError with its
 status; a connection that cannot be had, or that breaks, a LinkError. Both name the broker without
@@ -27,7 +31,10 @@ from penstock.spark.source_options import Place
 
 T = TypeVar("T")
 
+STREAMS: Final = "streams"
+LEASES: Final = "leases"
 NOT_FOUND: Final = 404
+CONFLICT: Final = 409
 RANGE: Final = 416
 UNAVAILABLE: Final = 503
 
@@ -60,11 +67,11 @@ class HttpLink:
 
     def json(
         self, method: str, parts: tuple[str, ...], query: Mapping[str, object] | None = None,
-        body: object = None,
+        body: object = None, api: str = STREAMS,
     ) -> Any:  # fmt: skip
-        """The answer of /api/streams/<vhost>/<parts>; None if it has no body. RefusedError,
+        """The answer of /api/<api>/<vhost>/<parts>; None if it has no body. RefusedError,
         LinkError."""
-        response = self.open(method, parts, query, body)
+        response = self.open(method, parts, query, body, api)
         try:
             data = response.read()
             return json.loads(data) if data else None
@@ -74,12 +81,11 @@ class HttpLink:
 
     def open(
         self, method: str, parts: tuple[str, ...], query: Mapping[str, object] | None = None,
-        body: object = None,
+        body: object = None, api: str = STREAMS,
     ) -> http.client.HTTPResponse:  # fmt: skip
         """The same, its body still to be read to the end. RefusedError, LinkError."""
-        path = "/api/streams/" + "/".join(
-            quote(part, safe="") for part in (self.place.vhost, *parts)
-        )
+        names = (api, self.place.vhost, *parts)
+        path = "/api/" + "/".join(quote(name, safe="") for name in names)
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -118,7 +124,7 @@ class HttpLink:
             return connection.getresponse()
         except (OSError, http.client.HTTPException):
             self.close()
-            if not is_kept:
+            if not is_kept or method == "POST":
                 raise
         # It was kept from an earlier question, and the broker may have closed it since.
         connection = self._connected()

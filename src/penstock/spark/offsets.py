@@ -10,11 +10,18 @@ of the ids of its partitions, which are drawn when it is declared. A query whose
 and declared again finds another id, and is told of the loss instead of reading from the middle of
 something else.
 
+The offsets of a classic queue are the ordinals of the messages that its reader has leased, and its
+entry says whose they are; its id is that of the lease, so one that was released and begun again is
+another one:
+
+    {"tasks": {"0": 812, "id": "77aa03b1c2d4e5f6", "reader": "spark-9b1c7f0e2a44"}}
+
 Two offsets are words, as in Kafka's JSON: -2, the earliest, and -1, the latest. A query begins with
 them as such, and they are turned into numbers by the first batch, whose end Spark writes down
 before it runs: asking for the first offset twice, or again after a crash, gives the same answer,
 and nothing can come in between two answers and be lost. The first batch of a query that begins at
-the latest is empty: what it says is where the next one begins.
+the latest is empty: what it says is where the next one begins. Classic queues have no words: theirs
+begin at what their reader has committed, and a place that it could not have is refused.
 
 Not here: how much a batch may read (plan.py), where heads come from (access.py). Nothing of Spark.
 """
@@ -31,6 +38,7 @@ Key = tuple[str, int]  # stream, partition
 Find = Callable[[str, int, int], int]  # stream, partition, time in us -> first offset from then on
 
 ID: Final = "id"
+READER: Final = "reader"
 
 
 class OffsetError(PenstockError):
@@ -40,7 +48,10 @@ class OffsetError(PenstockError):
 @dataclass(frozen=True, slots=True)
 class PartitionHead:
     """What one partition holds: offsets [first, head), so many bytes of pages; the time of its last
-    record. stream_id: hex. path: of its directory at the broker."""
+    record. stream_id: hex. path: of its directory at the broker.
+
+    Of a classic queue: what its reader, who is named here only, has leased and not committed; ready
+    messages, and bytes of them, can be leased beyond that."""
 
     first: int
     head: int
@@ -48,11 +59,19 @@ class PartitionHead:
     bytes: int = 0
     stream_id: str = ""
     path: str = ""
+    reader: str = ""
+    ready: int = 0
+    ready_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """How far a query can get now."""
+        return self.head + self.ready
 
     @property
     def record_bytes(self) -> float:
         """Of a record, on average; 1 at least."""
-        return max(self.bytes / max(self.head - self.first, 1), 1.0)
+        return max((self.bytes + self.ready_bytes) / max(self.end - self.first, 1), 1.0)
 
 
 Heads = dict[str, dict[int, PartitionHead]]
@@ -60,10 +79,11 @@ Heads = dict[str, dict[int, PartitionHead]]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Offsets of partitions of streams, and the ids of the streams."""
+    """Offsets of partitions of streams, and the ids of the streams; readers: of classic queues."""
 
     offsets: dict[Key, int]
     ids: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, str] = field(default_factory=dict)
 
 
 def stream_id_of(partitions: Mapping[int, PartitionHead]) -> str:
@@ -72,9 +92,18 @@ def stream_id_of(partitions: Mapping[int, PartitionHead]) -> str:
     return hashlib.blake2b(ids.encode(), digest_size=8).hexdigest()
 
 
+def is_classic(partitions: Mapping[int, PartitionHead]) -> bool:
+    """Whether they are those of a classic queue."""
+    return any(head.reader for head in partitions.values())
+
+
 def ids_of(heads: Heads) -> dict[str, str]:
-    """The id of each of these streams."""
-    return {name: stream_id_of(partitions) for name, partitions in heads.items()}
+    """The id of each of these streams; a classic queue that nothing was leased of has none."""
+    return {
+        name: stream_id_of(partitions)
+        for name, partitions in heads.items()
+        if not any(head.reader and not head.stream_id for head in partitions.values())
+    }
 
 
 def encode(positions: Positions) -> dict[str, dict[str, Any]]:
@@ -85,6 +114,8 @@ def encode(positions: Positions) -> dict[str, dict[str, Any]]:
     for stream, partitions in found.items():
         if stream in positions.ids:
             partitions[ID] = positions.ids[stream]
+        if stream in positions.readers:
+            partitions[READER] = positions.readers[stream]
     return found
 
 
@@ -92,17 +123,20 @@ def decode(found: Mapping[str, Any]) -> Positions:
     """Back from what Spark kept. OffsetError: this source did not write it."""
     offsets: dict[Key, int] = {}
     ids: dict[str, str] = {}
+    readers: dict[str, str] = {}
     for stream, partitions in found.items():
         if not isinstance(partitions, Mapping):
             raise OffsetError(f"an offset of stream {stream!r}: {partitions!r}, expected an object")
         for key, value in partitions.items():
             if key == ID:
                 ids[stream] = str(value)
+            elif key == READER:
+                readers[stream] = str(value)
             elif key.isdecimal() and isinstance(value, int):
                 offsets[stream, int(key)] = value
             else:
                 raise OffsetError(f"an offset of stream {stream!r}: {key!r}: {value!r}")
-    return Positions(offsets, ids)
+    return Positions(offsets, ids, readers)
 
 
 def parse_offsets(found: Mapping[str, Any]) -> dict[Key, int]:
@@ -131,6 +165,10 @@ def starting(
     time that was given, and is_strict."""
     offsets = {}
     for key, head in _partitions(heads, bound, "startingOffsets"):
+        if head.reader:
+            _refuse_elsewhere(bound, key)
+            offsets[key] = head.first
+            continue
         offset = _asked(bound, key, EARLIEST)
         time_us = _time_asked(bound, key)
         if time_us is not None:
@@ -146,8 +184,24 @@ def starting(
         if not is_streaming:
             offset = {EARLIEST: head.first, LATEST: head.head}.get(offset, offset)
         offsets[key] = offset
-    ids = {**ids_of(heads), **bound.ids}
-    return Positions(offsets, {name: ids[name] for name, _ in offsets})
+    streams = {name: found for name, found in heads.items() if not is_classic(found)}
+    ids = {**ids_of(streams), **bound.ids}
+    return Positions(offsets, {name: ids[name] for name, _ in offsets if name in ids})
+
+
+def _refuse_elsewhere(bound: Bound, key: Key) -> None:
+    """OptionError for a classic queue that is to begin elsewhere than at its first message."""
+    expected = (
+        f"earliest: {key[0]!r} is a classic queue, which is read from its first message on; "
+        "to begin a stream beside it elsewhere, name the stream in startingOffsets"
+    )
+    time_us = _time_asked(bound, key)
+    if time_us is not None:
+        option = "startingTimestamp" if bound.times_us is None else "startingOffsetsByTimestamp"
+        raise OptionError(option, time_us // 1000, expected)
+    if not bound.is_default and _asked(bound, key, EARLIEST) != EARLIEST:
+        word = "latest" if bound.offset == LATEST else _asked(bound, key, EARLIEST)
+        raise OptionError("startingOffsets", word, expected)
 
 
 def ending(bound: Bound, heads: Heads, find: Find) -> Positions:
@@ -164,9 +218,9 @@ def ending(bound: Bound, heads: Heads, find: Find) -> Positions:
 
 
 def all_heads(heads: Heads) -> Positions:
-    """The end of everything there is."""
+    """The end of everything there is, ready messages of classic queues included."""
     offsets = {
-        (name, number): head.head
+        (name, number): head.end
         for name, partitions in heads.items()
         for number, head in partitions.items()
     }

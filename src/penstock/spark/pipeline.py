@@ -4,13 +4,14 @@ Each micro-batch is one call of `_batch`:
 
     parse, once, and keep the result   ->  how many rows, bytes, failures
     each sink of files                     exactly once (file_sink.py)
-    the dead letters, if there are any     at least once
-    each queue or exchange                 at least once
+    each table of Delta or Iceberg         exactly once (delta_sink.py, iceberg_sink.py)
+    the dead letters, if there are any     exactly once (sink.py)
+    each queue or exchange                 exactly once; by `delivery` at least once
 
-Files come first, and what may come twice last: a batch that fails half-way sends few messages in
-vain. When all is done Spark commits the batch in the checkpoint; a run that dies before that begins
-with the same batch again, with the same rows. So the rows of the source are in the files once, and
-in the queues once or, after a crash, more often.
+Files and tables come first, and what may come twice last: a batch that fails half-way sends few
+messages in vain. When all is done Spark commits the batch in the checkpoint; a run that dies before
+that begins with the same batch again, with the same rows. Each sink knows the batch by the query's
+id, its own number in the file and the batch's: so it takes it once.
 
 `ask_stop` lets the batch that is under way end and be committed. With nothing under way the query
 is stopped. With one, the next call of `_batch` refuses its rows, which the next run will get:
@@ -35,11 +36,16 @@ from penstock.errors import PenstockError
 from penstock.spark import pipeline_frames as frames
 from penstock.spark.file_sink import FileSink
 from penstock.spark.lake_files import absolute, lake_files
+from penstock.spark.lake_schema import MisfitError
+from penstock.spark.lake_sinks import fitting_table, lake_table
+from penstock.spark.lake_table import LakeTable, ordered
 from penstock.spark.pipeline_broker import broker_at, ensure_queue
-from penstock.spark.pipeline_file import PipelineSpec, SinkSpec
+from penstock.spark.pipeline_file import ANY_EXCHANGE, PipelineFileError, PipelineSpec, SinkSpec
 from penstock.spark.pipeline_state import CHECKPOINT, RunFacts, StateLock, write_facts
+from penstock.spark.sink_options import AT_LEAST_ONCE
 
 POLL_S: Final = 0.2
+DEAD: Final = "dead"  # of the query's parts: the dead letters; the others are the sinks' numbers
 QUERY_ID: Final = "sql.streaming.queryId"  # of Spark's job properties
 OURS: Final = re.compile(r"penstock\.[\w.]*?(\w+Error): ([^\n]*)")
 
@@ -81,6 +87,7 @@ class Pipeline:
         self._failure: BaseException | None = None
         self._query: Any = None
         self._run_word = secrets.token_hex(4)
+        self._tables: dict[int, LakeTable] = {}  # by the number of the sink
         self._rows_at: dict[int, int] = {}  # batch -> rows of the run at its end
 
     def ask_stop(self) -> None:
@@ -116,7 +123,10 @@ class Pipeline:
         spec = self._spec
         data = frames.good(frames.staged(frames.empty_source(self._spark, spec), spec), spec)
         for number, sink in enumerate(spec.sinks, start=1):
-            frames.sink_rows(data, sink, place_of(spec, number))
+            place = place_of(spec, number)
+            rows = frames.sink_rows(data, sink, place)
+            if sink.is_table:
+                self._tables[number] = fitting_table(spec, sink, rows, place)
         for url, name in queues_written(spec):
             with broker_at(url) as connection:
                 ensure_queue(connection, name)
@@ -209,13 +219,21 @@ class Pipeline:
         for number, sink in numbered:
             if sink.is_files:
                 self._count(sink, self._write_files(data, number, sink, batch_id))
+            elif sink.is_table:
+                self._count(sink, self._write_table(data, number, sink, batch_id))
         if failed and spec.dead_letter is not None:
             options = {"queue": spec.dead_letter}
+            options |= self._delivery(DEAD, spec.delivery, batch_id, spec.source.http_url)
             publish(frames.dead(staged, spec.name), options, spec.source.url)
         for number, sink in numbered:
-            if not sink.is_files:
+            if sink.is_queue:
                 messages = frames.sink_rows(data, sink, place_of(spec, number))
-                options = {sink.kind: sink.target}
+                http_url = spec.source.http_url if sink.url is None else None
+                options = self._delivery(
+                    str(number), sink.delivery, batch_id, sink.http_url or http_url
+                )
+                if sink.target != ANY_EXCHANGE:
+                    options[sink.kind] = sink.target
                 if sink.value is None and not has_bodies(data):
                     options["content_type"] = "application/json"
                 self._count(sink, publish(messages, options, sink.url or spec.source.url))
@@ -240,6 +258,36 @@ class Pipeline:
         writer.partitionBy(*sink.partition_by).save(directory)
         target.commit(batch_id)
         return int(seen.get["rows"])
+
+    def _write_table(self, data: DataFrame, number: int, sink: SinkSpec, batch_id: int) -> int:
+        """How many rows; 0 when the table has the batch, from an earlier run."""
+        place, query = place_of(self._spec, number), self._query_id()
+        table = self._tables.get(number) or lake_table(self._spec, sink, place)
+        self._tables[number] = table
+        if table.is_done(query, batch_id):
+            return 0
+        rows = frames.sink_rows(data, sink, place)
+        try:
+            rows = ordered(rows, table.divisions(), is_gathered=sink.is_gathered)
+            return table.write(rows, query, batch_id)
+        except MisfitError as error:
+            raise PipelineFileError(place, str(error)) from None
+        except (PenstockError, PySparkException):
+            raise
+        except Exception as error:  # of deltalake, pyiceberg, an object store, or a catalog
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PipelineError(f"{place}: {sink.title}: {text}") from error
+
+    def _delivery(
+        self, which: str, delivery: str, batch_id: int, http_url: str | None
+    ) -> dict[str, str]:
+        """Options of the sink: that this is that batch of one of the pipeline's queues."""
+        options = {"delivery": delivery}
+        if delivery != AT_LEAST_ONCE:
+            options |= {"queryId": f"{self._query_id()}/{which}", "batchId": str(batch_id)}
+            if http_url is not None:
+                options["httpUrl"] = http_url
+        return options
 
     def _query_id(self) -> str:
         found = self._spark.sparkContext.getLocalProperty(QUERY_ID)

@@ -17,6 +17,7 @@ from penstock.errors import ChannelError
 
 ANSWER_S = 30.0
 NOT_FOUND = 404
+CLASSIC = "classic"
 
 Heads = dict[int, int]  # partition -> the offset behind its last record
 
@@ -54,6 +55,27 @@ def ensure_queue(connection: ClientConnection, name: str) -> bool:
         return False
     _asked(connection, QueueDeclare(queue=name, durable=True))
     return True
+
+
+def described(connection: ClientConnection, name: str) -> dict[str, Any]:
+    """What the broker says of a queue or stream: name, type ("classic", "stream"), ready, leases.
+    ChannelError: it is not there, or not for us to see."""
+    channel = connection.channel()
+    try:
+        found: Any = channel.call("describe_queue", {"queue": name}).result(ANSWER_S)
+    finally:
+        channel.close()
+    return dict(found)
+
+
+def left_of(connection: ClientConnection, name: str, reader: str, done: int) -> int:
+    """How many messages or records a pipeline has not done with, that is behind `done` of them.
+    reader: under which name it leases. ChannelError."""
+    found = described(connection, name)
+    if found["type"] != CLASSIC:
+        return max(0, sum(heads_of(connection, name).values()) - done)
+    leased = [int(one["head"]) - done for one in found["leases"] if one["reader"] == reader]
+    return int(found["ready"]) + max(0, sum(leased))
 
 
 def heads_of(connection: ClientConnection, stream: str) -> Heads:

@@ -24,9 +24,10 @@ from penstock.client import ClientConnection, UnreachableError
 from penstock.client.stream_tail import First, StreamTail
 from penstock.errors import ChannelError, PenstockError
 from penstock.spark import pipeline_frames as frames
+from penstock.spark.lake_sinks import fitting_table
 from penstock.spark.pipeline import place_of
-from penstock.spark.pipeline_broker import broker_at, has_exchange, has_queue
-from penstock.spark.pipeline_file import PipelineFileError, PipelineSpec
+from penstock.spark.pipeline_broker import CLASSIC, broker_at, described, has_exchange, has_queue
+from penstock.spark.pipeline_file import ANY_EXCHANGE, FIRST, PipelineFileError, PipelineSpec
 
 SAMPLE: Final = 200
 MISFIT_MAX: Final = 0.5  # more of the sample than that, and it is the schema that is wrong
@@ -51,9 +52,11 @@ def check(spec: PipelineSpec, spark: SparkSession) -> Iterator[Finding]:
     data = frames.good(frames.staged(frames.empty_source(spark, spec), spec), spec)
     yield Finding(GOOD, f"columns: {', '.join(data.columns)}")
     for number, sink in enumerate(spec.sinks, start=1):
-        frames.sink_rows(data, sink, place_of(spec, number))
+        rows = frames.sink_rows(data, sink, place_of(spec, number))
+        if sink.is_table:
+            fitting_table(spec, sink, rows, place_of(spec, number))
         yield Finding(GOOD, f"sink {number}: {sink.title}")
-    queues = [sink for sink in spec.sinks if not sink.is_files]
+    queues = [sink for sink in spec.sinks if sink.is_queue]
     if not spec.source.is_queue and not queues:
         return
     yield from _broker(spec, spark)
@@ -79,7 +82,8 @@ def _targets(spec: PipelineSpec, connection: ClientConnection) -> Iterator[Findi
         if not has_queue(connection, name):
             yield Finding(NOTE, f"queue {name!r} is not there: it will be declared")
     for number, sink in enumerate(spec.sinks, start=1):
-        if sink.kind == "exchange" and not has_exchange(connection, sink.target):
+        is_named = sink.kind == "exchange" and sink.target != ANY_EXCHANGE
+        if is_named and not has_exchange(connection, sink.target):
             raise PipelineFileError(place_of(spec, number), f"exchange: no {sink.target!r} there")
 
 
@@ -89,6 +93,10 @@ def _source(
     name = spec.source.name
     place = f"{spec.place}: [source]"
     try:
+        found = described(connection, name)
+        if found["type"] == CLASSIC:
+            yield from _classic(spec, found)
+            return
         tail = StreamTail(connection, name, First())
     except ChannelError as error:
         raise PipelineFileError(place, f"queue: {error}") from None
@@ -103,6 +111,21 @@ def _source(
         yield Finding(NOTE, "sample: the stream is empty")
         return
     yield from _sample(spec, spark, rows)
+
+
+def _classic(spec: PipelineSpec, found: dict[str, Any]) -> Iterator[Finding]:
+    """Of a queue whose messages are given away once: nothing is taken to look at it."""
+    name = spec.source.name
+    if spec.source.start != FIRST:
+        raise PipelineFileError(
+            f"{spec.place}: [source]",
+            f'start: {name!r} is a classic queue, which begins with its first message: "{FIRST}"',
+        )
+    leased = [one for one in found["leases"] if one["reader"] == spec.name]
+    told = sum(int(one["head"]) - int(one["first"]) for one in leased)
+    more = f", {told:,} leased to {spec.name!r}" if told else ""
+    yield Finding(GOOD, f"source: queue {name!r}, {found['ready']:,} messages{more}")
+    yield Finding(NOTE, "sample: none is taken of a classic queue")
 
 
 def _row(stream: str, record: Any) -> tuple[object, ...]:

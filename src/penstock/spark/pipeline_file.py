@@ -4,14 +4,17 @@
     name = "flights"                       # default: the file's name
     trigger = "available-now"              # or "10 seconds", "500 ms", "1 minute"
     state = "state/flights"                # where it is: default state/<name>
+    delivery = "exactly-once"              # into queues; or "idempotent", "at-least-once"
     [source]
-    queue = "flights.events"               # or parquet = DIR, json = DIR: files, each once
+    queue = "flights.events"               # a stream or a classic queue; or files, each once:
+                                           # parquet = DIR, json = DIR
     url = "amqp://..."                     # the broker; default: PENSTOCK_URL, AMQP_URL, this host
     http_url = "http://..."                # default: port 15672 of the host of url
     path = "penstock-data"                 # or the store's directory, read beside the broker
     start = "first"                        # of a first run; or "next", "2026-01-31T08:00:00Z"
     records_max = 1_000_000                # of a batch; with files: how many of them
     bytes_max = "256MiB"                   # of a batch
+    columns = ["headers", "properties"]    # of messages, beside those that are always there
     [transform]
     schema = "month INT, carrier STRING"   # the value's JSON; without it: the message's columns
     keep = ["timestamp"]                   # columns of the message beside those of the schema
@@ -25,9 +28,17 @@
     where = "month > 1"
     gather = true                          # a partition's rows in one task: few files, large ones
     [[sink]]
-    queue = "flights.late"                 # or exchange
+    delta = "lake/late"                    # or iceberg = "flights.late": a table, in one commit
+    partition_by = ["month"]               # Iceberg: "day(timestamp)", "bucket(16, carrier)" too
+    [[sink]]
+    queue = "flights.late"                 # or exchange; "*": the column `exchange` says which
     value = "to_json(struct(*))"           # SQL: the body; this is the default
     routing_key = "carrier"                # SQL: with exchange
+    delivery = "at-least-once"             # default: that of [pipeline]; url, http_url: its broker
+    [catalog]
+    warehouse = "warehouse"                # of Iceberg; type, uri ...: any catalog of pyiceberg's
+    [storage]
+    AWS_REGION = "eu-central-1"            # of Delta in object storage: options of deltalake's
     [spark]
     "spark.sql.shuffle.partitions" = 4     # any setting of Spark's
 
@@ -38,7 +49,6 @@ only Spark can say (pipeline_check.py). Paths are as given: relative ones to whe
 Not here: pyspark. This module is imported without it.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -50,10 +60,14 @@ from typing import Any, Final
 from penstock.client.amqp_url import DEFAULT, VARIABLES
 from penstock.errors import OptionError
 from penstock.queues.budget import parse_bytes
+from penstock.spark.sink_options import DELIVERIES, EXACTLY_ONCE
+from penstock.spark.toml_table import PipelineFileError as PipelineFileError
+from penstock.spark.toml_table import TomlTable
 
 AVAILABLE_NOW: Final = "available-now"
 ON_ERROR: Final = ("dead-letter", "fail", "drop")
 FILE_KINDS: Final = ("parquet", "orc", "json")
+TABLE_KINDS: Final = ("delta", "iceberg")
 QUEUE_KINDS: Final = ("queue", "exchange")
 SOURCE_KINDS: Final = ("queue", "parquet", "json")
 FIRST: Final = "first"
@@ -61,6 +75,8 @@ NEXT: Final = "next"
 MESSAGE_COLUMNS: Final = (
     "queue", "partition", "offset", "timestamp", "exchange", "routing_key", "message_id", "value",
 )  # fmt: skip
+MORE_COLUMNS: Final = ("headers", "properties")
+ANY_EXCHANGE: Final = "*"
 TRIGGER: Final = re.compile(r"(\d+) ?(ms|milliseconds?|s|seconds?|min|minutes?|h|hours?)", re.ASCII)
 UNITS_MS: Final = {"ms": 1, "mi": 1, "s": 1000, "h": 3_600_000}
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
@@ -68,20 +84,10 @@ FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 BYTES_MAX_DEFAULT: Final = 256 << 20
 
 
-class PipelineFileError(OptionError):
-    """Something in a pipeline's file is wrong: where in it, and what."""
-
-    def __init__(self, place: str, text: str) -> None:
-        Exception.__init__(self, f"{place}: {text}")
-        self.name = place
-        self.given = None
-        self.expected = text
-
-
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """kind: of SOURCE_KINDS, and its name or directory. start: FIRST, NEXT or a time. bytes_max,
-    records_max: of a batch; None: no limit."""
+    records_max: of a batch; None: no limit. columns: of MORE_COLUMNS."""
 
     kind: str
     name: str
@@ -91,6 +97,7 @@ class SourceSpec:
     start: str | datetime = FIRST
     records_max: int | None = None
     bytes_max: int | None = BYTES_MAX_DEFAULT
+    columns: tuple[str, ...] = ()
 
     @property
     def is_queue(self) -> bool:
@@ -113,7 +120,7 @@ class TransformSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """kind: of FILE_KINDS or QUEUE_KINDS; target: directory or name."""
+    """kind: of FILE_KINDS, TABLE_KINDS or QUEUE_KINDS; target: directory or name."""
 
     kind: str
     target: str
@@ -123,11 +130,23 @@ class SinkSpec:
     value: str | None = None
     routing_key: str | None = None
     url: str | None = None
+    http_url: str | None = None
+    delivery: str = EXACTLY_ONCE
 
     @property
     def is_files(self) -> bool:
         """Whether it is a directory of files."""
         return self.kind in FILE_KINDS
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table of Delta or Iceberg."""
+        return self.kind in TABLE_KINDS
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether messages are sent there."""
+        return self.kind in QUEUE_KINDS
 
     @property
     def title(self) -> str:
@@ -138,7 +157,7 @@ class SinkSpec:
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
     """A whole pipeline. place: its file, for messages. interval_ms: of the trigger; None: what is
-    there now, and then it ends."""
+    there now, and then it ends. delivery: of dead letters. catalog, storage: Iceberg's, Delta's."""
 
     place: str
     name: str
@@ -148,6 +167,9 @@ class PipelineSpec:
     transform: TransformSpec
     sinks: tuple[SinkSpec, ...]
     conf: Mapping[str, str] = field(default_factory=dict)
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
+    delivery: str = EXACTLY_ONCE
 
     @property
     def dead_letter(self) -> str | None:
@@ -175,19 +197,20 @@ def parse_pipeline(
         raise PipelineFileError(place, f"not TOML: {error}") from None
     for name, value in given.items():
         _put(table, place, name, value)
-    root = _Table(place, "", table)
-    root.known(("pipeline", "source", "transform", "sink", "spark"))
+    root = TomlTable(place, "", table)
+    root.known(("pipeline", "source", "transform", "sink", "catalog", "storage", "spark"))
     head = root.table("pipeline")
-    head.known(("name", "trigger", "state"))
+    head.known(("name", "trigger", "state", "delivery"))
+    delivery = _delivery(head, EXACTLY_ONCE)
     name = head.text("name") or stem
     if NAME.fullmatch(name) is None:
         raise head.wrong("name", name, "letters, digits, '.', '_' and '-'")
     source = _source(root.table("source", is_needed=True))
-    sinks = tuple(_sink(one) for one in root.tables("sink"))
+    sinks = tuple(_sink(one, delivery) for one in root.tables("sink"))
     if not sinks:
         raise PipelineFileError(place, "it has no [[sink]]: where the rows go")
     for number, one in enumerate(sinks):
-        if one.is_files and any(
+        if not one.is_queue and any(
             one.target.rstrip("/") == x.target.rstrip("/") for x in sinks[:number]
         ):
             raise PipelineFileError(
@@ -203,6 +226,9 @@ def parse_pipeline(
         transform=_transform(root.table("transform"), source),
         sinks=sinks,
         conf=_conf(root.table("spark")),
+        delivery=delivery,
+        catalog={name: _text(value) for name, value in root.table("catalog").flat()},
+        storage={name: _text(value) for name, value in root.table("storage").flat()},
     )
 
 
@@ -231,7 +257,7 @@ def _put(table: dict[str, Any], place: str, name: str, value: str) -> None:
         inner[key] = value
 
 
-def _trigger(head: "_Table") -> int | None:
+def _trigger(head: TomlTable) -> int | None:
     given = head.text("trigger") or AVAILABLE_NOW
     if given == AVAILABLE_NOW:
         return None
@@ -244,11 +270,16 @@ def _trigger(head: "_Table") -> int | None:
     return int(found[1]) * scale
 
 
-def _source(table: "_Table") -> SourceSpec:
-    table.known((*SOURCE_KINDS, "url", "http_url", "path", "start", "records_max", "bytes_max"))
+def _source(table: TomlTable) -> SourceSpec:
+    of_queues = ("path", "start", "bytes_max", "columns")
+    table.known((*SOURCE_KINDS, "url", "http_url", "records_max", *of_queues))
     kind, name = table.one_of(SOURCE_KINDS)
+    columns = table.texts("columns")
+    for column in columns:
+        if column not in MORE_COLUMNS:
+            raise table.wrong("columns", column, f"of {', '.join(MORE_COLUMNS)}")
     if kind != "queue":
-        for key in ("path", "start", "bytes_max"):
+        for key in of_queues:
             if key in table:
                 raise table.wrong(key, table[key], f"none: it goes with queue, and not with {kind}")
     return SourceSpec(
@@ -260,10 +291,11 @@ def _source(table: "_Table") -> SourceSpec:
         start=_start(table),
         records_max=table.number("records_max"),
         bytes_max=_bytes(table),
+        columns=columns,
     )
 
 
-def _start(table: "_Table") -> str | datetime:
+def _start(table: TomlTable) -> str | datetime:
     given = table.get("start", FIRST)
     expected = f'"{FIRST}", "{NEXT}" or a time such as "2026-01-31T08:00:00Z"'
     if given in (FIRST, NEXT):
@@ -279,7 +311,7 @@ def _start(table: "_Table") -> str | datetime:
     return when.replace(tzinfo=UTC) if when.tzinfo is None else when
 
 
-def _bytes(table: "_Table") -> int | None:
+def _bytes(table: TomlTable) -> int | None:
     given = table.get("bytes_max")
     if given is None:
         return BYTES_MAX_DEFAULT
@@ -291,7 +323,7 @@ def _bytes(table: "_Table") -> int | None:
         raise table.wrong("bytes_max", given, str(error.expected)) from None
 
 
-def _transform(table: "_Table", source: SourceSpec) -> TransformSpec:
+def _transform(table: TomlTable, source: SourceSpec) -> TransformSpec:
     table.known(("schema", "keep", "expect", "sql", "python", "on_error", "dead_letter"))
     schema, sql, python = table.text("schema"), table.text("sql"), table.text("python")
     if sql is not None and python is not None:
@@ -325,13 +357,23 @@ def _transform(table: "_Table", source: SourceSpec) -> TransformSpec:
     )
 
 
-def _sink(table: "_Table") -> SinkSpec:
-    of_files, of_queues = ("partition_by", "gather"), ("value", "routing_key", "url")
-    table.known((*FILE_KINDS, *QUEUE_KINDS, "where", *of_files, *of_queues))
-    kind, target = table.one_of((*FILE_KINDS, *QUEUE_KINDS))
-    for key in of_queues if kind in FILE_KINDS else of_files:
+def _delivery(table: TomlTable, default: str) -> str:
+    given = table.text("delivery") or default
+    if given not in DELIVERIES:
+        raise table.wrong("delivery", given, f"one of {', '.join(DELIVERIES)}")
+    return given
+
+
+def _sink(table: TomlTable, delivery: str) -> SinkSpec:
+    of_files = ("partition_by", "gather")
+    of_queues = ("value", "routing_key", "url", "http_url", "delivery")
+    kinds_all = (*FILE_KINDS, *TABLE_KINDS, *QUEUE_KINDS)
+    table.known((*kinds_all, "where", *of_files, *of_queues))
+    kind, target = table.one_of(kinds_all)
+    is_queue = kind in QUEUE_KINDS
+    for key in of_files if is_queue else of_queues:
         if key in table:
-            kinds = QUEUE_KINDS if kind in FILE_KINDS else FILE_KINDS
+            kinds = (*FILE_KINDS, *TABLE_KINDS) if is_queue else QUEUE_KINDS
             raise table.wrong(key, table[key], f"none: it goes with {' or '.join(kinds)}")
     if kind == "queue" and "routing_key" in table:
         raise table.wrong("routing_key", table["routing_key"], "none: it goes with exchange")
@@ -344,116 +386,19 @@ def _sink(table: "_Table") -> SinkSpec:
         value=table.text("value"),
         routing_key=table.text("routing_key"),
         url=table.text("url"),
+        http_url=table.text("http_url"),
+        delivery=_delivery(table, delivery),
     )
 
 
-def _conf(table: "_Table") -> dict[str, str]:
+def _conf(table: TomlTable) -> dict[str, str]:
     conf: dict[str, str] = {}
     for name, value in table.flat():
         if not name.startswith("spark."):
             raise table.wrong(name, value, 'a setting of Spark\'s, as "spark.executor.memory"')
-        conf[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        conf[name] = _text(value)
     return conf
 
 
-# ---- one value each ------------------------------------------------------------------------------
-
-
-class _Table:
-    """A table of the file, which knows where it stands."""
-
-    def __init__(self, place: str, name: str, values: Mapping[str, Any]) -> None:
-        self._place = place
-        self._name = name
-        self._values = values
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def get(self, key: str, default: object = None) -> Any:
-        return self._values.get(key, default)
-
-    @property
-    def where(self) -> str:
-        return f"{self._place}: {self._name}" if self._name else self._place
-
-    def wrong(self, key: str, given: object, expected: str) -> PipelineFileError:
-        return PipelineFileError(self.where, f"{key}: given {given!r}, expected {expected}")
-
-    def known(self, names: tuple[str, ...]) -> None:
-        for key in self._values:
-            if key not in names:
-                near = difflib.get_close_matches(key, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-                what = "key" if self._name else "table"
-                raise PipelineFileError(self.where, f"unknown {what} {key!r}, {hint}")
-
-    def table(self, key: str, *, is_needed: bool = False) -> "_Table":
-        if is_needed and key not in self._values:
-            raise PipelineFileError(self.where, f"it has no [{key}]")
-        values = self._values.get(key, {})
-        if not isinstance(values, dict):
-            raise self.wrong(key, values, f"a table [{key}]")
-        return _Table(self._place, f"[{key}]", values)
-
-    def tables(self, key: str) -> list["_Table"]:
-        values = self._values.get(key, [])
-        values = [values] if isinstance(values, dict) else values  # [sink], where there is one
-        if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
-            raise self.wrong(key, values, f"tables [[{key}]]")
-        return [
-            _Table(self._place, f"[[{key}]] {number}", one)
-            for number, one in enumerate(values, start=1)
-        ]
-
-    def one_of(self, kinds: tuple[str, ...]) -> tuple[str, str]:
-        """The one key of these that is there, and its text."""
-        found = [kind for kind in kinds if kind in self._values]
-        if len(found) != 1:
-            told = f"has {' and '.join(found)}" if found else "has none"
-            raise PipelineFileError(self.where, f"{told} of {', '.join(kinds)}: expected one")
-        text = self.text(found[0])
-        assert text is not None
-        return found[0], text
-
-    def text(self, key: str) -> str | None:
-        value = self._values.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self.wrong(key, value, "a text")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self._values.get(key, [])
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(x, str) and x for x in values):
-            raise self.wrong(key, value, "a list of texts")
-        return tuple(values)
-
-    def number(self, key: str) -> int | None:
-        value = self._values.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise self.wrong(key, value, "a whole number, 1 or more")
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self._values.get(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
-
-    def flat(self) -> list[tuple[str, object]]:
-        """Names with dots, whether they were written with quotes or not."""
-
-        def flatten(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, object]]:
-            rows: list[tuple[str, object]] = []
-            for name, value in values.items():
-                if isinstance(value, dict):
-                    rows += flatten(f"{prefix}{name}.", value)
-                else:
-                    rows.append((prefix + name, value))
-            return rows
-
-        return flatten("", self._values)
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -27,7 +27,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from penstock.spark.lake_files import absolute
+from penstock.spark.lake_schema import MisfitError, divisions_of
 from penstock.spark.pipeline_file import (
+    ANY_EXCHANGE,
     MESSAGE_COLUMNS,
     PipelineFileError,
     PipelineSpec,
@@ -45,6 +47,8 @@ MESSAGE_SCHEMA: Final = (
     "queue STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, exchange STRING, "
     "routing_key STRING, message_id STRING, value BINARY"
 )
+PASSED_ON: Final = ("message_id", "headers", "properties")  # of messages that go on as they are
+BODY_AND_KEY: Final = "value or routing_key"
 SAID_MAX: Final = 300
 
 
@@ -60,6 +64,8 @@ def source_options(source: SourceSpec, reader: str) -> dict[str, str]:
     ):
         if value is not None:
             options[name] = str(value)
+    for name in source.columns:
+        options[f"include{name.capitalize()}"] = "true"
     if isinstance(source.start, str):
         options["startingOffsets"] = {"first": "earliest", "next": "latest"}[source.start]
     else:
@@ -90,9 +96,15 @@ def files_schema(spark: SparkSession, spec: PipelineSpec) -> StructType:
         ) from None
 
 
+def message_schema(spec: PipelineSpec) -> str:
+    """The columns of a queue's messages, as the source gives them."""
+    more = "".join(f", {name} MAP<STRING, STRING>" for name in spec.source.columns)
+    return MESSAGE_SCHEMA + more
+
+
 def empty_source(spark: SparkSession, spec: PipelineSpec) -> DataFrame:
     """A frame of the source's columns, without rows."""
-    schema: Any = MESSAGE_SCHEMA if spec.source.is_queue else files_schema(spark, spec)
+    schema: Any = message_schema(spec) if spec.source.is_queue else files_schema(spark, spec)
     return spark.createDataFrame([], schema)
 
 
@@ -242,14 +254,29 @@ def sink_rows(data: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
         rows = data if sink.where is None else data.where(sink.where)
     except PySparkException as error:
         raise _unknown(place, "where", error, data.columns) from None
-    if sink.is_files:
-        for name in sink.partition_by:
+    if not sink.is_queue:
+        for name in _divided_by(sink, place):
             if name not in data.columns:
                 raise _missing(place, "partition_by", name, data.columns)
-        if sink.partition_by and len(sink.partition_by) == len(data.columns):
+        if (
+            sink.kind != "iceberg"
+            and sink.partition_by
+            and len(sink.partition_by) == len(data.columns)
+        ):
             raise PipelineFileError(place, "partition_by: names all columns, and leaves no data")
         return rows
     return _messages(rows, sink, place)
+
+
+def _divided_by(sink: SinkSpec, place: str) -> list[str]:
+    """The columns of partition_by."""
+    if not sink.is_table:
+        return list(sink.partition_by)
+    try:
+        divisions = divisions_of(sink.partition_by, has_transforms=sink.kind == "iceberg")
+        return [one.column.partition(".")[0] for one in divisions]
+    except MisfitError as error:
+        raise PipelineFileError(place, str(error)) from None
 
 
 def _messages(rows: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
@@ -262,15 +289,18 @@ def _messages(rows: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
         value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)))
     columns = [value.alias("value")]
     try:
+        if sink.target == ANY_EXCHANGE:
+            columns.append(F.col("exchange").cast("string"))
         if sink.kind == "exchange" and sink.routing_key is not None:
             columns.append(F.expr(sink.routing_key).cast("string").alias("routing_key"))
         elif sink.kind == "exchange" and isinstance(types.get("routing_key"), StringType):
             columns.append(F.col("routing_key"))
         if isinstance(types.get("value"), BinaryType):
-            columns += [F.col(name) for name in ("message_id", "headers") if name in types]
+            columns += [F.col(name) for name in PASSED_ON if name in types]
         made = rows.select(*columns)
     except PySparkException as error:
-        raise _unknown(place, "value or routing_key", error, rows.columns) from None
+        names = "exchange, value or routing_key" if sink.target == ANY_EXCHANGE else BODY_AND_KEY
+        raise _unknown(place, names, error, rows.columns) from None
     if made.schema["value"].dataType.typeName() not in ("string", "binary"):
         kind = made.schema["value"].dataType.simpleString()
         raise PipelineFileError(place, f"value: it is {kind}, expected a string or binary")

@@ -32,7 +32,8 @@ LOCK: Final = "lock"
 @dataclass
 class RunFacts:
     """What a run has done. outcome: "running", "done", "stopped" or "failed". sinks: title -> rows;
-    those of a batch that a replay found done are not counted again. Times in seconds since 1970."""
+    those of a batch that a replay found in files or tables are not
+    counted again. Times in seconds since 1970."""
 
     started_s: float
     ended_s: float | None = None

@@ -6,7 +6,9 @@ the same range again after a failure, and must get the same records.
 **How far.** `limited` takes the backlog, all of it or as much as the limits allow: the rows of
 maxOffsetsPerTrigger are shared among partitions by what each has to give, as Kafka's source does,
 and what still is more than maxBytesPerTrigger is cut in proportion. A batch that may read anything
-reads one record at least.
+reads one record at least. Of a classic queue `limited` says how many messages may be leased, by the
+average of those that are ready, and `shares` how many bytes, which the broker keeps to; what is
+leased already comes first, alone: no more is leased before it is read.
 
 **What is lost.** `ranges` holds start and end against what is there: records that retention took,
 a head behind the start (a power cut in `os` mode, a restored backup), another stream of the same
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from penstock.spark.offsets import Heads, Key, Positions, ids_of
+from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
 from penstock.spark.source_options import EARLIEST, LATEST
 
 NEAR = 0.25  # of a task's bytes: a border that near to a cut takes its place
@@ -53,13 +55,17 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records that a query should have read and that are not there. why: a sentence."""
+    """Records that a query should have read and that are not there. why: a sentence. reader: of the
+    lease, if it is one of a classic queue."""
 
     stream: str
     partition: int
     why: str
+    reader: str = ""
 
     def __str__(self) -> str:
+        if self.reader:
+            return f"queue {self.stream!r}, leased by reader {self.reader!r}: {self.why}"
         return f"stream {self.stream!r}, partition {self.partition}: {self.why}"
 
 
@@ -106,6 +112,37 @@ def table_of_average(first: int, head: int, size_bytes: int) -> PageTable:
 # ---- what is there of it -------------------------------------------------------------------------
 
 
+def _gone(key: Key, reader: str) -> Loss:
+    return Loss(*key, "it is not there any more", reader)
+
+
+def _replaced(key: Key, reader: str) -> Loss:
+    """It has another id."""
+    if reader:
+        why = "that lease is gone: it was released, or the queue was deleted and declared again"
+        return Loss(*key, why, reader)
+    return Loss(*key, "it was deleted and declared again")
+
+
+def _behind(key: Key, head: PartitionHead, offset: int, reader: str) -> Loss:
+    """It ends before an offset that was there."""
+    if reader:
+        why = (
+            f"messages up to {offset} were leased, there are {head.head}: it was released, or the "
+            "queue was deleted and declared again"
+        )
+        return Loss(*key, why, reader)
+    return Loss(*key, f"it ends at offset {head.head}, before {offset}, which was there before")
+
+
+def _taken(key: Key, first: int, last: int, reader: str) -> Loss:
+    """What came first is not there any more."""
+    if reader:
+        why = f"messages {first} to {last - 1} were committed, so the queue has them no more"
+        return Loss(*key, why, reader)
+    return Loss(*key, f"records {first} to {last - 1} were reclaimed by retention")
+
+
 def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range], list[Loss]]:
     """What there is to read from start to end, and what there is not. Empty ranges are left out.
 
@@ -114,31 +151,32 @@ def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range],
     found: list[Range] = []
     losses: list[Loss] = []
     ids = ids_of(heads)
-    for (stream, number), last in sorted(end.offsets.items()):
-        first = start.offsets.get((stream, number), EARLIEST)
+    for key, last in sorted(end.offsets.items()):
+        stream, number = key
+        first = start.offsets.get(key, EARLIEST)
         head = heads.get(stream, {}).get(number)
+        reader = end.readers.get(stream, "")
         if head is None:
             if first != last:
-                losses.append(Loss(stream, number, "it is not there any more"))
+                losses.append(_gone(key, reader))
             continue
-        was = start.ids.get(stream, ids[stream])
-        if end.ids.get(stream, ids[stream]) != ids[stream]:
-            losses.append(Loss(stream, number, "it was deleted and declared again"))
+        id_now = ids.get(stream, "")
+        was = start.ids.get(stream, id_now)
+        if end.ids.get(stream, id_now) != id_now:
+            losses.append(_replaced(key, reader))
             continue
-        if was != ids[stream]:
-            losses.append(Loss(stream, number, "it was deleted and declared again"))
+        if was != id_now:
+            losses.append(_replaced(key, reader))
             first = EARLIEST
         if first in (LATEST, last):
             continue
         if first == EARLIEST:
             first = head.first
         elif first < head.first:
-            gap = f"records {first} to {min(head.first, last) - 1} were reclaimed by retention"
-            losses.append(Loss(stream, number, gap))
+            losses.append(_taken(key, first, min(head.first, last), reader))
             first = head.first
         if last > head.head:
-            why = f"it ends at offset {head.head}, before {last}, which was there before"
-            losses.append(Loss(stream, number, why))
+            losses.append(_behind(key, head, last, reader))
             last = head.head
         if first < last:
             found.append(Range(stream, number, first, last))
@@ -148,15 +186,17 @@ def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range],
 def behind(start: Positions, heads: Heads) -> list[Loss]:
     """Partitions that end before where a query stands, or that are gone."""
     losses = []
-    for (stream, number), offset in sorted(start.offsets.items()):
+    ids = ids_of(heads)
+    for key, offset in sorted(start.offsets.items()):
+        stream, number = key
         head = heads.get(stream, {}).get(number)
+        reader = start.readers.get(stream, "")
         if head is None:
-            losses.append(Loss(stream, number, "it is not there any more"))
-        elif start.ids.get(stream) not in (None, ids_of({stream: heads[stream]})[stream]):
-            losses.append(Loss(stream, number, "it was deleted and declared again"))
+            losses.append(_gone(key, reader))
+        elif start.ids.get(stream) not in (None, ids.get(stream)):
+            losses.append(_replaced(key, reader))
         elif offset > head.head:
-            why = f"it ends at offset {head.head}, before {offset}, which was there before"
-            losses.append(Loss(stream, number, why))
+            losses.append(_behind(key, head, offset, reader))
     return losses
 
 
@@ -170,11 +210,15 @@ def backlog(start: Positions, target: Positions, heads: Heads) -> dict[Key, Rang
     for key, end in target.offsets.items():
         head = heads[key[0]][key[1]]
         first = start.offsets.get(key, EARLIEST)
-        if start.ids.get(key[0], ids[key[0]]) != ids[key[0]]:
+        id_now = ids.get(key[0], "")
+        if start.ids.get(key[0], id_now) != id_now:
             first = EARLIEST
         if first == LATEST:
             first = end
         first = max(head.first if first == EARLIEST else first, head.first)
+        if head.reader:
+            first = min(first, head.head)
+            end = head.head if first < head.head else min(end, head.end)
         found[key] = Range(*key, min(first, end), end)
     return found
 
@@ -198,7 +242,7 @@ def limited(
     )
     if guess < max_bytes / 2:  # no need to ask for tables of pages
         return ends
-    tables = {key: pages(*key) for key, one in there.items() if ends[key] > one.start}
+    tables = {key: _table(one, heads, pages) for key, one in there.items() if ends[key] > one.start}
     sizes = {
         key: table.bytes_before(ends[key]) - table.bytes_before(there[key].start)
         for key, table in tables.items()
@@ -213,6 +257,27 @@ def limited(
             key = max(sizes, key=lambda one: (sizes[one], one))
             ends[key] = there[key].start + 1
     return ends
+
+
+def _table(one: Range, heads: Heads, pages: Pages) -> PageTable:
+    """The pages of what is to be read; messages that are to be leased have none yet."""
+    head = heads[one.stream][one.partition]
+    if one.start < head.head or not head.reader:
+        return pages(one.stream, one.partition)
+    rows = one.end - one.start
+    return table_of_average(one.start, one.end, int(rows * head.record_bytes))
+
+
+def shares(
+    there: Mapping[Key, Range], ends: Mapping[Key, int], heads: Heads, max_bytes: int
+) -> dict[Key, int]:
+    """How many bytes of a batch's each partition may have, by what it is to read: 1 at least."""
+    sizes = {
+        key: (ends[key] - one.start) * heads[key[0]][key[1]].record_bytes
+        for key, one in there.items()
+    }
+    total = max(sum(sizes.values()), 1.0)
+    return {key: max(int(max_bytes * size / total), 1) for key, size in sizes.items()}
 
 
 # ---- which tasks ---------------------------------------------------------------------------------

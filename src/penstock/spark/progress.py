@@ -19,6 +19,8 @@ Spark does with it, and what follows from that:
 
 A query without a readerId holds under a name of its own, which is deleted when it ends.
 
+Classic queues go the same way, with messages leased where heads are looked up (query_leases.py).
+
 The least that a batch should have (minOffsetsPerTrigger) waits for maxTriggerDelay at most, does
 not count for AvailableNow, and never holds up the batch that pins down where "latest" was.
 """
@@ -36,6 +38,7 @@ from penstock.spark.access import Source
 from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, Key, Positions
 from penstock.spark.plan import Loss, Range
+from penstock.spark.query_leases import QueryLeases
 from penstock.spark.source_options import LATEST, SourceOptions
 
 RENEW_S: Final = 60.0
@@ -82,7 +85,7 @@ class ReaderHold:
         self._thread: threading.Thread | None = None
 
     def begin(self, found: Sequence[Range]) -> None:
-        """A batch reads these: partitions that are not held yet are, from there on."""
+        """A batch reads these of streams: partitions that are not held yet are, from there on."""
         new = {(one.stream, one.partition): one.start for one in found}
         new = {key: at for key, at in new.items() if key not in self._held}
         if new:
@@ -93,7 +96,8 @@ class ReaderHold:
     def move(self, end: Positions) -> None:
         """All before `end` is committed. What is not held is not, and no hold goes back."""
         with self._lock:
-            later = {key: at for key, at in end.offsets.items() if at > self._held.get(key, at)}
+            at_streams = {k: at for k, at in end.offsets.items() if k[0] not in end.readers}
+            later = {key: at for key, at in at_streams.items() if at > self._held.get(key, at)}
             self._held.update(later)
         if later:
             self._say()
@@ -138,6 +142,7 @@ class StreamProgress:
         self._triggered: float | None = None  # when the last batch was begun
         self._lose = Losses(is_error=options.fail_on_data_loss)
         self.hold = ReaderHold(catalog, options.reader_id)
+        self.leases = QueryLeases(catalog, options, self.hold.name)
 
     def initial(self) -> dict[str, Any]:
         """Where the query begins."""
@@ -150,7 +155,9 @@ class StreamProgress:
 
     def until_now(self) -> None:
         """AvailableNow: what is there now is read, and nothing later."""
-        self._target = offsets.all_heads(self._catalog.heads(is_fresh=True))
+        heads = self._catalog.heads(is_fresh=True)
+        self._target = offsets.all_heads(heads)
+        self.leases.until_now(heads)
 
     def newest(self) -> dict[str, Any]:
         """The heads, whatever the limits."""
@@ -159,45 +166,69 @@ class StreamProgress:
     def latest(self, given: Json, *, is_limited: bool) -> dict[str, Any]:
         """Where the batch ends that begins at `given`; `given` itself if there is none."""
         start = offsets.decode(given)
+        self._recognise(start)
         self.hold.move(start)
         heads = self._catalog.heads()
         self._lose(plan.behind(start, heads))
-        target = self._target or offsets.all_heads(heads)
+        self.leases.commit(start, heads)
+        target = self.leases.target(self._target, heads) or offsets.all_heads(heads)
         there = {key: at for key, at in target.offsets.items() if key[1] in heads.get(key[0], {})}
         backlog = plan.backlog(start, Positions(there, target.ids), heads)
+        new = self.leases.unpinned(start, backlog, heads, is_limited=is_limited)
+        backlog |= {key: backlog[key]._replace(end=backlog[key].start) for key in new}
         rows = sum(one.end - one.start for one in backlog.values())
-        must = any(
+        must = bool(new) or any(
             at == LATEST or at > heads[key[0]][key[1]].head
             for key, at in start.offsets.items()
             if key in there
         )
         if not must and (not rows or (is_limited and self._waits(rows))):
             return dict(given)
+        ends = self._ends(backlog, heads, is_limited=is_limited)
+        if not must and all(ends[key] == one.start for key, one in backlog.items()):
+            return dict(given)  # others were faster
         self._triggered = self._now()
-        options = self._options
-        if is_limited:
-            ends = plan.limited(
-                backlog, heads, self._catalog.pages,
-                max_rows=options.max_offsets_per_trigger, max_bytes=options.max_bytes_per_trigger,
-            )  # fmt: skip
-        else:
-            ends = {key: one.end for key, one in backlog.items()}
-        return offsets.encode(Positions(ends, offsets.ids_of(heads)))
+        return offsets.encode(Positions(ends, offsets.ids_of(heads), self.leases.readers(heads)))
 
     def batch(self, given_start: Json, given_end: Json) -> list[Source]:
         """What the tasks of a batch read."""
         start, end = offsets.decode(given_start), offsets.decode(given_end)
+        self._recognise(start, end)
         heads = self._catalog.heads()
         if any(at > _head(heads, key) for key, at in end.offsets.items()):
             heads = self._catalog.heads(is_fresh=True)
         found, losses = plan.ranges(start, end, heads)
         self._lose(losses)
-        self.hold.begin(found)
+        self.hold.begin([one for one in found if one.stream not in end.readers])
         return sources(found, heads, self._options, self._catalog)
 
-    def committed(self, end: Json) -> None:
-        """All before `end` has been committed by the sink."""
-        self.hold.move(offsets.decode(end))
+    def committed(self, given: Json) -> None:
+        """All before `given` has been committed by the sink."""
+        end = offsets.decode(given)
+        self._recognise(end)
+        self.hold.move(end)
+        if end.readers:
+            self.leases.commit(end, self._catalog.heads())
+
+    def _recognise(self, *positions: Positions) -> None:
+        """What an offset tells of the query that wrote it."""
+        for one in positions:
+            self.leases.recognise(one)
+            self._catalog.known(name for name, _ in one.offsets)
+
+    def _ends(
+        self, backlog: Mapping[Key, Range], heads: Heads, *, is_limited: bool
+    ) -> dict[Key, int]:
+        """Where a batch ends that reads of this what the limits allow, and leases it."""
+        options = self._options
+        if not is_limited:
+            ends = {key: one.end for key, one in backlog.items()}
+            return self.leases.take(backlog, ends, heads, None)
+        ends = plan.limited(
+            backlog, heads, self._catalog.pages,
+            max_rows=options.max_offsets_per_trigger, max_bytes=options.max_bytes_per_trigger,
+        )  # fmt: skip
+        return self.leases.take(backlog, ends, heads, options.lease_bytes_per_trigger)
 
     def _waits(self, rows: int) -> bool:
         """Whether more records are to be waited for."""
@@ -225,5 +256,5 @@ def sources(
     made = []
     for one in cut:
         head = heads[one.stream][one.partition]
-        made.append(Source(one, head.stream_id, head.path))
+        made.append(Source(one, head.stream_id, head.path, head.reader))
     return made

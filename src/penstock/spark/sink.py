@@ -1,141 +1,207 @@
-"""The Spark sink: rows of a DataFrame become messages of a queue or an exchange, at least once.
+"""The Spark sink: rows of a DataFrame become messages of queues, streams or exchanges, once.
 
     df.write.format("penstock").option("queue", "flights.late").mode("append").save()
     df.writeStream.format("penstock").option("exchange", "flights").option(...).start()
 
-Rows come as Arrow batches to the tasks, and each task publishes its own, with confirms
-(sink_publisher.py). It succeeds when the broker has confirmed every row; else it fails, and Spark
-runs it again or fails the job. What was confirmed stays published then: at least once, as with
-Spark's sink for Kafka.
+Three ways of delivery. Exactly once, the default: tasks stage pages of rows at the broker over
+HTTP, and the driver publishes the batch by one question (sink_staging.py). Idempotent: the same,
+but each task publishes its own. At least once: each task publishes row by row over AMQP, with
+confirms, and what was confirmed stays when the task fails and runs again (sink_publisher.py).
 
-The writer is made at the driver, where options and columns are checked, and pickled to the tasks:
-it holds no connection.
+Which batch of which query a task writes, it learns from properties that Spark sets for its jobs;
+their names are not of Spark's public interface, so a test asserts them. A batch write is a job of
+its own, with a random name made when its writer is; in foreachBatch the options queryId and batchId
+say what it belongs to.
 
-Not here: options and columns (sink_options.py).
+The writer is made at the driver, where options and columns are checked, and pickled to the tasks; a
+stream's is made anew for each batch, and again for each commit and abort. It holds no connection,
+and nothing from one batch to the next.
+
+Not here: options (sink_options.py), columns (sink_columns.py).
 """
 
-from collections.abc import Iterator, Mapping
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import StructType
 
-from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink_columns import SinkColumns
+from penstock.spark.sink_options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from penstock.spark.sink_publisher import Publisher
+from penstock.spark.sink_staging import StagedRows, Stager, abort_batch, commit_batch
+from penstock.spark.staging_link import SinkError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-COLUMNS: Final = "value binary|string, routing_key string, message_id string, headers map"
-PERSISTENT: Final = 2
-TRANSIENT: Final = 1
+# What Spark tells the tasks of a streaming batch, as local properties of its jobs.
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @dataclass
 class Published(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
-    """What a task did: rows, all of them confirmed."""
+    """What a task did that published its rows by itself: how many."""
 
     rows: int
 
 
-class RowPublisher:
-    """Publishes the rows of a task; what both writers share."""
+@dataclass
+class Staged(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
+    """What a task staged."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
+    part: StagedRows
+
+
+class RowSink:
+    """Takes the rows of a task, and ends batches; what both writers share."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
         if is_overwrite:
             raise OptionError(
                 "mode", "overwrite", 'append: .mode("append"), or .outputMode("append") of a '
                 "stream; a queue's messages are not replaced"
             )  # fmt: skip
-        self.options = SinkOptions.of(options)
-        self.names = checked_columns(schema)
+        self.options = SinkOptions.of(given)
+        self._schema = schema
+        SinkColumns(self.options, schema)  # whatever is wrong is told here
 
-    def publish(self, batches: "Iterator[RecordBatch]") -> Published:
-        """All rows, and back when they are confirmed. PublishError."""
-        publisher = Publisher(self.options)
-        try:
-            for batch in batches:
-                self._publish(publisher, batch)
-            publisher.finish()
-        finally:
-            publisher.close()
-        return Published(publisher.confirmed)
+    def write(
+        self, batches: "Iterator[RecordBatch]", query: str, batch: int
+    ) -> WriterCommitMessage:
+        """In a task: all rows; back when they are safe. SinkError, PublishError, OptionError."""
+        options, columns = self.options, SinkColumns(self.options, self._schema)
+        if not options.is_staged:
+            return publish(options, columns, batches)
+        context = TaskContext.get()
+        partition, attempt = 0, 0
+        if context is not None:
+            partition, attempt = context.partitionId(), context.attemptNumber()
+        if options.delivery == IDEMPOTENT:
+            query = f"{query}/{partition}"
+        part = Stager(options, columns, query, batch, partition, attempt).stage(batches)
+        if options.delivery == EXACTLY_ONCE:
+            return Staged(part)
+        commit_batch(options, [part])
+        return Published(part.rows)
 
-    def _publish(self, publisher: Publisher, batch: "RecordBatch") -> None:
-        options, rows = self.options, batch.num_rows
-        nothing: list[Any] = [None] * rows
-        values = batch.column("value").to_pylist()
-        keys = nothing if options.routing_key is not None else self._column(batch, "routing_key")
-        ids, headers = self._column(batch, "message_id"), self._column(batch, "headers")
-        given = options.routing_key or ""
-        plain = self._properties(None, None)
-        for value, key, message_id, pairs in zip(
-            values, keys or nothing, ids or nothing, headers or nothing, strict=True
-        ):
-            if value is None:
-                raise OptionError("value", None, "a body in every row: the column has a null")
-            body = value.encode() if isinstance(value, str) else value
-            is_plain = message_id is None and pairs is None
-            properties = plain if is_plain else self._properties(message_id, pairs)
-            publisher.publish(key or given, body, properties)
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """At the driver, all tasks having ended well. SinkError."""
+        parts = [message.part for message in messages if isinstance(message, Staged)]
+        if parts:
+            commit_batch(self.options, parts)
 
-    def _column(self, batch: "RecordBatch", name: str) -> list[Any] | None:
-        return batch.column(name).to_pylist() if name in self.names else None
-
-    def _properties(self, message_id: str | None, pairs: list[tuple[str, Any]] | None) -> bytes:
-        return BasicProperties(
-            content_type=self.options.content_type,
-            headers=None if pairs is None else dict(pairs),
-            delivery_mode=PERSISTENT if self.options.is_persistent else TRANSIENT,
-            message_id=message_id,
-        ).encode()
+    def abort(
+        self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int
+    ) -> None:
+        """At the driver, when tasks or the commit failed. query: None if only messages can tell."""
+        if self.options.delivery != EXACTLY_ONCE:
+            return
+        parts = [message.part for message in messages if isinstance(message, Staged)]
+        if query is None and parts:
+            query = parts[0].query
+        if query is not None:
+            abort_batch(self.options, query, batch)
 
 
 class PenstockWriter(DataSourceArrowWriter):
     """Of `df.write`. options as in sink_options.py; schema: of the rows. OptionError."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
-        self._rows = RowPublisher(options, schema, is_overwrite)
+        self._sink = RowSink(options, schema, is_overwrite)
+        said = self._sink.options
+        self._query = f"job-{uuid.uuid4().hex}" if said.query_id is None else said.query_id
+        self._batch = said.batch_id or 0
 
-    def write(self, iterator: "Iterator[RecordBatch]") -> Published:
-        """In a task: publish its rows."""
-        return self._rows.publish(iterator)
+    def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
+        """In a task: stage or publish its rows."""
+        return self._sink.write(iterator, self._query, self._batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done: what they staged is published."""
+        self._sink.commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """A task has failed: what they staged is dropped."""
+        self._sink.abort(messages, self._query, self._batch)
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`, as PenstockWriter. A batch that is replayed is published again."""
+    """Of `df.writeStream`, as PenstockWriter."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
-        self._rows = RowPublisher(options, schema, is_overwrite)
+        self._sink = RowSink(options, schema, is_overwrite)
+        if self._sink.options.query_id is not None:
+            raise OptionError(
+                "queryId", self._sink.options.query_id, "none for a stream: Spark has ids of its "
+                "own; it is for df.write in foreachBatch"
+            )  # fmt: skip
 
-    def write(self, iterator: "Iterator[RecordBatch]") -> Published:
-        """In a task: publish its rows."""
-        return self._rows.publish(iterator)
+    def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
+        """In a task: stage or publish its rows."""
+        if not self._sink.options.is_staged:
+            return self._sink.write(iterator, "", 0)
+        query, batch = streaming_batch()
+        return self._sink.write(iterator, query, batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks have published; nothing is left to do."""
+        """All tasks are done: what they staged is published. A replay is 'already done'."""
+        self._sink.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """A task has failed. What was confirmed stays published: that is at least once."""
+        """A task or the commit failed: what was staged is dropped, unless it was published."""
+        self._sink.abort(messages, query_of_checkpoint(self._sink.options.checkpoint), batchId)
 
 
-def checked_columns(schema: StructType) -> frozenset[str]:
-    """The names of the columns that are sent. OptionError: none that can be, or of a wrong type."""
-    types = {field.name: field.dataType for field in schema.fields}
-    if "value" not in types:
-        raise OptionError("columns", ", ".join(types), COLUMNS)
-    wanted: dict[str, tuple[type[DataType], ...]] = {
-        "value": (BinaryType, StringType), "routing_key": (StringType,),
-        "message_id": (StringType,), "headers": (MapType,),
-    }  # fmt: skip
-    for name, kinds in wanted.items():
-        if name in types and not isinstance(types[name], kinds):
-            raise OptionError(f"column {name}", types[name].simpleString(), COLUMNS)
-    return frozenset(wanted) & types.keys()
+def publish(
+    options: SinkOptions, columns: SinkColumns, batches: "Iterator[RecordBatch]"
+) -> Published:
+    """Row by row, and back when they are confirmed. PublishError."""
+    publisher = Publisher(options)
+    try:
+        for batch in batches:
+            for exchange, key, body, properties in columns.published(batch):
+                publisher.publish(exchange, key, body, properties)
+        publisher.finish()
+    finally:
+        publisher.close()
+    return Published(publisher.confirmed)
+
+
+def streaming_batch() -> tuple[str, int]:
+    """The query and the batch that this task is of. SinkError: Spark does not say."""
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY_ID) if context is not None else None
+    batch = context.getLocalProperty(BATCH_ID) if context is not None else None
+    if query is None or batch is None:
+        raise SinkError(
+            f"this Spark does not tell a task its query and batch ({QUERY_ID}, {BATCH_ID}): use "
+            "foreachBatch, and df.write with the options queryId and batchId"
+        )
+    return query, int(batch)
+
+
+def query_of_checkpoint(checkpoint: str | None) -> str | None:
+    """The id of a query by its checkpoint, for who has no message of any task: None where the
+    option is not given, or is a directory of another machine."""
+    if checkpoint is None:
+        return None
+    parts = urlsplit(checkpoint)
+    path = unquote(parts.path) if parts.scheme == "file" else checkpoint
+    try:
+        found = json.loads((Path(path) / "metadata").read_text(encoding="utf-8"))
+        return str(found["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -33,7 +33,7 @@ BACK_OFF_S: Final = 0.2
 IN_FLIGHT_BYTES: Final = 16 << 20
 GOING_DOWN: Final = (320, 541)  # reply codes of a broker that ends a connection on its own account
 
-Row = tuple[str, bytes, bytes]  # routing key, body, properties as on the wire
+Row = tuple[str, str, bytes, bytes]  # exchange, routing key, body, properties as on the wire
 
 _connections: dict[str, ClientConnection] = {}
 
@@ -59,9 +59,9 @@ class Publisher:
         self._channel: ClientChannel | None = None
         self.confirmed = 0
 
-    def publish(self, routing_key: str, body: bytes, properties: bytes) -> None:
+    def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes) -> None:
         """Send one; waits when too many are ahead of their confirms. PublishError."""
-        row = (routing_key, body, properties)
+        row = (exchange, routing_key, body, properties)
         self._waiting.append((self._send(row), row))
         self._waiting_bytes += len(body)
         while (
@@ -100,7 +100,7 @@ class Publisher:
         if not is_taken:
             raise self._failed("the broker refused it (basic.nack)")
         self._waiting.popleft()
-        self._waiting_bytes -= len(row[1])
+        self._waiting_bytes -= len(row[2])
         self.confirmed += 1
 
     def _check_returned(self) -> None:
@@ -128,11 +128,10 @@ class Publisher:
     # ---- connections ---------------------------------------------------------------------------
 
     def _send(self, row: Row) -> "Future[bool]":
-        routing_key, body, properties = row
+        exchange, routing_key, body, properties = row
         future = self._opened().publish(
-            self._options.exchange, routing_key, body, properties,
-            mandatory=self._options.is_mandatory,
-        )  # fmt: skip
+            exchange, routing_key, body, properties, mandatory=self._options.is_mandatory
+        )
         assert future is not None
         return future
 
@@ -146,7 +145,7 @@ class Publisher:
             is_confirmed = future.done() and future.exception() is None and future.result()
             if is_confirmed:
                 self.confirmed += 1
-                self._waiting_bytes -= len(row[1])
+                self._waiting_bytes -= len(row[2])
             else:
                 rows.append(row)
         self._waiting = deque((self._send(row), row) for row in rows)

@@ -16,6 +16,7 @@ partition. All other filters are given back for Spark to apply.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import StreamGapError
 from penstock.spark import offsets, plan
-from penstock.spark.access import Source, frames_of
+from penstock.spark.access import LeaseGoneError, Source, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
 from penstock.spark.offsets import Positions
 from penstock.spark.progress import Losses, StreamProgress, sources
@@ -79,7 +80,7 @@ def batches(
     source: Source, options: SourceOptions, columns: Sequence[str]
 ) -> Iterator["pa.RecordBatch"]:
     """The records of a range as batches. A gap is an error, or with failOnDataLoss=false a warning:
-    then the range goes on behind it."""
+    then the range goes on behind it. So are messages that are leased no more."""
     from penstock.arrow_batches import BatchMaker
 
     maker = BatchMaker(source.range.stream, source.range.partition, columns)
@@ -87,14 +88,18 @@ def batches(
         try:
             for frames in frames_of(source, options):
                 yield from maker.batches(frames)
-                start = frames.first_offset + frames.count
-                source = Source(source.range._replace(start=start), source.stream_id, source.path)
+                source = _from(source, frames.first_offset + frames.count)
             return
-        except StreamGapError as gap:
+        except (StreamGapError, LeaseGoneError) as gap:
             if options.fail_on_data_loss:
                 raise
             logger.warning("%s", gap)
-            source = Source(source.range._replace(start=gap.first), source.stream_id, source.path)
+            source = _from(source, gap.first)
+
+
+def _from(source: Source, start: int) -> Source:
+    """What is left of it."""
+    return replace(source, range=source.range._replace(start=start))
 
 
 # ---- batch ---------------------------------------------------------------------------------------

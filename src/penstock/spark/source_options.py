@@ -10,7 +10,8 @@ everywhere in Spark.
                             of a store, of a vhost in it or of one stream, read beside its owner
     vhost                   which one, for `path` with a whole store: "/" if nothing is said
 
-    subscribe | subscribePattern | assign                        which streams
+    subscribe | subscribePattern | assign                        which streams; by name also classic
+                                                                 queues, which are leased
     startingTimestamp | startingOffsetsByTimestamp | startingOffsets   where to begin
     endingTimestamp | endingOffsetsByTimestamp | endingOffsets         where to end, batch only
 
@@ -81,13 +82,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Where to begin or to end: at an offset (EARLIEST, LATEST) or a time everywhere, or at one of
-    them for each partition of each stream. ids: of the streams that the offsets were of."""
+    them for each partition of each stream. ids: of the streams that the offsets were of.
+    is_default: nobody said it."""
 
     offset: int | None = None
     time_us: int | None = None
     offsets: dict[str, dict[int, int]] | None = None
     times_us: dict[str, dict[int, int]] | None = None
     ids: dict[str, str] = field(default_factory=dict)
+    is_default: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class SourceOptions:
     max_bytes_per_partition: int = 256 << 20
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int = 512 << 20
+    lease_bytes_per_trigger: int = field(default=256 << 20, compare=False)  # of classic queues
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_s: float = 900.0
     reader_id: str | None = None
@@ -153,6 +157,7 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
         max_bytes_per_partition=_bytes(options, "maxBytesPerPartition", 256 << 20),
         max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger"),
         max_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 512 << 20),
+        lease_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 256 << 20),
         min_offsets_per_trigger=_whole(options, "minOffsetsPerTrigger"),
         max_trigger_delay_s=_seconds(options, "maxTriggerDelay", 900.0),
         reader_id=_reader_id(options),
@@ -295,7 +300,7 @@ def _bound(options: Mapping[str, str], which: str, default: int, *, is_start: bo
     name = f"{which}Offsets"
     text = options.get(name.lower())
     if text is None:
-        return Bound(offset=default)
+        return Bound(offset=default, is_default=True)
     if text.lower() == "latest":
         return Bound(offset=LATEST)
     if text.lower() == "earliest" and is_start:
@@ -316,6 +321,8 @@ def _offsets(name: str, text: str, expected: str, *, is_start: bool) -> Bound:
         for key, offset in partitions.items():
             if key == "id" and isinstance(offset, str):
                 ids[stream] = offset
+                continue
+            if key == "reader":  # of a classic queue, in an offset that a query reported
                 continue
             is_whole = isinstance(offset, int) and not isinstance(offset, bool)
             if not key.isdecimal() or not is_whole or offset < (EARLIEST if is_start else LATEST):

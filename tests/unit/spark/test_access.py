@@ -1,6 +1,8 @@
 """Frames of a range: from files, from a broker, and what is done when either fails."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,13 @@ pytest.importorskip("numpy", reason="pages are read by columns with NumPy")
 
 from penstock.errors import CorruptionError, StreamGapError
 from penstock.page_frames import PageMap
-from penstock.spark.access import AccessError, Source, frames_of, why_not_here
+from penstock.spark.access import (
+    AccessError,
+    LeaseGoneError,
+    Source,
+    frames_of,
+    why_not_here,
+)
 from penstock.spark.http_link import LinkError, RefusedError
 from penstock.spark.plan import Range
 from penstock.spark.source_options import parse_source_options
@@ -205,6 +213,99 @@ def test_a_task_that_stops_early_leaves_no_half_answer_behind() -> None:
         assert next(frames).count == 200
         frames.close()  # type: ignore[attr-defined]
         assert read(NOWHERE, url=broker.url) == EXPECTED
+
+
+def test_a_vhost_that_restarts_is_asked_again() -> None:
+    away = Answer(503, {"error": "unavailable", "reason": "vhost restarts"})
+    whole = Answer(200, TINY.chunk(0, 500))
+    with TinyHttp({FRAMES.format(0, 500): [away, away, whole]}) as broker:
+        assert read(NOWHERE, url=broker.url) == EXPECTED
+    with TinyHttp({FRAMES.format(0, 500): [away]}) as broker:
+        with pytest.raises(RefusedError, match="503"):
+            read(NOWHERE, url=broker.url)
+        assert len(broker.asked) == 4
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+LEASE = "GET /api/leases/%2F/s/job/frames?from={}&to={}"
+LEASED = replace(NOWHERE, reader="job")
+
+
+def test_messages_of_a_lease_are_asked_for_where_its_pages_are_not() -> None:
+    with TinyHttp({LEASE.format(0, 500): [Answer(200, TINY.chunk(0, 500))]}) as broker:
+        assert read(LEASED, url=broker.url) == EXPECTED
+        with pytest.raises(AccessError, match="access=file: /nowhere is not there"):
+            read(LEASED, url=broker.url, access="file")
+
+
+def test_pages_of_a_lease_are_mapped_where_they_are(stream: Path) -> None:
+    source = replace(source_of(stream), reader="job")
+    with TinyHttp({}) as broker:
+        assert read(source, url=broker.url) == EXPECTED
+        assert read(source, url=broker.url, access="file") == EXPECTED
+        with pytest.raises(LeaseGoneError):
+            read(source, url=broker.url, access="network")
+
+
+def test_pages_that_are_made_anew_are_left_for_the_broker(stream: Path) -> None:
+    """They end before what was planned; or a page is gone, or is not what it was."""
+    source = replace(source_of(stream, 100, 520), reader="job")
+    longer = [*PAYLOADS, *(b"more" for _ in range(20))]
+    tiny = page_of([Record(i, payload) for i, payload in enumerate(longer)])
+    with TinyHttp({LEASE.format(100, 520): [Answer(200, tiny.chunk(100, 520))]}) as broker:
+        assert read(source, url=broker.url) == list(enumerate(longer))[100:]
+        with pytest.raises(AccessError, match="it ends at 500"):
+            read(source, url=broker.url, access="file")
+    pages = sorted(stream.glob("*.page"))
+    base = int(pages[1].stem)
+    answers = {LEASE.format(base, 500): [Answer(200, TINY.chunk(base, 500))]}
+    source = replace(source_of(stream), reader="job")
+    raw = pages[1].read_bytes()
+    pages[1].write_bytes(raw[:200] + b"x" + raw[201:])
+    with TinyHttp(answers) as broker:
+        assert read(source, url=broker.url) == EXPECTED
+    pages[1].write_bytes(raw)
+    pages[2].unlink()  # the page before it ends nowhere now
+    with TinyHttp(answers) as broker:
+        assert read(source, url=broker.url) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "first"),
+    [
+        (404, {"reason": "no reader 'job' of queue 's'"}, 500),
+        (416, {"reason": "there are 120 to 500", "first": 120, "head": 500}, 120),
+        (416, {"reason": "there are 0 to 40", "first": 0, "head": 40}, 500),
+    ],
+)
+def test_a_lease_that_is_gone(status: int, told: dict[str, Any], first: int) -> None:
+    with TinyHttp({LEASE.format(0, 500): [Answer(status, told)]}) as broker:
+        with pytest.raises(LeaseGoneError, match="queue 's', leased by reader 'job'") as caught:
+            read(LEASED, url=broker.url)
+        assert caught.value.first == first
+        assert str(told["reason"]) in str(caught.value)
+
+
+def test_what_a_lease_lacks_is_passed_over_if_the_query_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("pyspark")
+    from penstock.spark.source import batches
+
+    answers = {
+        LEASE.format(0, 500): [Answer(416, {"reason": "committed", "first": 120, "head": 500})],
+        LEASE.format(120, 500): [Answer(200, TINY.chunk(120, 300)), Answer(404, {})],
+        LEASE.format(300, 500): [Answer(404, {"reason": "no such reader"})],
+    }
+    with TinyHttp(answers) as broker:
+        given = {"url": broker.url, "subscribe": "s", "failOnDataLoss": "false"}
+        fast = {"fetchOffset.retryIntervalMs": "0"}
+        options = parse_source_options({**given, **fast}, is_streaming=True)
+        found = [n for batch in batches(LEASED, options, ["offset"]) for n in batch["offset"]]
+    assert [n.as_py() for n in found] == list(range(120, 300))
+    assert "messages 0 to 119 are not leased any more (committed)" in caplog.text
+    assert "messages 300 to 499 are not leased any more (no such reader)" in caplog.text
 
 
 def test_pages_of_the_engine_are_what_the_columns_read(stream: Path) -> None:

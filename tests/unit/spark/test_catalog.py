@@ -113,6 +113,19 @@ def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
         stream_paths(str(tmp_path), "/")
 
 
+def test_a_classic_queue_of_a_store_is_refused_by_name(tmp_path: Path) -> None:
+    path = vhost_of(tmp_path / "v")
+    (path / "queues" / f"{hash_name(b'tasks')}.12").mkdir(parents=True)
+    with pytest.raises(OptionError, match=r"given 'tasks', expected 'url' of the broker.*leased"):
+        heads_of(path=str(path), subscribe="events,tasks")
+    with pytest.raises(OptionError, match="classic queues need a 'url'"):
+        heads_of(path=str(path), subscribe="task")
+    catalog = catalog_of(options_of(path=str(path), subscribe="events"))
+    for call in (lambda: catalog.lease("tasks", 0, 1, None), lambda: catalog.commit("tasks", 1)):
+        with pytest.raises(OptionError, match="'url' of a broker"):
+            call()
+
+
 def test_heads_are_believed_for_a_moment(tmp_path: Path) -> None:
     path = tmp_path / "events"
     write_stream(path, payloads(5))

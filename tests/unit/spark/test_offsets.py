@@ -114,3 +114,22 @@ def test_lag() -> None:
     latest = Positions({("a", 0): 7, ("b", 0): 9, ("b", 1): 4, ("c", 0): 6})
     assert lag(end, latest) == {("a", 0): 2, ("b", 0): 0, ("b", 1): 4, ("c", 0): 6}
     assert lag(Positions({("a", 0): 8}), Positions({("a", 0): 7})) == {("a", 0): 0}
+
+
+# ---- classic queues ------------------------------------------------------------------------------
+
+
+def test_an_offset_of_a_classic_queue_names_its_reader() -> None:
+    heads = {"q": {0: PartitionHead(5, 9, stream_id="ab", reader="job", ready=4)}}
+    positions = Positions({("q", 0): 9}, ids_of(heads), {"q": "job"})
+    text = encode(positions)
+    assert list(text["q"]) == ["0", "id", "reader"]
+    assert decode(text) == positions
+    assert parse_offsets(text) == {("q", 0): 9}
+    assert all_heads(heads).offsets == {("q", 0): 13}
+    assert lag(positions, all_heads(heads)) == {("q", 0): 4}
+
+
+def test_a_queue_that_nothing_was_leased_of_has_no_id() -> None:
+    assert ids_of({"q": {0: PartitionHead(0, 0, reader="job")}}) == {}
+    assert list(ids_of({"s": {0: PartitionHead(0, 0)}})) == ["s"]

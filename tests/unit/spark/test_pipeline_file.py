@@ -79,6 +79,28 @@ def test_all_that_a_file_can_say() -> None:
     assert spec.conf == {"spark.sql.shuffle.partitions": "4", "spark.ui.enabled": "true"}
 
 
+def test_tables_and_deliveries() -> None:
+    spec = parsed(
+        '[pipeline]\ndelivery = "at-least-once"\n[source]\nqueue = "a"\ncolumns = ["headers"]\n'
+        '[[sink]]\ndelta = "lake/a"\npartition_by = ["month"]\n'
+        '[[sink]]\niceberg = "ns.a"\npartition_by = ["day(at)"]\ngather = false\n'
+        '[[sink]]\nqueue = "b"\ndelivery = "exactly-once"\nhttp_url = "http://there"\n'
+        '[[sink]]\nexchange = "*"\n'
+        '[catalog]\nuri = "https://catalog"\ns3.region = "eu"\n[storage]\nAWS_S3_ALLOW = true\n'
+    )
+    assert spec.source.columns == ("headers",)
+    delta, iceberg, queue, exchange = spec.sinks
+    assert (delta.is_table, delta.is_files, delta.is_queue) == (True, False, False)
+    assert (iceberg.kind, iceberg.partition_by, iceberg.is_gathered) == (
+        "iceberg", ("day(at)",), False,
+    )  # fmt: skip
+    assert (queue.delivery, queue.http_url) == ("exactly-once", "http://there")
+    assert (exchange.delivery, spec.delivery) == ("at-least-once", "at-least-once")
+    assert spec.catalog == {"uri": "https://catalog", "s3.region": "eu"}
+    assert spec.storage == {"AWS_S3_ALLOW": "true"}
+    assert parsed(LEAST).delivery == "exactly-once"
+
+
 def test_what_a_file_need_not_say() -> None:
     spec = parsed(LEAST)
     assert (spec.name, spec.state, spec.interval_ms) == ("f", "state/f", None)
@@ -137,7 +159,7 @@ WRONG = [
     (SOURCE, "dir/f.toml: it has no [[sink]]"),
     ("[source]\n" + SINK, "[source]: has none of queue, parquet, json: expected one"),
     ("[source]\nqueue = 'a'\nparquet = 'b'\n" + SINK, "[source]: has queue and parquet"),
-    (SOURCE + "[[sink]]\nwhere = 'x'\n", "[[sink]] 1: has none of parquet, orc, json, queue"),
+    (SOURCE + "[[sink]]\nwhere = 'x'\n", "[[sink]] 1: has none of parquet, orc, json, delta"),
     (SOURCE + SINK + "[pipeline]\ntrigger = 'often'", "trigger: given 'often', expected "
      '"available-now", or a time such as "10 seconds"'),
     (SOURCE + SINK + "[pipeline]\ntrigger = '0 s'", "trigger: given '0 s'"),
@@ -157,9 +179,15 @@ WRONG = [
      "columns of a message"),
     (SOURCE + SINK + "[transform]\nexpect = [1]", "expect: given [1], expected a list of texts"),
     (SOURCE + "[[sink]]\nqueue = 'a'\npartition_by = ['x']", "partition_by: given ['x'], expected "
-     "none: it goes with parquet or orc or json"),
+     "none: it goes with parquet or orc or json or delta or iceberg"),
     (SOURCE + "[[sink]]\nqueue = 'a'\nrouting_key = 'x'", "routing_key: given 'x'"),
     (SOURCE + SINK + "value = 'x'", "value: given 'x', expected none: it goes with queue"),
+    (SOURCE + "[[sink]]\ndelta = 'a'\n[[sink]]\ndelta = 'a/'\n", "another sink writes to a/"),
+    (SOURCE + "[[sink]]\niceberg = 'a.b'\nvalue = 'x'", "none: it goes with queue or exchange"),
+    (SOURCE + "[[sink]]\nqueue = 'a'\ndelivery = 'once'", "delivery: given 'once', expected one of "
+     "exactly-once, idempotent, at-least-once"),
+    (SOURCE + SINK + "delivery = 'exactly-once'", "none: it goes with queue or exchange"),
+    (SOURCE + "columns = ['value']\n" + SINK, "columns: given 'value', expected of headers, prop"),
     (SOURCE + SINK + SINK, "[[sink]] 2: parquet: another sink writes to lake"),
     (SOURCE + SINK + "gather = 1", "gather: given 1, expected true or false"),
     (SOURCE + SINK + "[spark]\nfoo = 1", "[spark]: foo: given 1"),
@@ -190,6 +218,14 @@ def test_the_file_of_the_documentation_is_right() -> None:
     page = (ROOT / "docs" / "pipelines.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert parsed(text).name == "flights"
+
+
+def test_the_file_of_the_lakehouse_is_right() -> None:
+    page = (ROOT / "docs" / "lakehouse.md").read_text()
+    first, catalog = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    spec = parsed(first)
+    assert [sink.kind for sink in spec.sinks] == ["delta", "iceberg"]
+    assert parsed(LEAST + catalog).catalog["s3.region"] == "eu-central-1"
 
 
 def test_every_key_is_in_the_documentation() -> None:

@@ -16,6 +16,7 @@ from penstock.spark.plan import (
     behind,
     limited,
     ranges,
+    shares,
     table_of_average,
     tasks,
 )
@@ -288,3 +289,65 @@ def test_a_head_knows_the_size_of_a_record() -> None:
     head = HEADS["s"][0]
     assert head.record_bytes == 100
     assert replace(head, bytes=0).record_bytes == 1
+
+
+# ---- classic queues ------------------------------------------------------------------------------
+
+READER = {"q": "job"}
+
+
+def lease(first: int, head: int, ready: int = 0) -> Heads:
+    """Of bodies of 100 B."""
+    size = (head - first) * 100
+    return {"q": {0: PartitionHead(first, head, 0, size, "a", "", "job", ready, ready * 100)}}
+
+
+def leased_from(start: int, heads: Heads, target: int) -> tuple[int, int]:
+    at = Positions({("q", 0): start}, ids_of(heads), READER)
+    found = backlog(at, Positions({("q", 0): target}, ids_of(heads)), heads)["q", 0]
+    return found.start, found.end
+
+
+def test_what_is_leased_comes_before_what_is_ready() -> None:
+    assert leased_from(40, lease(40, 100, 50), 150) == (40, 100)
+    assert leased_from(100, lease(40, 100, 50), 150) == (100, 150)
+    assert leased_from(100, lease(40, 100, 50), 130) == (100, 130)
+    assert leased_from(100, lease(40, 100, 10), 150) == (100, 110)
+    assert leased_from(500, lease(40, 100, 10), 110) == (100, 110)
+
+
+def test_messages_to_be_leased_are_limited_by_their_average() -> None:
+    heads = lease(0, 0, 1000)
+    there = {("q", 0): Range("q", 0, 0, 1000)}
+    assert limited(there, heads, pages, max_rows=None, max_bytes=5000) == {("q", 0): 50}
+    assert limited(there, heads, pages, max_rows=30, max_bytes=5000) == {("q", 0): 30}
+    assert limited(there, heads, pages, max_rows=None, max_bytes=10) == {("q", 0): 1}
+
+
+def test_bytes_are_shared_by_what_is_read() -> None:
+    heads = lease(0, 0, 300) | {"s": {0: PartitionHead(0, 100, 0, 10_000)}}
+    there = {("q", 0): Range("q", 0, 0, 300), ("s", 0): Range("s", 0, 0, 100)}
+    ends = {("q", 0): 300, ("s", 0): 100}
+    assert shares(there, ends, heads, 8000) == {("q", 0): 6000, ("s", 0): 2000}
+    assert shares(there, {("q", 0): 0, ("s", 0): 100}, heads, 8000)["q", 0] == 1
+
+
+def test_losses_of_a_lease_name_queue_and_reader() -> None:
+    heads = lease(40, 100)
+    told = "queue 'q', leased by reader 'job': "
+
+    def losses(first: int, last: int, id: str | None = None) -> list[str]:
+        ids = ids_of(heads) if id is None else {"q": id}
+        start = Positions({("q", 0): first}, ids, READER)
+        _, found = ranges(start, Positions({("q", 0): last}, ids, READER), heads)
+        return [str(one) for one in found]
+
+    assert losses(40, 100) == []
+    assert losses(30, 100) == [
+        f"{told}messages 30 to 39 were committed, so the queue has them no more"
+    ]
+    assert losses(40, 120)[0].startswith(f"{told}messages up to 120 were leased, there are 100")
+    assert losses(40, 100, "other")[0].startswith(f"{told}that lease is gone")
+    start = Positions({("q", 0): 120}, ids_of(heads), READER)
+    assert "messages up to 120 were leased" in str(behind(start, heads)[0])
+    assert str(behind(start, {})[0]) == f"{told}it is not there any more"

@@ -15,6 +15,7 @@ from penstock.spark.sink_publisher import Publisher, PublishError
 from tests.helpers.scripted_broker import ScriptedBroker
 
 PLAIN = BasicProperties().encode()
+AMQP = {"delivery": "at-least-once"}
 
 
 class Confirming:
@@ -47,13 +48,13 @@ def broker() -> Iterator[ScriptedBroker]:
 
 
 def publisher(broker: ScriptedBroker, **given: str) -> Publisher:
-    options = SinkOptions.of({"queue": "q", "url": broker.url, "timeout": "20", **given})
+    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "20", **given})
     return Publisher(options, sleep=lambda seconds: None)
 
 
 def publish(target: Publisher, *bodies: bytes) -> None:
     for body in bodies:
-        target.publish("q", body, PLAIN)
+        target.publish("", "q", body, PLAIN)
 
 
 def test_it_ends_when_all_is_confirmed(broker: ScriptedBroker) -> None:
@@ -108,7 +109,7 @@ def test_what_was_not_confirmed_is_sent_again(broker: ScriptedBroker) -> None:
 def test_a_broker_that_goes_away_for_good_is_an_error(broker: ScriptedBroker) -> None:
     times = iter([0.0, 10.0, 30.0, 50.0])
     Confirming(broker, upto=1)
-    options = SinkOptions.of({"queue": "q", "url": broker.url, "timeout": "20"})
+    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "20"})
     target = Publisher(options, sleep=lambda seconds: None, monotonic=lambda: next(times))
     publish(target, b"a", b"b")
     broker.wait(PublishRun)
@@ -145,7 +146,7 @@ def test_a_returned_row_is_an_error(
         return [spec.BasicAck(delivery_tag=1)]
 
     broker.on(PublishRun, returned)
-    made = Publisher(SinkOptions.of({**target, "url": broker.url}))
+    made = Publisher(SinkOptions.of({**AMQP, **target, "url": broker.url}))
     publish(made, b"a")
     with pytest.raises(PublishError, match=told):
         made.finish()

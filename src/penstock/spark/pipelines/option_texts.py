@@ -35,6 +35,23 @@ def choice(name: str, given: str | None, choices: Sequence[str]) -> str:
     return given
 
 
+def whole(given: str | None) -> int | str | None:
+    """A number as TOML has it; what is none stays as it is, for the file's own check to tell."""
+    return int(given) if given and given.isdecimal() else given
+
+
+def lake(
+    kind: str, into: str | None, columns: Sequence[str], warehouse: str | None
+) -> tuple[str, ...]:
+    """The [[sink]] of a table or of files, and the [catalog] of Iceberg. OptionError."""
+    if warehouse is not None and kind != "iceberg":
+        raise OptionError("warehouse", warehouse, "format=iceberg with it")
+    sink = table("[[sink]]", {kind: into, "partition_by": list(columns), "gather": False})
+    if warehouse is None:
+        return (sink,)
+    return sink, table("[catalog]", {"warehouse": warehouse})
+
+
 def table(header: str, values: Mapping[str, object]) -> str:
     """A table of a TOML file; what is None is left out."""
     lines = [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]

@@ -37,6 +37,12 @@ def test_everything_else() -> None:
     assert spec_of(stream="s", into="lake", by="none").transform.sql == "SELECT * FROM source"
 
 
+def test_into_a_table() -> None:
+    spec = spec_of(stream="s", into="air.events", format="iceberg", warehouse="w")
+    assert (spec.sinks[0].kind, spec.sinks[0].target) == ("iceberg", "air.events")
+    assert (spec.sinks[0].partition_by, spec.catalog) == (("day",), {"warehouse": "w"})
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -44,7 +50,10 @@ def test_everything_else() -> None:
         ({"stream": "s"}, "a value: -o into=..."),
         ({"stream": "s", "into": "x", "bye": "day"}, "did you mean 'by'?"),
         ({"stream": "s", "into": "x", "by": "week"}, "one of none, day, hour"),
-        ({"stream": "s", "into": "x", "format": "csv"}, "one of parquet, orc, json"),
+        (
+            {"stream": "s", "into": "x", "format": "csv"},
+            "one of parquet, orc, json, delta, iceberg",
+        ),
         ({"stream": "s", "into": "x", "records_max": "few"}, "records_max: given 'few'"),
     ],
 )

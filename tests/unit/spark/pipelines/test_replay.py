@@ -30,9 +30,28 @@ def test_into_an_exchange() -> None:
     assert (sink.kind, sink.target, sink.routing_key, sink.value) == ("exchange", "x", "k", "v")
 
 
+def test_back_to_where_it_came_from() -> None:
+    spec = spec_of({"from": "lake/dead", "back": "origin", "sql": "SELECT 7", "where": "x > 1"})
+    assert (spec.name, spec.source.name) == ("replay-back-lake-dead", "lake/dead")
+    (sink,) = spec.sinks
+    assert (sink.kind, sink.target, sink.where) == ("exchange", "*", None)
+    sql = spec.transform.sql or ""
+    assert sql.startswith("SELECT original_exchange AS exchange, original_routing_key AS routing_")
+    assert "FROM ( SELECT 7 ) WHERE original_exchange IS NOT NULL" in sql
+    assert sql.endswith("AND (x > 1)")
+    assert "'x-death'" in sql
+    sql = spec_of({"from": "lake", "back": "queue"}).transform.sql or ""
+    assert sql.startswith("SELECT '' AS exchange, first_queue AS routing_key")
+    assert spec_of({"from": "l", "queue": "q", "sql": "SELECT 1"}).transform.sql == "SELECT 1"
+
+
 @pytest.mark.parametrize(
     "given",
     [
+        {"from": "lake", "back": "home"},
+        {"from": "lake", "back": "origin", "queue": "q"},
+        {"from": "lake", "back": "origin", "value": "x"},
+        {"from": "lake", "back": "origin", "format": "json"},
         {"queue": "q"},
         {"from": "lake"},
         {"from": "lake", "queue": "q", "exchange": "x"},

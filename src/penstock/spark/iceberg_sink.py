@@ -1,0 +1,380 @@
+"""IcebergSink: a batch becomes one snapshot of an Iceberg table, by the package pyiceberg.
+
+Tasks write data files as the table's metadata says, and tell of each what its manifest needs. The
+driver commits all of them in one transaction with whatever columns are new:
+
+    snapshot     appended files; summary  penstock.query = <query>, penstock.batch = <batch>
+    property     penstock.batch.<query> = <batch>       of the table
+
+Before a commit, and again before each try of it, both are looked for: a batch that is there is not
+written again. The property is for those who expire snapshots. pyiceberg's own retries are off, for
+they would not look.
+
+The catalog is any of pyiceberg's, by the properties in [catalog]; without a type or uri it is a
+database of sqlite in the warehouse's directory: `catalog.db`, beside the tables.
+
+Not here: who asks when (pipeline.py), the tasks' chunks (lake_task.py).
+"""
+
+import os
+import pickle
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import PenstockError
+from penstock.spark.lake_files import absolute
+from penstock.spark.lake_schema import (
+    TIMES,
+    Division,
+    MisfitError,
+    added_fields,
+    arrow_schema,
+    divisions_of,
+    same_divisions,
+)
+from penstock.spark.lake_table import BATCH, QUERY, by_tasks, needs
+from penstock.spark.lake_task import chunks, codes_of, conformed, local_path, pieces, sync
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+CATALOG: Final = "penstock"  # its name, where [catalog] has none
+WAREHOUSE: Final = "warehouse"
+DATABASE: Final = "catalog.db"
+SQLITE: Final = "sqlite:///"
+TRIES: Final = 8  # of a commit, while others commit to the same table
+RETRIES: Final = "commit.retry.num-retries"  # a property of tables that pyiceberg reads
+
+
+class IcebergCommitError(PenstockError):
+    """Others commit to a table again and again, and this one never gets through."""
+
+
+class IcebergSink:
+    """One table. name: "namespace.table". catalog: properties of pyiceberg's. LakeMissingError,
+    MisfitError."""
+
+    def __init__(
+        self, name: str, *, partition_by: Sequence[str] = (),
+        catalog: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        needs("pyiceberg", "Iceberg")
+        parts = name.split(".")
+        if len(parts) < 2 or not all(parts):
+            raise MisfitError(f'iceberg: given {name!r}, expected "namespace.table"')
+        self._name = tuple(parts)
+        self._title = f"iceberg {name}"
+        self._given = divisions_of(partition_by)
+        self._check_divisions(self._given)
+        self._properties = catalog_properties(catalog or {})
+        if len(parts) > 2 and self._properties.get("type") == "sql":
+            raise MisfitError(
+                f'iceberg: given {name!r}, expected "namespace.table": namespaces of a catalog of '
+                "type sql have one name"
+            )
+        self._catalog_kept: Any = None
+
+    def check(self, batch: "pa.Schema") -> None:
+        """See LakeTable."""
+        import pyarrow as pa
+
+        table = self._opened()
+        if table is not None:
+            self._check_divisions(_divisions(table.metadata))
+            same_divisions(self._given, _divisions(table.metadata), self._title)
+        there = pa.schema([]) if table is None else _arrow(table.schema())
+        added_fields(there, batch, self._title)
+
+    def divisions(self) -> Sequence[Division]:
+        """See LakeTable."""
+        table = self._opened()
+        return self._given if table is None else _divisions(table.metadata)
+
+    def is_done(self, query: str, batch_id: int) -> bool:
+        """See LakeTable."""
+        table = self._opened()
+        return table is not None and _has_batch(table, query, batch_id)
+
+    def write(self, rows: "DataFrame", query: str, batch_id: int) -> int:
+        """See LakeTable."""
+        batch = arrow_schema(rows.schema)
+        table = self._opened() or self._made(batch)
+        _, metadata = self._evolved(table, batch)
+        writer = IcebergFiles(
+            metadata=metadata.model_copy(
+                update={"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}}
+            ),
+            io=table.io,
+        )
+        files = [pickle.loads(raw) for raw in by_tasks(rows, writer.write)]  # noqa: S301
+        if not files:
+            return 0
+        for _ in range(TRIES):
+            if self._commit(table, batch, files, query, batch_id):
+                return sum(file.record_count for file in files)
+            table = self._opened()
+            if _has_batch(table, query, batch_id):
+                return 0
+        raise IcebergCommitError(
+            f"{self._title}: {TRIES} commits in a row met another one: who else writes there?"
+        )
+
+    # ---- the table -------------------------------------------------------------------------------
+
+    def _check_divisions(self, divisions: Sequence[Division]) -> None:
+        columns = [one.column for one in divisions]
+        for name in columns:
+            if columns.count(name) > 1:
+                raise MisfitError(f"partition_by: {self._title}: {name!r} divides it twice")
+
+    def _catalog(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        if self._catalog_kept is None:
+            properties = dict(self._properties)
+            database = self._database()
+            if database is not None:
+                os.makedirs(os.path.dirname(database), exist_ok=True)
+            self._catalog_kept = load_catalog(properties.pop("name", CATALOG), **properties)
+        return self._catalog_kept
+
+    def _database(self) -> str | None:
+        """The file of a catalog of our own; None: it is somebody else's."""
+        path = self._properties.get("uri", "").removeprefix(SQLITE)
+        return path if path.endswith(f"/{DATABASE}") and path.startswith("/") else None
+
+    def _opened(self) -> Any:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        database = self._database()
+        if database is not None and not os.path.exists(database):
+            return None  # whoever only looks makes nothing
+        try:
+            return self._catalog().load_table(self._name)
+        except (NoSuchNamespaceError, NoSuchTableError):
+            return None
+
+    def _made(self, batch: "pa.Schema") -> Any:
+        """A new table, with its partitions, at once or not at all."""
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        catalog = self._catalog()
+        catalog.create_namespace_if_not_exists(self._name[:-1])
+        try:
+            with (
+                catalog.create_table_transaction(self._name, batch) as transaction,
+                transaction.update_spec() as spec,
+            ):
+                for one in self._given:
+                    title = None if one.transform == "identity" else f"{one.column}_{one.transform}"
+                    spec.add_field(one.column, _transform(one), title or one.column)
+        except TableAlreadyExistsError:
+            pass
+        return self._opened()
+
+    def _evolved(self, table: Any, batch: "pa.Schema") -> tuple[Any, Any]:
+        """A transaction that adds the columns which are new, and the metadata as it will be."""
+        import pyarrow as pa
+
+        same_divisions(self._given, _divisions(table.metadata), self._title)
+        added = added_fields(_arrow(table.schema()), batch, self._title)
+        transaction = table.transaction()
+        if added:
+            with transaction.update_schema() as update:
+                update.union_by_name(pa.schema(added))
+        return transaction, transaction.table_metadata
+
+    def _commit(
+        self, table: Any, batch: "pa.Schema", files: list[Any], query: str, batch_id: int
+    ) -> bool:
+        """Whether it got through; False: another commit came first."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        kept = table.metadata
+        table.metadata = kept.model_copy(update={"properties": {**kept.properties, RETRIES: "0"}})
+        transaction, _ = self._evolved(table, batch)
+        transaction.set_properties({f"{BATCH}.{query}": str(batch_id)})
+        told = {QUERY: query, BATCH: str(batch_id)}
+        with transaction.update_snapshot(snapshot_properties=told).fast_append() as append:
+            for file in files:
+                append.append_data_file(file)
+        try:
+            committed = transaction.commit_transaction()
+        except CommitFailedException:
+            return False
+        _sync_metadata(committed)
+        return True
+
+
+def catalog_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """What pyiceberg is told; see the head of this module."""
+    found = dict(given)
+    warehouse = found.get("warehouse")
+    if "type" not in found and "uri" not in found and "py-catalog-impl" not in found:
+        root = absolute(warehouse or WAREHOUSE)
+        if "://" in root:
+            raise MisfitError(
+                f"[catalog]: warehouse {root} is not on this machine: type and uri of the catalog "
+                "have to be said"
+            )
+        found |= {
+            "type": "sql",
+            "uri": f"{SQLITE}{root}/{DATABASE}",
+            "warehouse": f"file://{root}",
+        }
+    elif warehouse is not None and "://" not in warehouse and warehouse.startswith((".", "/")):
+        found["warehouse"] = f"file://{absolute(warehouse)}"
+    return found
+
+
+def _has_batch(table: Any, query: str, batch_id: int) -> bool:
+    """The property, or the newest snapshot of the query, says so."""
+    last = table.metadata.properties.get(f"{BATCH}.{query}")
+    if last is not None and int(last) >= batch_id:
+        return True
+    return any(
+        snapshot.summary is not None
+        and snapshot.summary.get(QUERY) == query
+        and int(snapshot.summary.get(BATCH, "-1")) >= batch_id
+        for snapshot in table.metadata.snapshots
+    )
+
+
+def _arrow(schema: Any, *, has_ids: bool = False) -> "pa.Schema":
+    """has_ids: with the numbers of the fields, which files have to have."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return schema_to_pyarrow(schema, include_field_ids=has_ids)
+
+
+def _divisions(metadata: Any) -> tuple[Division, ...]:
+    found = []
+    for field in metadata.spec().fields:
+        column = metadata.schema().find_column_name(field.source_id)
+        name, _, width = str(field.transform).partition("[")
+        found.append(Division(column, name, int(width.rstrip("]") or 0)))
+    return tuple(one for one in found if one.transform != "void")
+
+
+def _transform(one: Division) -> Any:
+    from pyiceberg.transforms import parse_transform
+
+    return parse_transform(f"{one.transform}[{one.width}]" if one.width else one.transform)
+
+
+def _sync_metadata(table: Any) -> None:
+    """What a commit wrote is safe, on a disk of this machine: metadata, manifests and their list.
+    Data files were synced by the tasks."""
+    paths = [table.metadata_location]
+    snapshot = table.current_snapshot()
+    if snapshot is not None:
+        paths.append(snapshot.manifest_list)
+        paths += [
+            manifest.manifest_path
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+        ]
+    sync(local for local in map(local_path, paths) if local is not None)
+
+
+# ---- in a task -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IcebergFiles:
+    """What a task needs to write files of a table: its metadata, without history, and how to reach
+    its files. The files are written here and not by pyiceberg's `write_file`, which makes empty
+    lists of those that are null."""
+
+    metadata: Any
+    io: Any
+
+    def write(self, batches: "Iterable[pa.RecordBatch]") -> Iterator[bytes]:
+        """Of each file: pyiceberg's DataFile, pickled."""
+        needs("pyiceberg", "Iceberg")
+        schema = _arrow(self.metadata.schema(), has_ids=True)
+        for chunk in chunks(batches):
+            rows = conformed(chunk, schema)
+            columns = [self._codes(rows, field) for field in self.metadata.spec().fields]
+            for first, part in pieces(rows, columns):
+                values = [kept[codes[first]] for codes, kept in columns]
+                yield pickle.dumps(self._file(part, values))
+
+    def _codes(self, rows: "pa.Table", field: Any) -> "tuple[np.ndarray[Any, Any], list[Any]]":
+        """Of one of the things that divide the table: a number for each row, the same for rows of
+        one partition, and the values of the partitions, as Iceberg keeps them."""
+        import numpy as np
+
+        source = self.metadata.schema().find_field(field.source_id)
+        column = _nested(rows, self.metadata.schema().find_column_name(field.source_id))
+        codes, values = codes_of(_plain(column, str(field.transform)))
+        transform = field.transform.transform(source.field_type)
+        numbers: dict[Any, int] = {}
+        of_value = [numbers.setdefault(transform(value), len(numbers)) for value in values]
+        return np.array(of_value, dtype=np.int64)[codes], list(numbers)
+
+    def _file(self, part: "pa.Table", values: list[Any]) -> Any:
+        """A DataFile. values: of the partition, as Iceberg keeps them."""
+        from pyiceberg.io.pyarrow import ParquetFormatModel
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+        from pyiceberg.table.locations import load_location_provider
+        from pyiceberg.typedef import Record
+
+        metadata, schema, spec = self.metadata, self.metadata.schema(), self.metadata.spec()
+        key = None
+        if spec.fields:
+            pairs = zip(spec.fields, values, strict=True)
+            named = [PartitionFieldValue(field=field, value=value) for field, value in pairs]
+            key = PartitionKey(field_values=named, partition_spec=spec, schema=schema)
+        places = load_location_provider(metadata.location, metadata.properties)
+        path = places.new_data_location(f"{uuid.uuid4()}.parquet", key)
+        output = self.io.new_output(path)
+        writer = ParquetFormatModel().create_writer(output, schema, metadata.properties)
+        with writer:
+            writer.write(part)
+        local = local_path(path)
+        if local is not None:
+            sync([local])
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=Record() if key is None else key.partition,
+            file_size_in_bytes=len(output),
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **writer.result().to_serialized_dict(),
+        )
+
+
+def _nested(rows: "pa.Table", name: str) -> "pa.ChunkedArray":
+    """A column, or a field of structs: "a.b"."""
+    import pyarrow.compute as pc
+
+    first, *rest = name.split(".")
+    column = rows.column(first)
+    return pc.struct_field(column, rest) if rest else column
+
+
+def _plain(column: "pa.ChunkedArray", transform: str) -> "pa.ChunkedArray":
+    """As Iceberg's transforms take it: times as numbers, and cut to what they ask, so that there
+    are few different ones."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as of
+
+    kind = column.type
+    if of.is_timestamp(kind):
+        if transform in TIMES:
+            column = pc.floor_temporal(column, unit=transform)
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    if of.is_date(kind):
+        return column.cast(pa.date32()).cast(pa.int32())
+    return column

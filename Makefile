@@ -16,6 +16,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
+SPARK_TESTS := tests/spark tests/cluster tests/crash_spark tests/test_flights_lake.py
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
@@ -24,7 +25,7 @@ JAVA := $(shell command -v java)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run run-queues test check lint conformance crash soak bench bench-spark plot format clean FORCE
+.PHONY: help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -36,6 +37,7 @@ help:
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make conformance  the test suites of client libraries against a live broker (needs PyPI)"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
+	@echo "make crash-spark  exactly once through Spark, with 21 kills of driver, tasks and broker at random"
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
 	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
@@ -52,15 +54,23 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# The two halves run side by side, for each keeps one core busy; the pure one has its say at the end.
+# Three parts side by side, for none of them keeps two cores busy: most of it uncompiled, what waits
+# for Spark, and the rest, which is what is seen meanwhile. The others have their say at the end.
 test: lint .venv-pure/ready
 	@mkdir -p build
 	@PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(PURE_TESTS) \
 		--ignore=tests/unit/spark -p no:cacheprovider > build/test-pure.log 2>&1 & pure=$$!; \
-	.venv/bin/python -m pytest tests; compiled=$$?; \
-	wait $$pure; uncompiled=$$?; \
+	.venv/bin/python -m pytest $(SPARK_TESTS) -p no:cacheprovider \
+		> build/test-spark.log 2>&1 & spark=$$!; \
+	.venv/bin/python -m pytest tests $(addprefix --ignore=,$(SPARK_TESTS)); rest=$$?; \
+	wait $$pure; uncompiled=$$?; wait $$spark; with_spark=$$?; \
 	echo "--- uncompiled: $(PURE_TESTS) ---"; cat build/test-pure.log; \
-	test $$compiled -eq 0 -a $$uncompiled -eq 0
+	echo "--- with Spark: $(SPARK_TESTS) ---"; cat build/test-spark.log; \
+	test $$rest -eq 0 -a $$uncompiled -eq 0 -a $$with_spark -eq 0
+
+crash-spark: .venv/ready
+	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)
+	PENSTOCK_CLUSTERS=all .venv/bin/python -m pytest tests/cluster
 
 check: lint
 	.venv/bin/python -m pytest $(QUICK_TESTS) tests/test_house.py

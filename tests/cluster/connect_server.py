@@ -1,0 +1,88 @@
+"""A server of Spark Connect, from the pip package, for clients and for Declarative Pipelines.
+
+It has a catalog that outlives a session (Hive's, on a Derby database in its directory), for a
+declarative pipeline's second run must find the tables of the first.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.standalone import JAVA_OPTIONS, die_with_parent, environment, spark_home
+from tests.helpers.live_broker import wait_until
+
+START_S = 120.0
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class ConnectServer:
+    """See the head of this module. Use as a context manager; `remote` is then sc://..."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.remote = f"sc://127.0.0.1:{self.port}"
+        self.log = directory / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "ConnectServer":
+        self.directory.mkdir(parents=True)
+        java = f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}"
+        conf = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+            "spark.driver.extraJavaOptions": java,
+            "spark.ui.enabled": "false",
+        }
+        command = [str(spark_home() / "bin" / "spark-submit"), "--class", SERVER]
+        command += ["--master", "local[2]"]
+        for name, value in conf.items():
+            command += ["--conf", f"{name}={value}"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
+                env=environment(PYSPARK_PYTHON=sys.executable), start_new_session=True,
+                preexec_fn=die_with_parent,
+            )  # fmt: skip
+        try:
+            wait_until(self._answers, "the Connect server", START_S)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """SIGKILL to it and its Python workers."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-4000:]
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True

@@ -16,16 +16,19 @@ from penstock.errors import (
     LockedError,
     NetworkFileSystemError,
     NotAStoreError,
+    NotLeasableError,
     OptionError,
     PenstockError,
     QueueEmptyError,
     QueueFullError,
+    QueueLeasedError,
     SettledError,
     StoppedError,
     StorageError,
     StreamGapError,
     SyncFailedError,
     TransactionTooLargeError,
+    UnknownLeaseError,
     UnknownQueueError,
     VersionError,
 )
@@ -41,6 +44,9 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (StoppedError(reason="sync failed"), ["sync failed"]),
     (TransactionTooLargeError(size_bytes=300, limit_bytes=256), ["300", "256"]),
     (UnknownQueueError("orders"), ["orders"]),
+    (UnknownLeaseError("orders", "job"), ["orders", "job"]),
+    (QueueLeasedError("orders", 7, ["job"]), ["orders", "7", "job", "force"]),
+    (NotLeasableError("orders", "it is not durable"), ["orders", "not durable"]),
     (AMQPError(541, "a mistake"), ["INTERNAL_ERROR", "a mistake"]),
     (ChannelError(404, "no queue 'q'", 50, 10), ["NOT_FOUND", "'q'"]),
     (AMQPConnectionError(501, "frame of 9 bytes"), ["FRAME_ERROR", "9"]),
@@ -75,8 +81,8 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
     others = (
-        AMQPError, ForkedError, OptionError, QueueEmptyError, QueueFullError, SettledError,
-        StreamGapError,
+        AMQPError, ForkedError, NotLeasableError, OptionError, QueueEmptyError, QueueFullError,
+        QueueLeasedError, SettledError, StreamGapError,
     )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 

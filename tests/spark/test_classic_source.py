@@ -94,23 +94,27 @@ def test_two_queries_and_a_consumer_share_no_message(
     fill(broker, queue, numbers(0, 6000))
     consumed: list[int] = []
     channel = pika_channel(broker)
-    both_have = threading.Event()
+    # Each of the three has something before any of them goes on.
+    all_have = threading.Barrier(3)
+
+    def wait_for_others(batch: int) -> None:
+        if batch == 0:
+            all_have.wait(120)
 
     def consume() -> None:
-        both_have.wait(60)
         for method, _, body in channel.consume(queue, inactivity_timeout=0.5):
             if method is None:
                 break
             consumed.append(int(body))
             channel.basic_ack(method.delivery_tag)
+            if len(consumed) == 1:
+                all_have.wait(120)
             if len(consumed) == 1000:
                 break
         channel.connection.close()
 
-    one = Seen(lambda _: both_have.set())
-    two = Seen()
+    one, two = Seen(wait_for_others), Seen(wait_for_others)
     beside = threading.Thread(target=consume)
-    beside.start()
     queries = [
         started(
             spark, where(broker, queue, readerId=name, maxOffsetsPerTrigger="700"),
@@ -118,6 +122,8 @@ def test_two_queries_and_a_consumer_share_no_message(
         )
         for name, seen in (("one", one), ("two", two))
     ]  # fmt: skip
+    channel.basic_qos(prefetch_count=1000)
+    beside.start()
     for query in queries:
         lake_job.finish(query)
     beside.join()

@@ -15,7 +15,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
-PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts tests/crash)
+PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts)
 SPARK_TESTS := tests/spark tests/cluster tests/crash_spark tests/test_flights_lake.py
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
@@ -54,11 +54,12 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Three parts side by side, for none of them keeps two cores busy: most of it uncompiled, what waits
-# for Spark, and the rest, which is what is seen meanwhile. The others have their say at the end.
+# Three parts side by side, for none of them keeps two cores busy: much of it uncompiled (but for the
+# crash tests: `make crash`), what waits for Spark, and the rest, which is what is seen meanwhile. The
+# others have their say at the end.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(PURE_TESTS) \
+	@.venv-pure/bin/python -m pytest $(PURE_TESTS) \
 		--ignore=tests/unit/spark -p no:cacheprovider > build/test-pure.log 2>&1 & pure=$$!; \
 	.venv/bin/python -m pytest $(SPARK_TESTS) -p no:cacheprovider \
 		> build/test-spark.log 2>&1 & spark=$$!; \
@@ -84,8 +85,9 @@ lint: .venv/ready
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 
-crash: .venv/ready
+crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) .venv/bin/python -m pytest tests/crash --timeout=0 -s
+	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest tests/crash -p no:cacheprovider
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

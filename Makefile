@@ -16,7 +16,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts)
-SPARK_TESTS := tests/spark tests/cluster tests/crash_spark tests/test_flights_lake.py
+SPARK_TESTS := tests/spark
+LONG_TESTS := tests/cluster tests/crash_spark tests/test_flights_lake.py
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
@@ -54,18 +55,20 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Three parts side by side, for none of them keeps two cores busy: much of it uncompiled (but for the
-# crash tests: `make crash`), what waits for Spark, and the rest, which is what is seen meanwhile. The
-# others have their say at the end.
+# Three lanes side by side, for none of them keeps two cores busy: much of it uncompiled (but for the
+# crash tests: `make crash`) and then clusters and kills; what waits for Spark; and the rest, which is
+# what is seen meanwhile. The others have their say at the end.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@.venv-pure/bin/python -m pytest $(PURE_TESTS) \
-		--ignore=tests/unit/spark -p no:cacheprovider > build/test-pure.log 2>&1 & pure=$$!; \
+	@( .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider \
+		&& .venv/bin/python -m pytest $(LONG_TESTS) -p no:cacheprovider ) \
+		> build/test-pure.log 2>&1 & pure=$$!; \
 	.venv/bin/python -m pytest $(SPARK_TESTS) -p no:cacheprovider \
 		> build/test-spark.log 2>&1 & spark=$$!; \
-	.venv/bin/python -m pytest tests $(addprefix --ignore=,$(SPARK_TESTS)); rest=$$?; \
+	.venv/bin/python -m pytest tests \
+		$(addprefix --ignore=,$(SPARK_TESTS) $(LONG_TESTS)); rest=$$?; \
 	wait $$pure; uncompiled=$$?; wait $$spark; with_spark=$$?; \
-	echo "--- uncompiled: $(PURE_TESTS) ---"; cat build/test-pure.log; \
+	echo "--- uncompiled: $(PURE_TESTS), then $(LONG_TESTS) ---"; cat build/test-pure.log; \
 	echo "--- with Spark: $(SPARK_TESTS) ---"; cat build/test-spark.log; \
 	test $$rest -eq 0 -a $$uncompiled -eq 0 -a $$with_spark -eq 0
 

@@ -17,15 +17,14 @@ import argparse
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import page
 from broker_bench import BrokerBench
+from measure import measure
 from queue_bench import QueueBench
-from report import facts
-from runner import ROOT, Progress, Result, Runner, spread
+from runner import ROOT, Result, Runner, spread
 
 SMALL = 256  # bytes of body, unless something else is said
 TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
@@ -158,21 +157,6 @@ PARTS: dict[str, type[Runner]] = {
 }
 
 
-def measure(part: str, data: Path, *, is_quick: bool, only: list[str]) -> Result:
-    """All figures of a part, or those of some scenarios."""
-    progress = Progress()
-    bench = PARTS[part](data, is_quick=is_quick, say=progress)
-    try:
-        for name, scenario in bench.scenarios().items():
-            if not only or name in only:
-                scenario()
-    finally:
-        bench.end()
-        progress.end()
-        shutil.rmtree(data, ignore_errors=True)
-    return bench.figures
-
-
 def main() -> int:
     names = [
         name
@@ -195,13 +179,7 @@ def main() -> int:
         return 0
     is_full = not given.quick and not given.only
     for part in given.part or PARTS:
-        if given.data.exists():
-            shutil.rmtree(given.data)
-        given.data.mkdir(parents=True)
-        found = {**facts(ROOT, given.data), "is_quick": given.quick}
-        started = time.monotonic()
-        found["figures"] = measure(part, given.data, is_quick=given.quick, only=given.only)
-        found["seconds"] = round(time.monotonic() - started, 1)
+        found = measure(PARTS[part], given.data, is_quick=given.quick, only=given.only)
         if not found["figures"]:
             continue
         if given.save or (is_full and not given.no_save):

@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -32,9 +31,10 @@ import load
 import page
 from broker_cells import ACKS, DURABLE, digest
 from brokers import free_port, tree
+from measure import measure
 from penstock_node import PenstockNode
-from report import Result, facts, markdown, where
-from runner import ROOT, Progress, Runner
+from report import Result, markdown, where
+from runner import ROOT, Runner
 
 PAGE = ROOT / "docs" / "scaling.md"
 MARKS = ("<!-- figures: written by bench/scaling.py -->", "<!-- end of the figures -->")
@@ -300,22 +300,7 @@ def main() -> int:
             sys.exit("no full run is kept yet")
         write_page(kept)
         return 0
-    shutil.rmtree(given.data, ignore_errors=True)
-    given.data.mkdir(parents=True)
-    progress = Progress()
-    bench = ScalingBench(given.data, is_quick=given.quick, say=progress)
-    found: Result = {**facts(ROOT, given.data), "is_quick": given.quick}
-    started = time.monotonic()
-    try:
-        for name, scenario in bench.scenarios().items():
-            if not given.only or name in given.only:
-                scenario()
-    finally:
-        bench.end()
-        progress.end()
-        shutil.rmtree(given.data, ignore_errors=True)
-    found["figures"] = bench.figures
-    found["seconds"] = round(time.monotonic() - started, 1)
+    found = measure(ScalingBench, given.data, is_quick=given.quick, only=given.only)
     print("\n\n".join(["", *sections(found)]))
     if not given.quick and not given.only and not given.no_save:
         page.save("scaling", found)

@@ -9,16 +9,15 @@ rendered to docs/performance.md.
 """
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import page
+from measure import measure
 from penstock_node import PenstockNode
-from report import facts
-from runner import ROOT, Progress, Result, Runner
+from runner import ROOT, Result, Runner
 
 CONFIRM_EVERY = 10_000
 
@@ -220,23 +219,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
     parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
     given = parser.parse_args()
-    if given.data.exists():
-        shutil.rmtree(given.data)
-    given.data.mkdir(parents=True)
-    progress = Progress()
-    bench = SparkBench(given.data, is_quick=given.quick, say=progress)
-    found: Result = {**facts(ROOT, given.data), "is_quick": given.quick}
-    started = time.monotonic()
-    try:
-        for name, scenario in bench.scenarios().items():
-            if not given.only or name in given.only:
-                scenario()
-    finally:
-        bench.end()
-        progress.end()
-        shutil.rmtree(given.data, ignore_errors=True)
-    found["figures"] = bench.figures
-    found["seconds"] = round(time.monotonic() - started, 1)
+    found = measure(SparkBench, given.data, is_quick=given.quick, only=given.only)
     is_full = not given.quick and not given.only
     if given.save or (is_full and not given.no_save):
         page.save("spark", found)

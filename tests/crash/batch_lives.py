@@ -14,7 +14,7 @@ import sys
 from typing import ClassVar
 
 from tests.crash import stream_lives, triple_unit
-from tests.crash.images import Counts, Explorer, Image
+from tests.crash.images import Image
 from tests.crash.stream_lives import StreamExplorer
 from tests.helpers.batch_driver import BatchDriver
 from tests.helpers.vhost_driver import Driver
@@ -33,10 +33,8 @@ SECOND_LIFE = (
 class BatchExplorer(StreamExplorer):
     """An Explorer that moves the batches of some images to their ends."""
 
-    def __init__(self, variant: int, seed: int, counts: Counts, *, follow: float = 0.5) -> None:
-        super().__init__(variant, seed, counts, follow=follow)
-        self.driver = BatchDriver
-        self.second_life = SECOND_LIFE
+    driver = BatchDriver
+    second_life = SECOND_LIFE
 
     def explore(self, image: Image) -> None:
         if self.rng.random() < 0.5:
@@ -53,7 +51,7 @@ class BatchExplorer(StreamExplorer):
         self.path.pop()
 
 
-class Unit(triple_unit.Unit):
+class Unit(stream_lives.Unit):
     """A triple of what is done with batches, and with queues and streams beside them."""
 
     TITLE = "batches"
@@ -61,25 +59,15 @@ class Unit(triple_unit.Unit):
     BEFORE = ("stage", "decide", "move_slice", "batch_whole", "append", "publish")
     BEFORE_MAX = 5
     AND_THEN: ClassVar = {"stage": "decide", "decide": "move_slice"}
-    IMAGES = 5000
-    IMAGES_EACH = 10
-    DRIVER = BatchDriver
-
-    def explorer(self, seed: int, counts: Counts) -> Explorer:
-        return BatchExplorer(self.variant, seed, counts)
+    EXPLORER = BatchExplorer
 
     def fill(self, driver: Driver) -> None:
         """Queues and two streams, a batch that is done, one that is under way."""
-        stream_lives.Unit(0, 0, 0, 0).fill(driver)
+        super().fill(driver)
         for name in ("batch_whole", "stage", "decide", "move_slice", "checkpoint", "move_slice"):
             driver.step(name)
         driver.sync()
         driver.fs.completed(True)
-
-    def look_back(self, driver: Driver) -> None:
-        assert isinstance(driver, BatchDriver)
-        if not driver.engine.is_closed:
-            driver.read_streams()
 
 
 if __name__ == "__main__":

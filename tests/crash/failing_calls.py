@@ -2,8 +2,8 @@
 
 A run takes the steps of a workload on a FaultyFileSystem on which one operation fails, once or for
 ever, as EIO, ENOSPC or a short write. A call that is refused is passed over; after a failed sync
-the engine has stopped, and the run is over. test_fail_nth.py has queues, test_stream_faults.py
-streams.
+the engine has stopped, and the run is over. test_fail_nth.py has queues, test_lease_faults.py
+leased ones, test_stream_faults.py streams, test_batch_lives.py batches.
 """
 
 import errno
@@ -18,10 +18,14 @@ from penstock.storage.transaction_log import DISK, OS
 from tests.conftest import CRASH_IMAGES
 from tests.crash.images import Explorer, Image
 from tests.helpers.faults import Fault
+from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Violation
+from tests.helpers.stream_driver import StreamDriver
+from tests.helpers.tiny_engine import OPTIONS
 from tests.helpers.vhost_driver import Driver
 
 D = TypeVar("D", bound=Driver)
+S = TypeVar("S", bound=StreamDriver)
 Case = tuple[int | str, tuple[str, ...], int | None]  # effect, kinds of calls, how often
 
 SYNCS = ("sync", "sync_dir")
@@ -57,6 +61,15 @@ class Run(Generic[D]):
             except (DiskFullError, OSError):
                 pass
         driver.look()
+
+
+def with_streams(kind: type[S], seed: int) -> S:
+    """A driver of a new store with a queue and two streams."""
+    driver = kind(FaultyFileSystem(seed=seed), seed, options=OPTIONS)
+    driver.declare(b"a")
+    while len(driver.engine.streams) < 2:
+        driver.declare_stream()
+    return driver
 
 
 def runs(begin: Callable[..., Run[D]], case: Case, stride: int) -> Iterator[Run[D]]:
@@ -105,3 +118,18 @@ def check_recovers(run: Run[D], explorer: Explorer) -> None:
             error.add_note(f"{mode} after {run.fault.effect} of {sorted(run.fault.kinds or ())}")
             error.add_note(f"fault {run.fault.nth}, {run.fault.times} times, {run.driver.trace}")
             raise
+
+
+def check_nth(
+    begin: Callable[..., Run[D]], case: Case, images: int,
+    check_stopped: Callable[[Run[D]], None], explorer: Callable[[], Explorer],
+) -> None:  # fmt: skip
+    """Whichever call fails: an engine that has stopped says so, and the disk can be opened.
+    explorer: who judges a run."""
+    done = 0
+    for run in runs(begin, case, stride_of(images)):
+        done += 1
+        if run.stopped is not None:
+            check_stopped(run)
+        check_recovers(run, explorer())
+    assert done, "no call has failed"

@@ -48,8 +48,12 @@ class Counts:
 class Explorer:
     """Makes images and judges them; all chance comes from one seed.
 
-    follow: how often (0.0 to 1.0) something follows a recovery.
+    follow: how often (0.0 to 1.0) something follows a recovery. A subclass says what its stores
+    hold: who drives them, and what a second life does.
     """
+
+    driver: type[Driver] = Driver
+    second_life: tuple[str, ...] = SECOND_LIFE
 
     def __init__(
         self, options: StorageOptions, seed: int, counts: Counts, *, follow: float = 0.5
@@ -59,8 +63,6 @@ class Explorer:
         self.counts = counts
         self.follow = follow
         self.path: list[str] = []  # how the present image came about
-        self.driver: type[Driver] = Driver
-        self.second_life: tuple[str, ...] = SECOND_LIFE
         self._uid = 1_000_000
 
     def crash(

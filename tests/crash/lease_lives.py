@@ -12,9 +12,9 @@ import sys
 from typing import ClassVar
 
 from tests.crash import triple_unit
-from tests.crash.images import Counts, Explorer
+from tests.crash.images import Explorer
 from tests.helpers.lease_driver import LeaseDriver
-from tests.helpers.tiny_engine import STORED, VARIANTS
+from tests.helpers.tiny_engine import STORED
 from tests.helpers.vhost_driver import QUEUES, Driver
 
 OPERATIONS = (
@@ -31,10 +31,8 @@ SECOND_LIFE = (
 class LeaseExplorer(Explorer):
     """An Explorer of stores whose queues are leased."""
 
-    def __init__(self, variant: int, seed: int, counts: Counts, *, follow: float = 0.5) -> None:
-        super().__init__(VARIANTS[variant], seed, counts, follow=follow)
-        self.driver = LeaseDriver
-        self.second_life = SECOND_LIFE
+    driver = LeaseDriver
+    second_life = SECOND_LIFE
 
 
 class Unit(triple_unit.Unit):
@@ -45,12 +43,7 @@ class Unit(triple_unit.Unit):
     BEFORE = ("publish", "publish", "lease", "commit_lease", "begin", "page_out", "ack")
     BEFORE_MAX = 5
     AND_THEN: ClassVar = {"delete": "declare_missing"}
-    IMAGES = 5000
-    IMAGES_EACH = 10
-    DRIVER = LeaseDriver
-
-    def explorer(self, seed: int, counts: Counts) -> Explorer:
-        return LeaseExplorer(self.variant, seed, counts)
+    EXPLORER = LeaseExplorer
 
     def fill(self, driver: Driver) -> None:
         """Entries in slots, sections and log, and readers who have some of them, of all kinds."""

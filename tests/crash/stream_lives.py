@@ -18,11 +18,10 @@ import sys
 from typing import ClassVar
 
 from tests.crash import triple_unit
-from tests.crash.images import Counts, Explorer, Image
+from tests.crash.images import Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger
 from tests.helpers.stream_driver import StreamDriver
-from tests.helpers.tiny_engine import VARIANTS
 from tests.helpers.vhost_driver import Driver
 
 OPERATIONS = (
@@ -39,10 +38,8 @@ READERS_LIVE = frozenset({"killed", "kept"})  # modes after which the pages are 
 class StreamExplorer(Explorer):
     """An Explorer of stores with streams, whose readers may outlive a crash."""
 
-    def __init__(self, variant: int, seed: int, counts: Counts, *, follow: float = 0.5) -> None:
-        super().__init__(VARIANTS[variant], seed, counts, follow=follow)
-        self.driver = StreamDriver
-        self.second_life = SECOND_LIFE
+    driver: type[StreamDriver] = StreamDriver
+    second_life: tuple[str, ...] = SECOND_LIFE
 
     def crash(
         self, fs: FaultyFileSystem, mode: str, ledger: Ledger, known: tuple[int, int, int]
@@ -57,15 +54,10 @@ class Unit(triple_unit.Unit):
 
     TITLE = "streams"
     TRIPLES = tuple(itertools.product(OPERATIONS, repeat=3))
-    BEFORE = ("append", "append", "fill", "publish", "begin_mixed")
+    BEFORE: ClassVar[tuple[str, ...]] = ("append", "append", "fill", "publish", "begin_mixed")
     BEFORE_MAX = 4
     AND_THEN: ClassVar = {"delete_stream": "declare_stream"}
-    IMAGES = 5000
-    IMAGES_EACH = 10
-    DRIVER = StreamDriver
-
-    def explorer(self, seed: int, counts: Counts) -> Explorer:
-        return StreamExplorer(self.variant, seed, counts)
+    EXPLORER = StreamExplorer
 
     def fill(self, driver: Driver) -> None:
         """Queues and two streams of several pages, named readers, some of it gone."""

@@ -10,11 +10,10 @@ import pytest
 from tests.crash import failing_calls, triple_unit
 from tests.crash.batch_lives import BatchExplorer, Unit
 from tests.crash.batch_mutants import BATCH_MUTANTS
-from tests.crash.failing_calls import CASES, SEED, check_recovers, check_refused, runs, stride_of
+from tests.crash.failing_calls import CASES, SEED, check_nth, check_refused, with_streams
 from tests.crash.images import Counts
 from tests.crash.mutants import BATCHES, CONTROL, RUNS_MAX, Mutant, find
 from tests.helpers.batch_driver import BatchDriver
-from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS
 
 pytestmark = pytest.mark.crash
@@ -35,20 +34,11 @@ Run = failing_calls.Run[BatchDriver]
 def test_every_triple_survives_a_crash_at_every_operation(
     crash_images: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = crash_images // SHARE
-    counts, stories = triple_unit.run(Unit, wanted, LIVES_SEED)
-    with capsys.disabled():
-        print(f"\n{triple_unit.line(Unit, counts, LIVES_SEED)}")
-    assert not stories, "\n".join(stories)
-    assert counts.images >= wanted
-    assert counts.workloads >= len(Unit.TRIPLES)
-    assert counts.in_recovery > counts.images // 30
+    triple_unit.check_triples(Unit, crash_images // SHARE, LIVES_SEED, capsys, recovery_share=30)
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    first, _ = Unit(3, 100, 0, 20).run()
-    second, _ = Unit(3, 100, 0, 20).run()
-    assert vars(first) == vars(second)
+    triple_unit.check_repeats(Unit)
 
 
 @pytest.mark.parametrize("mutant", BATCH_MUTANTS, ids=repr)
@@ -67,10 +57,7 @@ def test_what_is_not_broken_is_not_noticed() -> None:
 
 def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | None) -> Run:
     """The workload once, with a fault that strikes the engine only."""
-    driver = BatchDriver(FaultyFileSystem(seed=SEED), SEED, options=OPTIONS)
-    driver.declare(b"a")
-    while len(driver.engine.streams) < 2:
-        driver.declare_stream()
+    driver = with_streams(BatchDriver, SEED)
     driver.sync()
     driver.look()
     fault = driver.fs.fail(
@@ -79,14 +66,18 @@ def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | N
     return failing_calls.Run(driver, WORKLOAD, fault)
 
 
+def check_stopped(run: Run) -> None:
+    """Every call says so."""
+    engine = run.driver.engine
+    check_refused(run, [engine.flush, engine.sync, engine.tick, engine.begin])
+
+
+def explorer() -> BatchExplorer:
+    return BatchExplorer(OPTIONS, SEED, Counts(), follow=0.0)
+
+
 @pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
 def test_the_nth_call_fails(
     effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
 ) -> None:
-    counts = Counts()
-    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
-        engine = run.driver.engine
-        if run.stopped is not None:
-            check_refused(run, [engine.flush, engine.sync, engine.tick, engine.begin])
-        check_recovers(run, BatchExplorer(0, SEED, counts, follow=0.0))
-    assert counts.images
+    check_nth(begin, (effect, kinds, times), crash_images, check_stopped, explorer)

@@ -24,13 +24,7 @@ def test_every_triple_survives_a_crash_at_every_operation(
     crash_images: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = 2 if crash_images >= JOBS_FROM else 1
-    counts, stories = triple_unit.run(Unit, crash_images, SEED, jobs)
-    with capsys.disabled():
-        print(f"\n{triple_unit.line(Unit, counts, SEED)}")
-    assert not stories, "\n".join(stories)
-    assert counts.images >= crash_images
-    assert counts.workloads >= len(Unit.TRIPLES)
-    assert counts.in_recovery > counts.images // 20
+    triple_unit.check_triples(Unit, crash_images, SEED, capsys, jobs=jobs)
 
 
 @pytest.mark.parametrize("plan", random_lives.PLANS)
@@ -70,7 +64,4 @@ def test_a_new_store_survives_a_crash_at_every_operation_of_its_making() -> None
 
 
 def test_the_same_seed_gives_the_same_images() -> None:
-    unit = Unit(3, 100, 0, 20)
-    first, _ = unit.run()
-    second, _ = unit.run()
-    assert vars(first) == vars(second)
+    triple_unit.check_repeats(Unit)

@@ -29,15 +29,7 @@ from penstock.errors import (
 )
 from penstock.storage.transaction_log import DISK
 from tests.crash import failing_calls
-from tests.crash.failing_calls import (
-    CASES,
-    SEED,
-    SYNCS,
-    check_recovers,
-    check_refused,
-    runs,
-    stride_of,
-)
+from tests.crash.failing_calls import CASES, SEED, SYNCS, check_nth, check_refused, stride_of
 from tests.crash.images import Counts, Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger
@@ -86,21 +78,15 @@ def check_stopped(run: Run) -> None:
     check_refused(run, calls)
 
 
-def explorer(counts: Counts) -> Explorer:
-    return Explorer(OPTIONS, SEED, counts, follow=0.0)
+def explorer() -> Explorer:
+    return Explorer(OPTIONS, SEED, Counts(), follow=0.0)
 
 
 @pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
 def test_the_nth_call_fails(
     effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
 ) -> None:
-    done = 0
-    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
-        done += 1
-        if run.stopped is not None:
-            check_stopped(run)
-        check_recovers(run, explorer(Counts()))
-    assert done
+    check_nth(begin, (effect, kinds, times), crash_images, check_stopped, explorer)
 
 
 def test_a_failed_sync_is_reported_once_and_then_refused() -> None:
@@ -146,7 +132,7 @@ def test_a_full_disk_refuses_and_heals() -> None:
     driver.sync()
     driver.look()
     lsn = driver.engine.last_lsn
-    explorer(Counts()).recover(Image(fs.crash("lost"), driver.ledger, lsn, lsn, lsn))
+    explorer().recover(Image(fs.crash("lost"), driver.ledger, lsn, lsn, lsn))
 
 
 @pytest.mark.parametrize("path", ["/wal/", "/msg_store_persistent/", "/queues/", "checkpoint-"])
@@ -163,7 +149,7 @@ def test_a_sync_that_lies_never_gives_a_wrong_body(path: str, crash_images: int)
             fs = run.fs.crash(mode, random.Random(nth))
             last = ledger.last_known()[2]
             try:
-                explorer(Counts()).recover(Image(fs, ledger, 0, 0, last))
+                explorer().recover(Image(fs, ledger, 0, 0, last))
             except CorruptionError:
                 pass  # refused, with file and position
             except StorageError as error:

@@ -11,15 +11,7 @@ import pytest
 
 from penstock.storage.transaction_log import DISK
 from tests.crash import failing_calls
-from tests.crash.failing_calls import (
-    CASES,
-    SEED,
-    Case,
-    check_recovers,
-    check_refused,
-    runs,
-    stride_of,
-)
+from tests.crash.failing_calls import CASES, SEED, Case, check_nth, check_refused
 from tests.crash.images import Counts
 from tests.crash.lease_lives import LeaseExplorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -68,10 +60,5 @@ def check_stopped(run: Run) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_any_call_may_fail(case: Case, crash_images: int) -> None:
-    counts = Counts()
-    explorer = LeaseExplorer(0, SEED, counts)
-    for run in runs(begin, case, stride_of(crash_images)):
-        if run.stopped is not None:
-            check_stopped(run)
-        check_recovers(run, explorer)
-    assert counts.images > 0
+    explorer = LeaseExplorer(OPTIONS, SEED, Counts())
+    check_nth(begin, case, crash_images, check_stopped, lambda: explorer)

@@ -25,14 +25,7 @@ from penstock.storage.streams import Stream
 from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.crash import failing_calls
-from tests.crash.failing_calls import (
-    CASES,
-    SEED,
-    check_recovers,
-    check_refused,
-    runs,
-    stride_of,
-)
+from tests.crash.failing_calls import CASES, SEED, check_nth, check_refused, with_streams
 from tests.crash.images import Counts
 from tests.crash.stream_lives import StreamExplorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -57,10 +50,7 @@ Run = failing_calls.Run[StreamDriver]
 
 def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | None) -> Run:
     """The workload once, with a fault."""
-    driver = StreamDriver(FaultyFileSystem(seed=SEED), SEED, options=OPTIONS)
-    driver.declare(b"a")
-    while len(driver.engine.streams) < 2:
-        driver.declare_stream()
+    driver = with_streams(StreamDriver, SEED)
     driver.sync()
     driver.look()
     fault = driver.fs.fail(effect, kinds=kinds, nth=nth, times=times)
@@ -89,20 +79,15 @@ def _calls(run: Run, stream: Stream) -> list[Callable[[], object]]:
     ]
 
 
-def explorer(counts: Counts) -> StreamExplorer:
-    return StreamExplorer(0, SEED, counts, follow=0.0)
+def explorer() -> StreamExplorer:
+    return StreamExplorer(OPTIONS, SEED, Counts(), follow=0.0)
 
 
 @pytest.mark.parametrize(("effect", "kinds", "times"), CASES)
 def test_the_nth_call_fails(
     effect: int | str, kinds: tuple[str, ...], times: int | None, crash_images: int
 ) -> None:
-    counts = Counts()
-    for run in runs(begin, (effect, kinds, times), stride_of(crash_images)):
-        if run.stopped is not None:
-            check_stopped(run)
-        check_recovers(run, explorer(counts))
-    assert counts.images
+    check_nth(begin, (effect, kinds, times), crash_images, check_stopped, explorer)
 
 
 # ---- damage ------------------------------------------------------------------------------------
@@ -114,10 +99,7 @@ Wanted = dict[int, tuple[int, list[Content]]]  # stream -> first offset, all rec
 @cache
 def store(*, is_clean: bool) -> tuple[FaultyFileSystem, Wanted]:
     """A store with two streams, one without its first pages, and what is in them."""
-    driver = StreamDriver(FaultyFileSystem(seed=DAMAGE_SEED), DAMAGE_SEED, options=OPTIONS)
-    driver.declare(b"a")
-    while len(driver.engine.streams) < 2:
-        driver.declare_stream()
+    driver = with_streams(StreamDriver, DAMAGE_SEED)
     for name in ("fill", "fill", "append", "mixed", "sync"):
         driver.step(name)
     one = next(iter(driver.engine.streams.values()))

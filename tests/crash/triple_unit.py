@@ -3,11 +3,14 @@
 A Unit is one triple in one round. Its workload runs on a copy of a small prepared store, with a
 journal; then the store is crashed at operations of that journal, recovered from and judged
 (images.py). A subclass says what the store holds, and what the operations are: enumerate.py has
-queues, stream_lives.py streams too.
+queues, lease_lives.py leased ones, stream_lives.py streams too, batch_lives.py batches.
 
 With few images the points and modes are drawn by the seed, so that all triples are touched; with
 many every point is taken in every mode, and further rounds run the triples with other seeds. The
 same number of images and seed give the same images.
+
+What the tests of all kinds ask stands at the end: every triple survives, a store that is new
+survives a script, and the same seed gives the same images.
 """
 
 import argparse
@@ -16,13 +19,16 @@ import multiprocessing
 import random
 import traceback
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.crash.images import MODES, Counts, Explorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Ledger, Violation
-from tests.helpers.tiny_engine import VARIANTS
+from tests.helpers.tiny_engine import VARIANTS, make_vhost
 from tests.helpers.vhost_driver import Driver
+
+if TYPE_CHECKING:
+    import pytest
 
 ALL_POINTS_FROM = 200  # images of a triple from which on every point is taken
 IMAGES_PER_UNIT_MAX = 600
@@ -38,9 +44,9 @@ class Unit:
     BEFORE: ClassVar[tuple[str, ...]]  # steps drawn from before the triple, so that it meets some
     BEFORE_MAX: ClassVar[int]
     AND_THEN: ClassVar[dict[str, str]]  # an operation -> the step that makes up for it
-    IMAGES: ClassVar[int]  # of a run from the command line, by default
-    IMAGES_EACH: ClassVar[int]  # of one unit from the command line, by default
-    DRIVER: ClassVar[type[Driver]] = Driver
+    IMAGES: ClassVar[int] = 5000  # of a run from the command line, by default
+    IMAGES_EACH: ClassVar[int] = 10  # of one unit from the command line, by default
+    EXPLORER: ClassVar[type[Explorer]] = Explorer  # makes the images and judges them; its driver
     _prepared: ClassVar[dict[tuple[str, int], Prepared]] = {}
 
     def __init__(self, seed: int, triple: int, turn: int, images: int) -> None:
@@ -59,10 +65,6 @@ class Unit:
         """What the prepared store holds, up to its last checkpoint and sync."""
         raise NotImplementedError
 
-    def explorer(self, seed: int, counts: Counts) -> Explorer:
-        """Who makes the images and judges them."""
-        return Explorer(VARIANTS[self.variant], seed, counts)
-
     def look_back(self, driver: Driver) -> None:
         """At the end of the workload; the journal still runs."""
 
@@ -74,7 +76,7 @@ class Unit:
         found = self._prepared.get(key)
         if found is None:
             fs = FaultyFileSystem(seed=self.variant)
-            driver = self.DRIVER(fs, self.variant, options=VARIANTS[self.variant])
+            driver = self.EXPLORER.driver(fs, self.variant, options=VARIANTS[self.variant])
             self.fill(driver)
             driver.fs.sync_all()
             model = driver.ledger.fold(driver.engine.last_lsn)
@@ -90,7 +92,7 @@ class Unit:
             fs.completion_rng = random.Random(rng.getrandbits(32))
         life = Ledger()
         life.ids, life.numbers = dict(ledger.ids), set(ledger.numbers)
-        driver = self.DRIVER(
+        driver = self.EXPLORER.driver(
             fs, rng.getrandbits(32), options=VARIANTS[self.variant], ledger=life, first_uid=uid
         )
         driver.ledger = ledger.restarted(driver.engine.last_lsn, ledger.base)
@@ -124,7 +126,7 @@ class Unit:
         """(counts, "" or the story of a violation)."""
         counts = Counts()
         rng = random.Random(self.seed * 1_000_003 + self.triple * 1009 + self.turn)
-        explorer = self.explorer(rng.getrandbits(32), counts)
+        explorer = self.EXPLORER(VARIANTS[self.variant], rng.getrandbits(32), counts)
         driver: Driver | None = None
         where = "the workload itself"
         try:
@@ -255,3 +257,53 @@ def main(kind: type[Unit], doc: str) -> int:
     for story in stories:
         print(story)
     return 1 if stories else 0
+
+
+# ---- what tests ask ----------------------------------------------------------------------------
+
+
+def check_triples(
+    kind: type[Unit], images: int, seed: int, capsys: "pytest.CaptureFixture[str]", *,
+    jobs: int = 1, recovery_share: int = 20,
+) -> None:  # fmt: skip
+    """Every triple survives; the counts are printed. recovery_share: of so many images more than
+    one is of a crash inside recovery."""
+    counts, stories = run(kind, images, seed, jobs)
+    with capsys.disabled():
+        print(f"\n{line(kind, counts, seed)}")
+    assert not stories, "\n".join(stories)
+    assert counts.images >= images, counts.images
+    assert counts.workloads >= len(kind.TRIPLES), counts.workloads
+    assert counts.in_recovery > counts.images // recovery_share, counts.in_recovery
+
+
+def check_script(explorer_of: type[Explorer], names: Iterable[str]) -> Counts:
+    """Steps on a store with one empty queue survive a crash at every operation, in every mode and
+    variant."""
+    counts = Counts()
+    for variant, options in enumerate(VARIANTS):
+        fs = FaultyFileSystem(seed=variant)
+        make_vhost(fs)
+        driver = explorer_of.driver(fs, variant, options=options)
+        driver.declare(b"a")
+        driver.sync()
+        journal = fs.start_journal()
+        driver.watch()
+        driver.look()
+        for name in names:
+            driver.step(name)
+        driver.look()
+        fs.before_operation = None
+        explorer = explorer_of(options, variant, counts, follow=0.3)
+        for at, image in journal.images():
+            for mode in MODES:
+                known = driver.ledger.known(at)
+                explorer.explore(explorer.crash(image, mode, driver.ledger, known))
+    return counts
+
+
+def check_repeats(kind: type[Unit]) -> None:
+    """The same seed gives the same images."""
+    first, _ = kind(3, 100, 0, 20).run()
+    second, _ = kind(3, 100, 0, 20).run()
+    assert vars(first) == vars(second), (vars(first), vars(second))

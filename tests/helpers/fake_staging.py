@@ -11,14 +11,12 @@ body, an Early answers a POST before its body has come, a text is the reason of 
 """
 
 import json
-import threading
 from collections import deque
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.helpers.chunk_records import Record, records_of_chunk
+from tests.helpers.http_on_thread import HttpOnThread, QuietHandler
 
 Key = tuple[str, int]
 
@@ -29,14 +27,7 @@ class Early(NamedTuple):
     status: int
 
 
-class _QuietServer(ThreadingHTTPServer):
-    """One that keeps still about connections that it or the test broke."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nobody is told."""
-
-
-class FakeStaging:
+class FakeStaging(HttpOnThread):
     """See the head of this module."""
 
     def __init__(self) -> None:
@@ -48,29 +39,12 @@ class FakeStaging:
         self.asked: list[tuple[str, list[str]]] = []  # method, parts behind /api/staging
         self.targets: list[str] = []  # ?target= of each POST
         self.problems: list[str] = []
-        self._server = _QuietServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.01,), daemon=True
-        )
+        super().__init__()
 
     @property
     def url(self) -> str:
         """With user and password."""
-        return f"http://guest:guest@127.0.0.1:{self._server.server_address[1]}/"
-
-    def __enter__(self) -> "FakeStaging":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        return f"http://guest:guest@127.0.0.1:{self.port}/"
 
     def stage(self, parts: list[str], chunks: list[bytes]) -> tuple[int, dict[str, Any]]:
         """(status, answer) of a POST."""
@@ -112,12 +86,10 @@ class FakeStaging:
         self.last[query] = batch
         return 200, {"status": "committed", "batch": batch}
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[QuietHandler]:
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def _parts(self) -> list[str]:
                 path = urlsplit(self.path).path
                 assert path.startswith("/api/staging/")
@@ -194,8 +166,5 @@ class FakeStaging:
                     return
                 outer.staged.pop((query, int(batch)), None)
                 self._tell(200, {})
-
-            def log_message(self, *args: Any) -> None:
-                pass
 
         return Handler

@@ -7,12 +7,11 @@ is in `asked`, with the body of a PUT.
 """
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
+
+from tests.helpers.http_on_thread import HttpOnThread, QuietHandler
 
 
 @dataclass(frozen=True)
@@ -25,35 +24,18 @@ class Answer:
     cut_at: int | None = None
 
 
-class TinyHttp:
+class TinyHttp(HttpOnThread):
     """See the head of this module."""
 
     def __init__(self, answers: Mapping[str, Sequence[Answer]]) -> None:
         self.answers = {address: list(of_it) for address, of_it in answers.items()}
         self.asked: list[tuple[str, Any, str]] = []  # address, body, authorization
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.01,), daemon=True
-        )
+        super().__init__()
 
     @property
     def url(self) -> str:
         """http://127.0.0.1:port"""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> "TinyHttp":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        return f"http://127.0.0.1:{self.port}"
 
     def _answer(self, address: str) -> Answer:
         of_it = self.answers.get(address)
@@ -61,12 +43,10 @@ class TinyHttp:
             return Answer(404, {"error": "not_found", "reason": f"no {address}"})
         return of_it.pop(0) if len(of_it) > 1 else of_it[0]
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[QuietHandler]:
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def _do(self) -> None:
                 length = int(self.headers.get("content-length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
@@ -86,8 +66,5 @@ class TinyHttp:
                     self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_DELETE = _do
-
-            def log_message(self, *args: Any) -> None:
-                pass
 
         return Handler

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.pipeline import Pipeline
+import pytest
+
+from penstock.spark.pipeline import Pipeline, PipelineError
 from penstock.spark.pipeline_file import PipelineSpec, parse_pipeline
 from penstock.spark.pipeline_state import RunFacts
 from tests.spark.stand_in import event, put, stream_of
 
 if TYPE_CHECKING:
-    import pytest
     from pyspark.sql import SparkSession
 
 HEAD = '[pipeline]\nname = "job"\nstate = "{dir}/state"\n[source]\nqueue = "events"\n'
@@ -50,7 +51,7 @@ class LakeRig:
 
 
 def dying(
-    patched: "pytest.MonkeyPatch", owner: type[Any], name: str, *, before: bool, call: int
+    patched: pytest.MonkeyPatch, owner: type[Any], name: str, *, before: bool, call: int
 ) -> None:
     """Of an object's method: the given call (from 1) dies before or after its work."""
     real: Callable[..., Any] = getattr(owner, name)
@@ -66,3 +67,20 @@ def dying(
         return found
 
     patched.setattr(owner, name, method)
+
+
+def check_a_death(
+    rig: LakeRig, monkeypatch: pytest.MonkeyPatch, sink: str,
+    rows: Callable[[LakeRig], list[Any]], owner: type[Any], name: str, *, before: bool,
+) -> None:  # fmt: skip
+    """The driver dies in the second of two batches, and starts again: each row is there once.
+    rows: those of the table, in order."""
+    rig.put(50)
+    rig.put(50)
+    with monkeypatch.context() as patched:
+        dying(patched, owner, name, before=before, call=2)
+        with pytest.raises(PipelineError):
+            rig.run(TRANSFORM + sink)
+    assert len(rows(rig)) == (50 if before else 100)
+    assert rig.run(TRANSFORM + sink).outcome == "done"
+    assert [row["row"] for row in rows(rig)] == list(range(100))

@@ -9,9 +9,9 @@ pytest.importorskip("pyiceberg")
 
 from penstock.spark.iceberg_sink import IcebergSink
 from penstock.spark.lake_table import ordered
-from penstock.spark.pipeline import Pipeline, PipelineError
+from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline_file import PipelineFileError
-from tests.spark.lake_rig import TRANSFORM, LakeRig, dying
+from tests.spark.lake_rig import TRANSFORM, LakeRig, check_a_death
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,15 +67,7 @@ def test_a_batch_is_a_snapshot(rig: LakeRig) -> None:
 def test_a_crash_doubles_nothing(
     rig: LakeRig, monkeypatch: pytest.MonkeyPatch, owner: type[Any], name: str, before: bool
 ) -> None:
-    rig.put(50)
-    rig.put(50)
-    with monkeypatch.context() as patched:
-        dying(patched, owner, name, before=before, call=2)
-        with pytest.raises(PipelineError):
-            rig.run(TRANSFORM + SINK)
-    assert len(rows(rig)) == (50 if before else 100)
-    assert rig.run(TRANSFORM + SINK).outcome == "done"
-    assert [row["row"] for row in rows(rig)] == list(range(100))
+    check_a_death(rig, monkeypatch, SINK, rows, owner, name, before=before)
     assert len(table(rig).snapshots()) == 2
 
 

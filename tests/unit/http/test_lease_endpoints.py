@@ -194,7 +194,8 @@ def test_arrow(rig: HttpRig) -> None:
 
 
 def test_a_reader_that_has_nothing(rig: HttpRig) -> None:
-    for below in ("frames", "pages", "arrow"):
+    has_arrow = find_spec("pyarrow") is not None
+    for below in ("frames", "pages", *(["arrow"] if has_arrow else [])):
         reply = rig.ask(f"/api/leases/%2F/q%2F1/nobody/{below}")
         assert reply.status == 404
         assert reply.json()["reason"] == "reader 'nobody' has nothing leased of queue 'q/1'"

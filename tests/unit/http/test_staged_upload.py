@@ -4,7 +4,6 @@ import asyncio
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,9 @@ from penstock.storage.page_index import INDEX_HEADER_BYTES, check_index
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker, sealed
 from tests.helpers.http_rig import HttpRig
+from tests.helpers.uploads import ADDRESS, RECORDS, files, post
 
 pytestmark = pytest.mark.real
-ADDRESS = "/api/staging/%2F/query%2F1/7/3/0-0123abcd"
-RECORDS = [(b"row %d" % n, b"meta") for n in range(100)]
 
 
 @pytest.fixture
@@ -27,17 +25,6 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
     rig = HttpRig(tmp_path)
     yield rig
     rig.close()
-
-
-def post(
-    rig: HttpRig, body: bytes | list[bytes | None], address: str = ADDRESS, **how: Any
-) -> Reply:
-    return rig.ask(address, method="POST", body=body, **how)
-
-
-def files(rig: HttpRig) -> list[Path]:
-    """All pages and indexes that are staged."""
-    return sorted(rig.directory.rglob("*.page")) + sorted(rig.directory.rglob("*.idx"))
 
 
 def payloads(page: Path) -> list[bytes]:

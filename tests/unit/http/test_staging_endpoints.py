@@ -17,10 +17,9 @@ from penstock.storage.filesystem import OsFile
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker
 from tests.helpers.http_rig import HttpRig, users_facts
+from tests.helpers.uploads import ADDRESS, RECORDS, files, post
 
 pytestmark = pytest.mark.real
-ADDRESS = "/api/staging/%2F/query%2F1/7/3/0-0123abcd"
-RECORDS = [(b"row %d" % n, b"meta") for n in range(100)]
 
 
 @pytest.fixture
@@ -28,17 +27,6 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
     rig = HttpRig(tmp_path)
     yield rig
     rig.close()
-
-
-def post(
-    rig: HttpRig, body: bytes | list[bytes | None], address: str = ADDRESS, **how: Any
-) -> Reply:
-    return rig.ask(address, method="POST", body=body, **how)
-
-
-def files(rig: HttpRig) -> list[Path]:
-    """All pages and indexes that are staged."""
-    return sorted(rig.directory.rglob("*.page")) + sorted(rig.directory.rglob("*.idx"))
 
 
 # --- bounds ---

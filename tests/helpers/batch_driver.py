@@ -20,7 +20,7 @@ from penstock.storage.transaction_log import DISK
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, ModelBatch, ModelPage, Violation, body_of
 from tests.helpers.stream_driver import StreamDriver
-from tests.helpers.tiny_batches import stage
+from tests.helpers.tiny_batches import read_batch, stage
 from tests.helpers.tiny_engine import OPTIONS, PATH
 from tests.helpers.uids import Content
 
@@ -203,7 +203,7 @@ class BatchDriver(StreamDriver):
         batch = self.engine.batches.batch(query)
         assert batch is not None
         page, frame = batch.page, batch.frame
-        records = self.engine.batches.read(query, self.rng.randint(1, 4), self.rng.choice((1, 400)))
+        records = read_batch(self.engine, query, self.rng.randint(1, 4), self.rng.choice((1, 400)))
         contents = self._contents(query, page)[frame : frame + len(records)]
         tx = self.engine.begin()
         tx.progress(query, page, frame + len(records))

@@ -1,21 +1,31 @@
 """Staged pages and batches for tests: staged as the HTTP process does it, on any file system."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import StagedPage
 from penstock.storage.data_directory import sync_dir
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import PAGE_HEADER_BYTES, encode_frame, pack_row, page_seed
+from penstock.storage.page import (
+    PAGE_HEADER_BYTES,
+    StreamRecord,
+    encode_frame,
+    pack_row,
+    page_seed,
+)
 from penstock.storage.page_writer import PageWriter
+from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import (
     StagedPageWriter,
     query_directory,
     query_path,
     staging_path,
 )
+from penstock.storage.streams import Stream
 
 TARGET = '{"queue": "s"}'
 STAGED_US = 5_000_000
@@ -66,9 +76,43 @@ def stage(
     return page
 
 
+def read_batch(
+    engine: StorageEngine, query: str, max_records: int, max_bytes: int
+) -> list[StreamRecord]:
+    """What comes next of a query's batch, verified, of one page: up to so many, one at least.
+    CorruptionError."""
+    batch = engine.batches.batch(query)
+    assert batch is not None
+    path = f"{query_path(engine.path, query)}/{batch.current.name}"
+    with closing(StagedReader(engine.fs, path, batch.current)) as reader:
+        return reader.read(batch.frame, max_records, max_bytes)
+
+
+def step_into_stream(
+    engine: StorageEngine, query: str, streams: list[Stream],
+    pick: Callable[[StreamRecord], Stream] | None = None,
+) -> bool:  # fmt: skip
+    """Go on with a batch for a stream, or for its partitions, which `pick` chooses: adopt a page,
+    or append a slice. False: it is done."""
+    batches = engine.batches
+    batch = batches.batch(query)
+    assert batch is not None
+    if len(streams) == 1 and batches.can_adopt(query):
+        batches.adopt(query, streams[0])
+        return not batch.is_done
+    records = read_batch(engine, query, 1024, 1 << 20)
+    transaction = engine.begin()
+    transaction.progress(query, batch.page, batch.frame + len(records))
+    for found in records:
+        stream = streams[0] if pick is None else pick(found)
+        transaction.append_stream(stream, found.meta, found.payload)
+    transaction.commit(DISK)
+    return not batch.is_done
+
+
 def roll(engine: StorageEngine, query: str, stream: bytes = b"s") -> None:
     """Roll a query's batch forward into a stream to its end."""
-    while engine.batches.step_into_stream(query, [engine.stream(stream)]):
+    while step_into_stream(engine, query, [engine.stream(stream)]):
         engine.flush()
     engine.batches.finish_adoptions()
     engine.sync()

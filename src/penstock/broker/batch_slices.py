@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.batch_target import BatchTarget, is_lasting
 from penstock.broker.deliver import HEADERS
-from penstock.broker.fan_out import Planned, fan_out, plan_all
+from penstock.broker.fan_out import Planned, fan_out, plan_all, plan_of
 from penstock.broker.output import Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
@@ -98,11 +98,7 @@ class BatchSlice:
         way = self._slices.way(meta)
         if len(way.durable) == 1:
             queue = way.durable[0]
-            facts = way.facts
-            plan = queue.amq.plan(
-                way.header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
-                delay_ms=facts.delay_ms,
-            )  # fmt: skip
+            plan = plan_of(queue, way.header, way.facts)
             try:
                 published = self.transaction.publish(
                     [plan.index], plan.header, body, plan.expiry_ms

@@ -79,7 +79,7 @@ def _publish_shared(
     lsn = 0
     try:
         for queue in queues:
-            plan = _plan(queue, header, facts)
+            plan = plan_of(queue, header, facts)
             plans.append((queue, plan))
         plans.sort(key=_by_kind)
         while done < len(plans):
@@ -157,7 +157,7 @@ def plan_all(
     done: set[int] = set()
     try:
         for queue in queues:
-            plan = _plan(queue, header, facts)
+            plan = plan_of(queue, header, facts)
             plans.append((queue, plan))
             groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
         for (shared, expiry_ms), group in groups.items():
@@ -178,7 +178,7 @@ def whole_body(vhost: VHost, spooled: Message) -> bytes:
     return vhost.engine.state.store.read(spooled.store_file, spooled.id)
 
 
-def _plan(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:
+def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:
     """What the queue would make of the message; `planned` or `unplan` ends it."""
     return queue.amq.plan(
         header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,

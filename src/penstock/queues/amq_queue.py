@@ -298,6 +298,11 @@ class AMQQueue(Arrivals):
             self._leasing = leasing
         return leasing
 
+    def _has_leases(self) -> bool:
+        """Of this queue; asked at each tick, also of ten thousand queues that have none."""
+        table = self._engine.state.leases
+        return bool(table.by_queue) and bool(table.of(self.backing.index(0).number))
+
     def _go_on_releasing(self) -> bool:
         """A slice of a release that was begun, also before a restart."""
         for lease in self._leases().infos():
@@ -330,7 +335,7 @@ class AMQQueue(Arrivals):
                 has_more = True
             if self.delays.resume():
                 has_more = True
-            if self._engine.state.leases.by_queue and self._go_on_releasing():
+            if self._has_leases() and self._go_on_releasing():
                 has_more = True
         except DiskFullError:  # of which the engine has told; the next tick tries again
             has_more = False
@@ -402,18 +407,20 @@ class AMQQueue(Arrivals):
         """Delete the queue with all that it holds, delayed or not, in one record. The LSN to wait
         for; 0: it is not durable. QueueLeasedError, unless by force: readers have leased messages
         that they have not committed."""
-        if not force:
+        if not force and self._has_leases():
             messages, readers = self._leases().open_leases()
             if messages:
                 raise QueueLeasedError(self.text_name, messages, readers)
         with self._engine.one_record(mode) as one:
             self.delays.delete(mode)
             self.backing.delete_and_terminate(mode)
-        self._leases().delete()
+        if self._leasing is not None:
+            self._leasing.delete()
         return one.lsn
 
     def terminate(self) -> None:
         """Orderly stop, right before the engine's `close`."""
-        self._leases().close()
+        if self._leasing is not None:
+            self._leasing.close()
         self.delays.terminate()
         self.backing.terminate()

@@ -1,19 +1,15 @@
 """BatchEngine: what an engine does for batches (batches.py): deciding them, rolling them forward.
 
     check_pages (a worker) -> decide            one record: the batch belongs to its target
-    read (a worker) -> Transaction.progress     a slice: its publishes and how far it came, in one
-                       + publishes               record; routing is the caller's
+    Transaction.progress + publishes            a slice of a page, and how far it came, in one
+                                                record; reading (staged_reader.py) and routing are
+                                                the caller's
     adopt                                       a whole page, one record, then files (adoption.py)
-    step_into_stream                            all that a batch for one stream, or its partitions,
-                                                needs: adopts, or appends slices
 
 A batch that was decided is rolled forward by whoever drives the engine, one slice at a time between
 other work; after a crash from where the log says. Batches of one query follow one another: a new
 one is decided only when the one before is done. Who rolls several batches into one stream does it
 one batch after the other: each holds the stream's head from its first record to its last.
-
-Slices are read in workers and verified, frame by frame. A damaged frame is a CorruptionError with
-file and position: the batch stays where it is.
 
 Adoptions under way are waited for by whatever makes a checkpoint. One that fails, for want of space
 as a rule, is told once and tried again with each tick.
@@ -27,19 +23,13 @@ from penstock.storage import batches, record, staging
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, BatchRecord, StagedPage
 from penstock.storage.durability import DISK
-from penstock.storage.page import StreamRecord
 from penstock.storage.parts import append_ops
-from penstock.storage.staged_reader import StagedReader
 from penstock.storage.streams import Stream
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
 ADOPT_BYTES_MIN: Final = 4 << 20
-SLICE_RECORDS: Final = 1024
-SLICE_BYTES: Final = 1 << 20
-
-Pick = Callable[[StreamRecord], Stream]
 
 
 class BatchEngine:
@@ -49,8 +39,6 @@ class BatchEngine:
         self._engine = engine
         self._running: Adoption | None = None  # in a worker
         self._is_failing: bool = False
-        self._reader: StagedReader | None = None
-        self._reads: tuple[str, int, int] = ("", -1, -1)  # query, batch, page of that reader
 
     # ---- what there is -------------------------------------------------------------------------
 
@@ -148,32 +136,6 @@ class BatchEngine:
 
     # ---- rolling forward -----------------------------------------------------------------------
 
-    def reader(self, query: str) -> StagedReader:
-        """A reader of the page that comes next of a query's batch; its `read` may be submitted.
-        ValueError: there is none."""
-        batch = self._rolling(query)
-        key = (query, batch.number, batch.page)
-        if self._reader is None or self._reads != key:
-            if self._reader is not None:
-                self._reader.close()
-            engine = self._engine
-            path = f"{staging.query_path(engine.path, query)}/{batch.current.name}"
-            self._reader, self._reads = StagedReader(engine.fs, path, batch.current), key
-        return self._reader
-
-    def close(self) -> None:
-        """Close what is open."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def read(self, query: str, max_records: int, max_bytes: int) -> list[StreamRecord]:
-        """The records that come next of a query's batch, verified, of one page: up to so many, and
-        at least one. Their offset is the frame in the page. Reads here and now. ValueError: there
-        are none; CorruptionError, OSError."""
-        batch = self._rolling(query)
-        return self.reader(query).read(batch.frame, max_records, max_bytes)
-
     def _rolling(self, query: str) -> Batch:
         batch = self.batch(query)
         if batch is None or batch.is_done:
@@ -209,27 +171,6 @@ class BatchEngine:
         engine.state.end_batch(lsn, batch)
         self.place()
         return base
-
-    def step_into_stream(
-        self, query: str, streams: list[Stream], pick: Pick | None = None,
-        records: list[StreamRecord] | None = None,
-    ) -> bool:  # fmt: skip
-        """Go on with a batch whose target is a stream, or its partitions, chosen by `pick`: a page
-        is adopted, or a slice appended. records: what `reader(query).read` gave; None: read here.
-        False: it is done. As `adopt` and `read`, and TransactionTooLargeError."""
-        batch = self._rolling(query)
-        if len(streams) == 1 and self.can_adopt(query):
-            self.adopt(query, streams[0])
-            return not batch.is_done
-        if records is None:
-            records = self.read(query, SLICE_RECORDS, SLICE_BYTES)
-        transaction = self._engine.begin()
-        transaction.progress(query, batch.page, batch.frame + len(records))
-        for found in records:
-            stream = streams[0] if pick is None else pick(found)
-            transaction.append_stream(stream, found.meta, found.payload)
-        transaction.commit(DISK)
-        return not batch.is_done
 
     # ---- adoptions -----------------------------------------------------------------------------
 

@@ -754,7 +754,6 @@ class StorageEngine:
         finally:
             self.is_closed = True
             self.log.close()
-            self.batches.close()
             self.state.close()
             self.transient.close()
             self._lock.release()

@@ -10,7 +10,7 @@ from penstock.storage.staging import StagingError, query_path
 from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
-from tests.helpers.tiny_batches import TARGET, read_all, roll, rows_of
+from tests.helpers.tiny_batches import TARGET, read_all, roll, rows_of, step_into_stream
 from tests.helpers.tiny_engine import PATH
 
 
@@ -94,10 +94,10 @@ def test_a_query_is_forgotten_when_it_is_done_or_by_force() -> None:
     rig.decide(rows_of(0, 10))
     with pytest.raises(ValueError, match="not done yet"):
         batches.forget("q")
-    batches.step_into_stream("q", [rig.stream()])
+    step_into_stream(rig.engine, "q", [rig.stream()])
     assert batches.forget("q")
     rig.decide(rows_of(0, 10), rows_of(10, 3), batch=7)
-    batches.step_into_stream("q", [rig.stream()])
+    step_into_stream(rig.engine, "q", [rig.stream()])
     assert batches.forget("q", is_forced=True)
     rig.engine.sync()
     rig.settle()
@@ -175,10 +175,9 @@ def test_readers_see_all_of_a_batch_or_nothing(mode: str) -> None:
     rig.engine.on_head = lambda stream: heads.add(stream.head_offset)
     pages = [rows_of(0, 20), rows_of(20, 4), rows_of(24, 20)]
     rig.decide(*pages)
-    batches = rig.engine.batches
-    assert batches.step_into_stream("q", [rig.stream()])
+    assert step_into_stream(rig.engine, "q", [rig.stream()])
     rig.engine.append_stream(rig.stream(), b"", b"between", DISK)
-    assert batches.step_into_stream("q", [rig.stream()])
+    assert step_into_stream(rig.engine, "q", [rig.stream()])
     rig.engine.sync()
     rig.settle()
     assert rig.stream().head_offset == 1
@@ -197,9 +196,8 @@ def test_a_head_that_two_batches_hold_waits_for_both() -> None:
     rig = BatchRig()
     rig.decide(rows_of(0, 4), rows_of(4, 4))
     rig.decide(rows_of(50, 4), rows_of(54, 4), query="r")
-    batches = rig.engine.batches
     for query in ("q", "r", "q"):
-        batches.step_into_stream(query, [rig.stream()])
+        step_into_stream(rig.engine, query, [rig.stream()])
     rig.engine.sync()
     assert rig.stream().head_offset == 0
     rig.crash()
@@ -217,7 +215,7 @@ def test_partitions_are_chosen_record_by_record() -> None:
     def pick(record: StreamRecord) -> Stream:
         return streams[int(record.meta[1:]) % 2]
 
-    while rig.engine.batches.step_into_stream("q", streams, pick):
+    while step_into_stream(rig.engine, "q", streams, pick):
         rig.engine.flush()
     rig.engine.sync()
     for n, name in enumerate((b"p0", b"p1")):

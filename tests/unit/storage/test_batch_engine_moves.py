@@ -9,7 +9,7 @@ from penstock.storage import batch_engine
 from penstock.storage.durability import DISK
 from penstock.storage.staging import query_path, staging_path
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
-from tests.helpers.tiny_batches import roll, rows_of
+from tests.helpers.tiny_batches import read_batch, roll, rows_of, step_into_stream
 from tests.helpers.tiny_engine import PATH
 
 
@@ -142,7 +142,7 @@ def move_all(rig: BatchRig, count: int, *, is_crashing: bool) -> None:
     rng = random.Random(1)
     while rig.engine.batches.rolling():
         batch = rig.engine.batches.rolling()[0]
-        records = rig.engine.batches.read("q", count, 1 << 20)
+        records = read_batch(rig.engine, "q", count, 1 << 20)
         transaction = rig.engine.begin()
         transaction.progress("q", batch.page, batch.frame + len(records))
         for record in records:
@@ -189,8 +189,8 @@ def test_a_large_slice_is_one_transaction_too() -> None:
     )  # fmt: skip
     rows = rows_of(0, 12, 40)
     rig.decide(rows)
-    assert not rig.engine.batches.step_into_stream(
-        "q", [rig.stream(), rig.stream()], lambda record: rig.stream()
+    assert not step_into_stream(
+        rig.engine, "q", [rig.stream(), rig.stream()], lambda record: rig.stream()
     )
     rig.engine.sync()
     rig.crash()
@@ -203,13 +203,12 @@ def test_a_damaged_frame_leaves_the_batch_where_it_is() -> None:
     (page,) = rig.decide(rows_of(0, 7))
     path = f"{query_path(PATH, 'q')}/{page.name}"
     rig.fs.damage_flip(path, page.bytes - 3, 1)
-    assert len(rig.engine.batches.read("q", 100, 1 << 20)) == 6
+    assert len(read_batch(rig.engine, "q", 100, 1 << 20)) == 6
     transaction = rig.engine.begin()
     transaction.progress("q", 0, 6)
     transaction.commit(DISK)
     with pytest.raises(CorruptionError, match="the record of offset 6"):
-        rig.engine.batches.read("q", 100, 1 << 20)
+        read_batch(rig.engine, "q", 100, 1 << 20)
     rig.fs.unlink(path)
-    rig.engine.batches.close()
     with pytest.raises(CorruptionError, match="the staged page is missing"):
-        rig.engine.batches.read("q", 100, 1 << 20)
+        read_batch(rig.engine, "q", 100, 1 << 20)

@@ -15,7 +15,14 @@ from penstock.storage.stats import stats
 from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.tiny_batches import TARGET, read_all, rows_of, stage
+from tests.helpers.tiny_batches import (
+    TARGET,
+    read_all,
+    read_batch,
+    rows_of,
+    stage,
+    step_into_stream,
+)
 from tests.helpers.tool_stores import DATA, VHOST, image, open_vhost, vhost_path
 
 COPY = "/copy"
@@ -40,7 +47,7 @@ def fill(engine: StorageEngine) -> None:
     engine.batches.adopt("q", stream)
     engine.batches.finish_adoptions()
     transaction = engine.begin()
-    records = engine.batches.read("q", 4, 1 << 20)
+    records = read_batch(engine, "q", 4, 1 << 20)
     transaction.progress("q", 2, 4)
     for record in records:
         transaction.append_stream(stream, record.meta, record.payload)
@@ -68,7 +75,7 @@ def store(*, is_clean: bool) -> FaultyFileSystem:
 
 def finished(engine: StorageEngine) -> list[bytes]:
     """All records of the stream, once its batch is done."""
-    while engine.batches.step_into_stream("q", [engine.stream(b"s")]):
+    while step_into_stream(engine, "q", [engine.stream(b"s")]):
         engine.flush()
     engine.sync()
     return [payload for _, _, payload, _ in read_all(engine)]

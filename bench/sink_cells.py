@@ -1,8 +1,9 @@
 """What bench/spark_bench.py measures of the sink: rows into a broker, and what others feel of it.
 
-`sink` is Spark with two cores: records of 256 B of a stream in files go through the source and the
-sink into a stream or a queue of a broker on the same two cores. The time is from the start of the
-write until the last row can be read.
+`sink` is Spark with two cores: rows of 256 B go into a stream or a queue of a broker on the same
+two cores. They come from Parquet, so that it is the sink that is measured, and once more out of a
+stream in files, which is Penstock at both ends. The time is from the start of the write until the
+last row can be read.
 
 `commit` is without Spark. Rows are staged as a task stages them, so much that the commit is one of
 512 MiB; then it is committed, and until the last row has arrived two other clients of the vhost ask
@@ -68,13 +69,17 @@ def sink(data: str, count: int, warm: int, runs: int, url: str, http_url: str) -
     write(root / "s", noise(count))
     spark = spark_session()
     reading = spark.read.format("penstock").options(path=str(root / "s"), minPartitions="2")
-    rows = reading.schema(COLUMNS).load()
-    found: dict[str, list[float]] = {"stream": [], "queue": []}
+    in_stream = reading.schema(COLUMNS).load()
+    in_stream.repartition(2).write.parquet(str(root / "parquet"))
+    in_files = spark.read.parquet(str(root / "parquet"))
+    sources = {"stream": in_files, "queue": in_files, "stream to stream": in_stream}
+    found: dict[str, list[float]] = {name: [] for name in sources}
     for round_ in range(warm + runs):
-        for kind, times in found.items():
-            name = f"{kind}.{round_}"
-            prepare(url, kind, name)
-            writing = rows.write.format("penstock").options(url=url, httpUrl=http_url, queue=name)
+        for what, times in found.items():
+            name = f"{what}.{round_}"
+            prepare(url, what.rpartition(" ")[2], name)
+            rows = sources[what].write.format("penstock")
+            writing = rows.options(url=url, httpUrl=http_url, queue=name)
             started = time.perf_counter()
             writing.mode("append").save()
             settle(http_url)

@@ -40,7 +40,6 @@ Not here: which pages a stream has and where its head is (penstock.storage.strea
 
 import mmap
 import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +95,7 @@ class Frames:
 
 def page_seed(page_id: int) -> int:
     """What seeds the CRCs of a page."""
-    return zlib.crc32(_U64.pack(page_id))
+    return crc32(_U64.pack(page_id))
 
 
 # ---- from a file ---------------------------------------------------------------------------------
@@ -278,7 +277,7 @@ def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
     magic, version, flags, count, its_id, its_base, page_bytes, rows_crc, _, _, crc = (
         INDEX_HEADER.unpack_from(raw)
     )
-    if (magic, version) != (INDEX_MAGIC, VERSION) or crc != zlib.crc32(raw[:60]):
+    if (magic, version) != (INDEX_MAGIC, VERSION) or crc != crc32(raw[:60]):
         return None
     if (its_id, its_base) != (page_id, base):
         return None
@@ -300,7 +299,7 @@ def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
     if len(head) < HEADER_BYTES:
         raise CorruptionError(path, 0, f"a page of {len(head)} bytes, expected a header of 64")
     magic, version, kind, _, page_id, its_base, time_us, crc = PAGE_HEADER.unpack(head)
-    if crc != zlib.crc32(head[:60]):
+    if crc != crc32(head[:60]):
         raise CorruptionError(path, 0, "the CRC of the page's header is wrong")
     if (magic, version) != (PAGE_MAGIC, VERSION) or kind not in (KIND, KIND_STAGED):
         expected = f"{PAGE_MAGIC!r}, 1, {KIND} or {KIND_STAGED}"

@@ -32,9 +32,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import OptionError
+from penstock.fast_crc import crc32
 
 QUEUE_TYPE: Final = "x-queue-type"
 STREAM: Final = "stream"

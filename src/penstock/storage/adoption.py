@@ -28,9 +28,9 @@ Failure: OSError, to be tried again; SyncFailedError [10].
 """
 
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, SyncFailedError
+from penstock.fast_crc import crc32
 from penstock.storage.batches import StagedPage
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.filesystem import File, FileSystem

@@ -38,9 +38,9 @@ position, never a guess.
 import struct
 from dataclasses import dataclass, field
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, VersionError
+from penstock.fast_crc import crc32
 from penstock.message import Message
 from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem

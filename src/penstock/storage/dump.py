@@ -22,9 +22,9 @@ Failure: a name that is none of these is a NotAStoreError. Whatever the bytes ar
 
 import struct
 from collections.abc import Callable, Iterator
-from zlib import crc32
 
 from penstock.errors import NotAStoreError, StorageError
+from penstock.fast_crc import crc32
 from penstock.storage import dump_checkpoint, dump_log, dump_stream, store_file
 from penstock.storage.dump_text import at, body_text, is_zero
 from penstock.storage.file_queue_backing import HEADER_BYTES as OWN_HEADER_BYTES

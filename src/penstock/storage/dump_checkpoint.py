@@ -6,8 +6,8 @@ its length says. See `dump.py` for the lines, `checkpoint.py` and `store_state.p
 
 import struct
 from collections.abc import Iterator
-from zlib import crc32
 
+from penstock.fast_crc import crc32
 from penstock.storage import checkpoint, leases
 from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest

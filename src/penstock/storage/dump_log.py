@@ -8,8 +8,8 @@ header seeds every checksum, and are told as such. See `dump.py` for the lines, 
 
 import struct
 from collections.abc import Iterator
-from zlib import crc32
 
+from penstock.fast_crc import crc32
 from penstock.storage import record
 from penstock.storage.dump_batches import batch_text
 from penstock.storage.dump_checkpoint import lease_runs_text, topology_text

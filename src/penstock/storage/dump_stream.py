@@ -9,9 +9,9 @@ not compared: that is verify's business.
 """
 
 from collections.abc import Iterator
-from zlib import crc32
 
 from penstock.errors import CorruptionError, NotAStoreError
+from penstock.fast_crc import crc32
 from penstock.storage import stream_meta
 from penstock.storage.batches import is_name
 from penstock.storage.dump_text import at, body_text

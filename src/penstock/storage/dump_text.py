@@ -6,7 +6,8 @@ to tell two bodies apart, and to see what it is.
 """
 
 from typing import Final
-from zlib import crc32
+
+from penstock.fast_crc import crc32
 
 SHOWN_BYTES: Final = 24
 

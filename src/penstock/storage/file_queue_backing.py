@@ -28,9 +28,9 @@ start. Bytes that do not verify are a CorruptionError with path and position.
 
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, StorageError, SyncFailedError
+from penstock.fast_crc import crc32
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.queue_backing import Address, QueueBacking
 from penstock.storage.store_file import create_file, discard, make_directory

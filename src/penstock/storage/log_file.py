@@ -22,9 +22,9 @@ log_segment.py. Memory is bounded: a window of 1 MiB per segment, or one record 
 
 from collections.abc import Callable
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, SyncFailedError
+from penstock.fast_crc import crc32
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.log_segment import (
     ALIGN_BYTES,

@@ -35,9 +35,9 @@ torn tail is told from corruption, is in log_file.py; what is written when, in t
 import errno
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, VersionError
+from penstock.fast_crc import crc32
 from penstock.storage.filesystem import File, FileSystem
 
 VERSION: Final = 1

@@ -32,9 +32,9 @@ Not here: where a page is and what is in it (page_writer.py, page_reader.py).
 import hashlib
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.native import mypyc_attr
 
 VERSION: Final = 1

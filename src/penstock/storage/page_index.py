@@ -22,9 +22,9 @@ that do not check frames one by one use sealed indexes alone, whose rows and blo
 
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage.page import BLOCK_BYTES
 
 VERSION: Final = 1

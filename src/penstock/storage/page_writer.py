@@ -19,9 +19,9 @@ same place whenever it is written.
 """
 
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage import page_index
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (

@@ -27,9 +27,9 @@ A failed check is a CorruptionError that names file and position; nothing damage
 
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, SyncFailedError
+from penstock.fast_crc import crc32
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.storage.closed_file import sync_closed

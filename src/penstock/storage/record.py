@@ -56,8 +56,8 @@ CorruptionError with path and position. Nothing here knows files, groups or dura
 
 import struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from penstock.fast_crc import crc32
 from penstock.native import mypyc_attr
 
 RECORD_HEADER_BYTES: Final = 20

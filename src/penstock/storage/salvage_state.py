@@ -19,9 +19,9 @@ RAM: a bit for each seq of segments with live messages; messages that the log ho
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.message import Message
 from penstock.storage import record
 from penstock.storage.checkpoint import Manifest

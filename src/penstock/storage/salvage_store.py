@@ -13,9 +13,9 @@ RAM: the tables of a few store files; one checkpoint. Nothing is written.
 
 import struct
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, StorageError
+from penstock.fast_crc import crc32
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.file_queue_backing import FileQueueBacking

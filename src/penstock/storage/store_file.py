@@ -34,9 +34,9 @@ import struct
 from array import array
 from bisect import bisect_left
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError, NotAStoreError, VersionError
+from penstock.fast_crc import crc32
 from penstock.native import mypyc_attr
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.store_state import RECORD_BYTES, BodyCounts, FileState

@@ -17,9 +17,9 @@ written here. Failures to read are OSErrors.
 """
 
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage.filesystem import File
 from penstock.storage.store_file import (
     BODY_BYTES_MAX,

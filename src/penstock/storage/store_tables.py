@@ -21,9 +21,9 @@ import struct
 from array import array
 from bisect import bisect_right
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.store_file import (
     BLOCK_BYTES,

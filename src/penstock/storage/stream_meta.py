@@ -27,9 +27,9 @@ A file that does not verify is a CorruptionError that names it.
 
 import struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage.data_directory import hash_name, sync_dir, write_small
 from penstock.storage.filesystem import FileSystem
 

@@ -31,7 +31,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-from zlib import crc32
 
 from penstock.errors import (
     CorruptionError,
@@ -41,6 +40,7 @@ from penstock.errors import (
     SyncFailedError,
     VersionError,
 )
+from penstock.fast_crc import crc32
 from penstock.message import Message
 from penstock.storage import recovery
 from penstock.storage.dump_text import queue_title

@@ -42,7 +42,12 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 
 
 def end(process: "subprocess.Popen[str]") -> int:
-    process.communicate(timeout=LONG_S)
+    with process:
+        try:
+            process.communicate(timeout=LONG_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     return process.returncode
 
 

@@ -17,7 +17,9 @@ SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts)
 SPARK_TESTS := tests/spark
+CRASH_TESTS := tests/crash
 LONG_TESTS := tests/cluster tests/crash_spark tests/test_flights_lake.py
+PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
@@ -55,22 +57,20 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Three lanes side by side, for none of them keeps two cores busy: much of it uncompiled (but for the
-# crash tests: `make crash`) and then clusters and kills; what waits for Spark; and the rest, which is
-# what is seen meanwhile. The others have their say at the end.
+# Four lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
+# that only compute give way to the others. The rest is what is seen meanwhile; the other lanes have
+# their say at the end. Uncompiled there are no crash tests: `make crash` has them.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@( .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider \
-		&& .venv/bin/python -m pytest $(LONG_TESTS) -p no:cacheprovider ) \
-		> build/test-pure.log 2>&1 & pure=$$!; \
-	.venv/bin/python -m pytest $(SPARK_TESTS) -p no:cacheprovider \
-		> build/test-spark.log 2>&1 & spark=$$!; \
-	.venv/bin/python -m pytest tests \
-		$(addprefix --ignore=,$(SPARK_TESTS) $(LONG_TESTS)); rest=$$?; \
-	wait $$pure; uncompiled=$$?; wait $$spark; with_spark=$$?; \
-	echo "--- uncompiled: $(PURE_TESTS), then $(LONG_TESTS) ---"; cat build/test-pure.log; \
-	echo "--- with Spark: $(SPARK_TESTS) ---"; cat build/test-spark.log; \
-	test $$rest -eq 0 -a $$uncompiled -eq 0 -a $$with_spark -eq 0
+	@( nice .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider; \
+		pure=$$?; $(PYTEST) $(LONG_TESTS) && exit $$pure ) > build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
+	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
+	nice $(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
+	$(PYTEST) tests $(addprefix --ignore=,$(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)); bad=$$?; \
+	for lane in uncompiled:$$uncompiled spark:$$spark crash:$$crash; do \
+		wait $${lane#*:} || bad=1; \
+		echo "--- $${lane%:*} ---"; cat build/test-$${lane%:*}.log; \
+	done; exit $$bad
 
 crash-spark: .venv/ready
 	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)
@@ -89,8 +89,8 @@ conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 
 crash: .venv/ready .venv-pure/ready
-	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) .venv/bin/python -m pytest tests/crash --timeout=0 -s
-	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest tests/crash -p no:cacheprovider
+	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
+	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(CRASH_TESTS) -p no:cacheprovider
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_cells import SIZE, noise, spark_session, write
+from spark_cells import SIZE, noise, spark_session, use_memory, write
 
 import penstock
 from penstock import build_kind
@@ -80,6 +80,7 @@ def sink(data: str, count: int, warm: int, runs: int, url: str, http_url: str) -
             prepare(url, what.rpartition(" ")[2], name)
             rows = sources[what].write.format("penstock")
             writing = rows.options(url=url, httpUrl=http_url, queue=name)
+            use_memory()
             started = time.perf_counter()
             writing.mode("append").save()
             settle(http_url)

@@ -237,14 +237,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name when there is none of that name. `list queues` and
-        `list-queues` are `list_queues`."""
+        """As click does, with names that are like it when there is none of that name. `list queues`
+        and `list-queues` are `list_queues`."""
         args = _joined(args)
         name = args[0]
         if not name.startswith("-") and name not in GROUPS and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, GROUPS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+            raise click.UsageError(f"No such command {name!r}.{_hint(args)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -260,6 +258,18 @@ def _joined(args: list[str]) -> list[str]:
         return [first, *args[1:]]
     both = f"{first}_{args[1]}".replace("-", "_") if len(args) > 1 else first
     return [both, *args[2:]] if both in GROUPS else args
+
+
+def _hint(args: list[str]) -> str:
+    """What may have been meant: of two words the nearest command, of one those that begin so."""
+    family = [name.replace("_", " ") for name in sorted(GROUPS) if name.startswith(f"{args[0]}_")]
+    if len(args) == 1 and family:
+        return f" There are: {', '.join(family)}."
+    for given in ("_".join(args[:2]), args[0]):
+        near = difflib.get_close_matches(given, GROUPS, n=1)
+        if near:
+            return f" Did you mean {near[0]!r}?"
+    return ""
 
 
 def version_text() -> str:

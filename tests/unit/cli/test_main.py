@@ -69,12 +69,19 @@ def test_help_lists_the_groups_without_importing_them(
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [("stor", "Did you mean 'store'?"), ("zzz", "No such command"), ("--versoin", "--version")],
+    [
+        ("stor", "Did you mean 'store'?"),
+        ("zzz", "No such command"),
+        ("--versoin", "--version"),
+        ("release", "There are: release lease, release query."),
+        ("release leases", "Did you mean 'release_lease'?"),
+        ("list quues", "Did you mean 'list_queues'?"),
+    ],
 )
 def test_a_wrong_word_is_64_with_the_nearest_right_one(
     wrong: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([wrong]) == 64
+    assert cli.main(wrong.split()) == 64
     assert told in capsys.readouterr().err
 
 

@@ -124,16 +124,15 @@ class LoopDriver(Driver):
 
     def _turn(self) -> None:
         """On the loop: what was completed, what was appended, and who is settled by it."""
-        if not self.lock.acquire(blocking=False):
+        if self.lock.locked():  # the box is being mended, perhaps
             self.loop.call_later(BUSY_RETRY_S, self._turn)
             return
         try:
-            if not self.is_closed and self.gate is self.lock:
-                self.turn()
+            with self.lock:
+                if not self.is_closed and self.gate is self.lock:
+                    self.turn()
         except errors.StorageError:
             pass  # those who wait were told
-        finally:
-            self.lock.release()
 
     def fail(self) -> None:
         super().fail()

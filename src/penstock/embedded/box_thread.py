@@ -42,6 +42,8 @@ from penstock.embedded.queue_state import QueueState
 from penstock.embedded.waiting import FAILED, RECHECK_S, WAITING, WOKEN, ThreadWaiter, Waiter, ring
 from penstock.errors import ForkedError, StoppedError
 
+Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
+
 IDLE_S: Final = 2.5  # between two looks at an idle box
 ACKS_S: Final = 0.005  # until acknowledgements are written that nothing else has written
 IDLE_FROM_S: Final = 1.0  # a longer pause is one that a new message may have to end
@@ -69,8 +71,10 @@ class Gate:
 class MendingGate:
     """What a call enters while the box is to be mended: it waits to be handed the lock.
 
-    All in one function, for the interpreter looks for interrupts after each call: from the moment
-    that the lock is this call's, nothing may come between that and the block that gives it back.
+    The interpreter looks for interrupts after each call and where a function of Python begins: from
+    the moment that the lock is this call's, nothing of that may come before the block that gives it
+    back, nor between its end and the release. So all is in one function, and the block ends with
+    the lock's own `__exit__`, which the interpreter asks for before it enters.
     """
 
     def __init__(self, box: "BoxThread") -> None:
@@ -100,13 +104,9 @@ class MendingGate:
         text = f"the box {box.path} was interrupted, and could not be opened again"
         raise StoppedError(f"{text}: {box.mend_error}") from box.mend_error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._box.lock.release()
+    @property
+    def __exit__(self) -> Exit:
+        return self._box.lock.__exit__
 
 
 class Guard:

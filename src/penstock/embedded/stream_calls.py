@@ -20,7 +20,7 @@ from penstock.embedded.driver import Driver
 from penstock.embedded.spellings import mode_of
 from penstock.embedded.stream_record import NewRecord, StreamRecord
 from penstock.embedded.stream_source import Call, Feed, PartitionInfo, StreamInfo, StreamSource
-from penstock.embedded.waiting import Waiter
+from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import PenstockError
 from penstock.queues.stream_options import partition_of
 from penstock.storage.durability import DISK, OS
@@ -28,6 +28,7 @@ from penstock.storage.durability import DISK, OS
 CHUNK_RECORDS: Final = 256
 CHUNK_BYTES: Final = 256 << 10
 SOON_S: Final = 0.5  # that a loop which is left waits for the lock
+LOOK_S: Final = 0.001
 
 
 class StreamCalls(StreamSource):
@@ -148,10 +149,14 @@ class StreamCalls(StreamSource):
 
     def commit_soon(self, reader: str, offsets: dict[int, int]) -> None:
         # A loop that nobody holds any more may be ended by the garbage collector, in the middle of
-        # whatever this thread does, also under the lock: then it comes to nothing.
-        if not self._driver.lock.acquire(timeout=SOON_S):
-            return
-        self._driver.lock.release()
+        # whatever this thread does, also under the lock: then it comes to nothing. The lock is not
+        # taken to find out: an interrupt between that and its release would leave it taken.
+        driver = self._driver
+        until_s = driver.core.clock.monotonic() + SOON_S
+        while driver.lock.locked():
+            if driver.core.clock.monotonic() >= until_s:
+                return
+            ThreadWaiter().sleep(LOOK_S)
         try:
             for _ in self.commit(reader, offsets, is_safe=False):
                 raise AssertionError("it waits for nothing")

@@ -59,14 +59,19 @@ class WorkerPool:
             self._finished.put((token, result))
             self._call_wake()
             return token
+        self._waiting.put((token, op))
         self._outstanding += 1
         if len(self._threads) < self.workers:
-            name = f"penstock-disk-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        self._waiting.put((token, op))
+            self._start()
         return token
+
+    def _start(self) -> None:
+        """One thread more. An interrupt may come at any step of it: what was submitted waits then
+        for a thread that runs, or for the next one to be started."""
+        name = f"penstock-disk-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def completed(self, wait: bool) -> Completions:
         """What has finished since the last call; with ``wait`` at least one, if any is to come."""
@@ -82,14 +87,13 @@ class WorkerPool:
     def close(self) -> None:
         """Let all operations finish and end the threads; a second call does nothing."""
         self._closed = True
-        for _ in self._threads:
-            self._waiting.put(None)
+        self._waiting.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
     def _work(self) -> None:
-        """One worker: operations until the None that close() sends to each."""
+        """One worker: operations until the None of close(), which each leaves for the next."""
         while (item := self._waiting.get()) is not None:
             token, op = item
             try:
@@ -99,6 +103,7 @@ class WorkerPool:
             self._finished.put((token, result))
             del item, op, result  # a worker that waits keeps nothing of the last one alive
             self._call_wake()
+        self._waiting.put(None)
 
     def _call_wake(self) -> None:
         try:

@@ -9,11 +9,13 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import penstock
+from penstock.embedded import box_thread, waiting
 from penstock.errors import ForkedError, LockedError
 from penstock.storage import filesystem
 from tests.contracts.box import LONG_S, Aside, bodies, until
@@ -130,6 +132,56 @@ def test_an_interrupted_box_closes(path: Path, write: InterruptedWrite) -> None:
     box.close()
     with penstock.open(path) as again:
         assert bodies(again.queue("q"))[:1] == [b"a"]
+
+
+def interrupted_at(n: int, call: Callable[[], object]) -> bool:
+    """Make a call that is interrupted where the n-th function of its locking begins, as the
+    interpreter itself may do it; False: it has not so many."""
+    places = {box_thread.__file__, waiting.__file__}
+    count = 0
+
+    def profile(frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal count
+        if event == "call" and frame.f_code.co_filename in places:
+            count += 1
+            if count == n:
+                raise KeyboardInterrupt  # which ends the profiling, too
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_the_lock_is_given_back_wherever_an_interrupt_comes(
+    box: penstock.Box, write: InterruptedWrite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a call that is handed it, having waited for the box to be mended."""
+    mend = box_thread.BoxThread._mend
+
+    def mend_for_somebody(thread: box_thread.BoxThread) -> None:
+        until(lambda: bool(thread.menders) or thread._is_closing)
+        mend(thread)
+
+    monkeypatch.setattr(box_thread.BoxThread, "_mend", mend_for_somebody)
+    q = box.queue("q", durability="os")
+    n = 1
+    while True:
+        write.is_armed = True
+        with pytest.raises(KeyboardInterrupt):
+            q.put(b"to be mended")
+        if not interrupted_at(n, lambda: q.put(b"a")):
+            break
+        lock = box._driver.lock
+        assert lock.acquire(timeout=LONG_S), f"function {n} left it taken"
+        lock.release()
+        q.put(b"b")
+        n += 1
+    assert n > 5
 
 
 @pytest.mark.real

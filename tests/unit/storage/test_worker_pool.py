@@ -54,6 +54,31 @@ def test_even_an_exit_is_an_answer() -> None:
     assert result == "next"
 
 
+@pytest.mark.parametrize("is_started", [True, False])
+def test_an_interrupt_while_a_thread_starts_loses_nothing(
+    is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if is_started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    pool = WorkerPool(2, nothing)
+    pool.submit(lambda: "before")
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(lambda: "interrupted")
+    pool.submit(lambda: "after")
+    results: set[object] = set()
+    while len(results) < 3:
+        results.update(result for _, result in pool.completed(wait=True))
+    pool.close()  # ends, whichever thread was first to be told
+    assert results == {"before", "interrupted", "after"}
+
+
 def test_without_workers_an_interrupt_is_the_callers() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

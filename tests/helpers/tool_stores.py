@@ -49,6 +49,24 @@ def open_vhost(
     )  # fmt: skip
 
 
+def running(fill: Callable[[StorageEngine], None]) -> StorageEngine:
+    """A vhost of its own, filled, on a disk that can be crashed."""
+    fs = FaultyFileSystem()
+    engine = open_vhost(fs, DataDirectory(fs, DATA).vhost_path(VHOST))
+    fill(engine)
+    return engine
+
+
+def stopped(fill: Callable[[StorageEngine], None], *, is_clean: bool) -> FaultyFileSystem:
+    """What is on the disk of such a vhost that was closed, or killed."""
+    engine = running(fill)
+    fs = engine.fs
+    assert isinstance(fs, FaultyFileSystem)
+    if is_clean:
+        engine.close()
+    return fs.crash("kept" if is_clean else "killed")
+
+
 def entries(engine: StorageEngine, queue: QueueIndex, *seqs: int) -> list[Entry]:
     return [engine.entry(queue, seq) for seq in seqs]
 

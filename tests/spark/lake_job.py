@@ -13,9 +13,13 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.helpers.live_broker import LiveBroker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +83,41 @@ def killing(victims: Callable[[], list[int]], marker: str) -> Transform:
             yield batch
 
     return lambda rows: rows.mapInArrow(pass_on, COLUMNS)
+
+
+def over_a_kill(
+    spark: "SparkSession", broker: LiveBroker, options: Mapping[str, str], path: Path
+) -> None:
+    """A job into `path`/lake; its task waits in the middle of its range until the broker has been
+    killed and started again."""
+    marker, again = path / "marker", path / "again"
+    middle = MIDDLE
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if middle in batch.column("offset").to_pylist():
+                marker.touch()
+                while not again.exists():
+                    time.sleep(0.05)
+            yield batch
+
+    def kill() -> None:
+        while not marker.exists():
+            time.sleep(0.05)
+        broker.kill()
+        broker.start()
+        again.touch()
+
+    patient = {"fetchOffset.numRetries": "100", "fetchOffset.retryIntervalMs": "200"}
+    query = start(
+        spark, {**options, **patient}, path / "lake", path / "state",
+        lambda rows: rows.mapInArrow(pass_on, COLUMNS),
+    )  # fmt: skip
+    killer = threading.Thread(target=kill)
+    killer.start()
+    finish(query)
+    killer.join()
+    assert again.exists()
 
 
 def workers_of_this_daemon() -> list[int]:

@@ -7,11 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -55,39 +52,10 @@ def test_workers_and_then_the_driver_are_killed(
 def test_a_broker_that_is_killed_in_the_middle_of_a_batch(
     spark: "SparkSession", tmp_path: Path, access: str
 ) -> None:
-    """A task waits in the middle of its range until the broker was killed and started again."""
     count = 6000
-    marker, again = tmp_path / "marker", tmp_path / "again"
-    lake, state = tmp_path / "lake", tmp_path / "state"
-    middle = lake_job.MIDDLE
-
-    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            if middle in batch.column("offset").to_pylist():
-                marker.touch()
-                while not again.exists():
-                    time.sleep(0.05)
-            yield batch
-
     with LiveBroker(tmp_path / "data", has_http=True) as broker:
         fill(broker, "q", numbers(0, count, size=2000))
-        options = where(broker, "q", access=access)
-        options |= {"fetchOffset.numRetries": "100", "fetchOffset.retryIntervalMs": "100"}
-        query = lake_job.start(
-            spark, options, lake, state, lambda rows: rows.mapInArrow(pass_on, lake_job.COLUMNS)
-        )
-
-        def kill() -> None:
-            while not marker.exists():
-                time.sleep(0.05)
-            broker.kill()
-            broker.start()
-            again.touch()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        lake_job.finish(query)
-        killer.join()
+        lake_job.over_a_kill(spark, broker, where(broker, "q", access=access), tmp_path)
         total = sum(range(count))
-        assert lake_job.lake_facts(spark, lake) == (count, count, total, total)
+        assert lake_job.lake_facts(spark, tmp_path / "lake") == (count, count, total, total)
         assert counts(broker, "q") == (0, 0)

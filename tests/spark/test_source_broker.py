@@ -1,8 +1,6 @@
 """format("penstock") on a live broker: files and network, readers at the broker, kills."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,43 +164,11 @@ def test_retention_leaves_what_a_batch_may_need_again(
 def test_a_broker_that_is_killed_in_the_middle_of_a_batch(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """A task reads over the network, and waits in the middle of its range until the broker has been
-    killed and started again."""
     count = 9000
-    marker, again = tmp_path / "marker", tmp_path / "again"
-    lake, state = tmp_path / "lake", tmp_path / "state"
-    middle = lake_job.MIDDLE
-
-    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            if middle in batch.column("offset").to_pylist():
-                marker.touch()
-                while not again.exists():
-                    time.sleep(0.05)
-            yield batch
-
     with LiveBroker(tmp_path / "data", has_http=True) as broker:
         append(broker, "s", numbers(0, count, size=2000))
         options = where(broker, "s", access="network", readerId="job")
-        options |= {"fetchOffset.numRetries": "100", "fetchOffset.retryIntervalMs": "200"}
-        query = lake_job.start(
-            spark, options, lake, state, lambda rows: rows.mapInArrow(pass_on, lake_job.COLUMNS)
-        )
-        kills: list[int] = []
-
-        def kill() -> None:
-            while not marker.exists():
-                time.sleep(0.05)
-            kills.append(broker.pid)
-            broker.kill()
-            broker.start()
-            again.touch()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        lake_job.finish(query)
-        killer.join()
-        assert len(kills) == 1
+        lake_job.over_a_kill(spark, broker, options, tmp_path)
         total = sum(range(count))
-        assert lake_job.lake_facts(spark, lake) == (count, count, total, total)
+        assert lake_job.lake_facts(spark, tmp_path / "lake") == (count, count, total, total)
         assert reader_of(broker, "s", "job")["offsets"] == {"0": count}

@@ -6,7 +6,6 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.storage.backup import backup
-from penstock.storage.data_directory import DataDirectory
 from penstock.storage.dump import dump, dump_tree
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
@@ -23,7 +22,7 @@ from tests.helpers.tiny_batches import (
     stage,
     step_into_stream,
 )
-from tests.helpers.tool_stores import DATA, VHOST, image, open_vhost, vhost_path
+from tests.helpers.tool_stores import DATA, image, open_vhost, running, stopped, vhost_path
 
 COPY = "/copy"
 ROWS = rows_of(0, 60)
@@ -56,23 +55,6 @@ def fill(engine: StorageEngine) -> None:
     stage(engine.fs, path, "q", 8, ROWS[:3])
 
 
-def running() -> StorageEngine:
-    fs = FaultyFileSystem()
-    engine = open_vhost(fs, DataDirectory(fs, DATA).vhost_path(VHOST))
-    fill(engine)
-    return engine
-
-
-def store(*, is_clean: bool) -> FaultyFileSystem:
-    engine = running()
-    fs = engine.fs
-    assert isinstance(fs, FaultyFileSystem)
-    if is_clean:
-        engine.close()
-        return fs.crash("kept")
-    return fs.crash("killed")
-
-
 def finished(engine: StorageEngine) -> list[bytes]:
     """All records of the stream, once its batch is done."""
     while step_into_stream(engine, "q", [engine.stream(b"s")]):
@@ -90,7 +72,7 @@ def staged(fs: FaultyFileSystem, n: int, ending: str = "page", data: str = DATA)
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_verify_finds_all_of_it_and_changes_nothing(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     before = image(fs)
     report = verify(fs, DATA)
     assert image(fs) == before
@@ -101,18 +83,18 @@ def test_verify_finds_all_of_it_and_changes_nothing(is_clean: bool) -> None:
 
 @pytest.mark.parametrize(("n", "is_clean"), [(1, False), (2, True), (2, False), (5, True)])
 def test_verify_names_what_is_lost_of_a_batch(n: int, is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     fs.damage_flip(staged(fs, n), fs.size(staged(fs, n)) - 5)
     report = verify(fs, DATA)
     assert [problem.path for problem in report.problems] == [staged(fs, n)]
-    gone = store(is_clean=True)
+    gone = stopped(fill, is_clean=True)
     gone.damage_delete(staged(gone, 5))
     (problem,) = verify(gone, DATA).problems
     assert (problem.path, problem.text) == (staged(gone, 5), "the staged page is missing")
 
 
 def test_what_is_moved_and_what_nobody_decided_is_not_looked_at() -> None:
-    fs = store(is_clean=True)
+    fs = stopped(fill, is_clean=True)
     fs.damage_flip(staged(fs, 2), 70)  # in a frame that is moved
     undecided = staged(fs, 0).replace("/7.", "/8.")
     fs.damage_flip(undecided, 70)
@@ -121,7 +103,7 @@ def test_what_is_moved_and_what_nobody_decided_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_dump_shows_batches_and_staged_pages(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     lines = list(dump_tree(fs, DATA))
     assert not [line for line in lines if "DAMAGED" in line or "not ours" in line]
     text = "\n".join(lines)
@@ -139,7 +121,7 @@ def test_dump_shows_batches_and_staged_pages(is_clean: bool) -> None:
 
 
 def test_dump_shows_the_time_of_an_adopted_page() -> None:
-    fs = store(is_clean=True)
+    fs = stopped(fill, is_clean=True)
     (path,) = [at for at in image(fs) if at.endswith("00000000000000000011.page")]
     lines = list(dump(fs, path))
     assert "of stream 1, from offset 11, time 1700000000000000" in lines[0]
@@ -147,7 +129,7 @@ def test_dump_shows_the_time_of_an_adopted_page() -> None:
 
 
 def test_stats_has_the_figures() -> None:
-    fs = store(is_clean=False)
+    fs = stopped(fill, is_clean=False)
     found = stats(fs, DATA)
     first, second = found.batches
     assert (first.query, first.number, first.is_done) == ("done", 3, True)
@@ -160,7 +142,7 @@ def test_stats_has_the_figures() -> None:
 
 @pytest.mark.parametrize("mode", ["killed", "lost"])
 def test_a_backup_goes_on_with_the_batch(mode: str) -> None:
-    engine = running()
+    engine = running(fill)
     backup([engine], COPY)
     assert finished(engine) == WANTED
     fs = engine.fs
@@ -179,7 +161,7 @@ def test_a_backup_goes_on_with_the_batch(mode: str) -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_salvage_takes_all_of_it_and_goes_on(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     before = image(fs)
     report = salvage(fs, DATA, "/new", clock=ManualClock(), rng=random.Random(1))
     assert {at: data for at, data in image(fs).items() if not at.startswith("/new")} == before
@@ -195,7 +177,7 @@ def test_salvage_takes_all_of_it_and_goes_on(is_clean: bool) -> None:
 
 
 def test_salvage_takes_an_adopted_page_from_its_staged_file() -> None:
-    fs = store(is_clean=False)
+    fs = stopped(fill, is_clean=False)
     (path,) = [at for at in image(fs) if at.endswith("00000000000000000011.page")]
     fs.unlink(path)
     report = salvage(fs, DATA, "/new", clock=ManualClock(), rng=random.Random(1))
@@ -204,7 +186,7 @@ def test_salvage_takes_an_adopted_page_from_its_staged_file() -> None:
 
 
 def test_salvage_tells_of_a_staged_page_that_is_missing() -> None:
-    fs = store(is_clean=True)
+    fs = stopped(fill, is_clean=True)
     fs.unlink(staged(fs, 4))
     report = salvage(fs, DATA, "/new", clock=ManualClock(), rng=random.Random(1))
     assert [loss.path for loss in report.losses] == [staged(fs, 4)]

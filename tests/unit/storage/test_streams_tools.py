@@ -6,7 +6,6 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.storage.backup import Backup, backup
-from penstock.storage.data_directory import DataDirectory
 from penstock.storage.dump import dump, dump_tree
 from penstock.storage.engine import StorageEngine
 from penstock.storage.fresh_directory import FreshDirectory
@@ -17,7 +16,7 @@ from penstock.storage.streams import ReaderOffset
 from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.tool_stores import DATA, VHOST, image, open_vhost, vhost_path
+from tests.helpers.tool_stores import DATA, image, open_vhost, running, stopped, vhost_path
 
 COPY = "/copy"
 Records = list[tuple[int, int, bytes, bytes]]
@@ -51,23 +50,6 @@ def fill(engine: StorageEngine) -> None:
     engine.sync()
 
 
-def running() -> StorageEngine:
-    fs = FaultyFileSystem()
-    engine = open_vhost(fs, DataDirectory(fs, DATA).vhost_path(VHOST))
-    fill(engine)
-    return engine
-
-
-def store(*, is_clean: bool) -> FaultyFileSystem:
-    engine = running()
-    fs = engine.fs
-    assert isinstance(fs, FaultyFileSystem)
-    if is_clean:
-        engine.close()
-        return fs.crash("kept")
-    return fs.crash("killed")
-
-
 def records_of(engine: StorageEngine) -> dict[bytes, Records]:
     found: dict[bytes, Records] = {}
     for stream in engine.streams.values():
@@ -83,7 +65,7 @@ def opened(fs: FaultyFileSystem, data: str = DATA) -> StorageEngine:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_verify_finds_all_of_it_and_changes_nothing(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     before = image(fs)
     report = verify(fs, DATA)
     assert image(fs) == before
@@ -97,7 +79,7 @@ def test_verify_finds_all_of_it_and_changes_nothing(is_clean: bool) -> None:
 
 
 def test_verify_names_a_damaged_record() -> None:
-    fs = store(is_clean=True)
+    fs = stopped(fill, is_clean=True)
     (path,) = [at for at in image(fs) if at.endswith("00000000000000000006.page")]
     fs.damage_flip(path, 200)
     report = verify(fs, DATA)
@@ -107,7 +89,7 @@ def test_verify_names_a_damaged_record() -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_dump_shows_every_file_and_no_damage(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     lines = list(dump_tree(fs, DATA))
     assert not [line for line in lines if "DAMAGED" in line or "not ours" in line]
     text = "\n".join(lines)
@@ -118,7 +100,7 @@ def test_dump_shows_every_file_and_no_damage(is_clean: bool) -> None:
 
 
 def test_dump_shows_records_and_sections_of_streams() -> None:
-    fs = store(is_clean=False)
+    fs = stopped(fill, is_clean=False)
     path = vhost_path(fs)
     number = fs.read(path + "/CURRENT").split()[0].decode()
     of_checkpoint = [line[12:] for line in dump(fs, f"{path}/{number}")]
@@ -132,7 +114,7 @@ def test_dump_shows_records_and_sections_of_streams() -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_stats_has_the_figures(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     found = stats(fs, DATA)
     named = {s.name: s for s in found.streams}
     events = named["events"]
@@ -144,7 +126,7 @@ def test_stats_has_the_figures(is_clean: bool) -> None:
 
 
 def test_a_backup_has_the_streams_as_of_its_cut() -> None:
-    engine = running()
+    engine = running(fill)
     wanted = records_of(engine)
     readers = {s.name: dict(s.readers) for s in engine.streams.values()}
     (part,) = backup([engine], COPY)
@@ -177,7 +159,7 @@ def test_a_backup_has_the_streams_as_of_its_cut() -> None:
 
 def test_a_backup_in_steps_with_appends_and_retention_between() -> None:
     """What is copied is the stream as of the cut, whatever is done to it meanwhile."""
-    engine = running()
+    engine = running(fill)
     fs = engine.fs
     assert isinstance(fs, FaultyFileSystem)
     events = engine.stream(b"events")
@@ -206,7 +188,7 @@ def test_a_backup_in_steps_with_appends_and_retention_between() -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_salvage_of_an_undamaged_store_takes_everything(is_clean: bool) -> None:
-    fs = store(is_clean=is_clean)
+    fs = stopped(fill, is_clean=is_clean)
     wanted = records_of(opened(fs.fork()))
     report = salvage(fs, DATA, "/new", clock=ManualClock(), rng=random.Random(1))
     assert not report.losses, report.losses
@@ -226,7 +208,7 @@ def test_salvage_of_an_undamaged_store_takes_everything(is_clean: bool) -> None:
 
 
 def test_salvage_of_a_store_without_its_checkpoint() -> None:
-    fs = store(is_clean=True)
+    fs = stopped(fill, is_clean=True)
     path = vhost_path(fs)
     for name in fs.list(path):
         if name.startswith("checkpoint-"):

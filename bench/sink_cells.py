@@ -8,12 +8,16 @@ last row can be read.
 `commit` is without Spark. Rows are staged as a task stages them, so much that the commit is one of
 512 MiB; then it is committed, and until the last row has arrived two other clients of the vhost ask
 again and again: one whether a queue is there, which costs the vhost's loop nothing, so that what it
-waits is the loop's; the other publishes, and waits for the confirm, which a sync is part of. What
-the broker's processes hold of memory is told before, with everything staged, and afterwards.
+waits is the loop's; the other publishes, and waits for the confirm, which a sync is part of. Both
+share two cores with all that they measure, so a third asks a process that does nothing but answer:
+what that one waits is the machine's and the client's own. What the broker's processes hold of
+memory is told before, with everything staged, and afterwards.
 """
 
 import json
 import random
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,11 +32,17 @@ import penstock
 from penstock import build_kind
 from penstock.client import connect
 from penstock.codec.spec import QueueDeclare
-from penstock.fast_crc import has_isal
+from penstock.fast_crc import crc_library
 
 COLUMNS = "`value` binary"
 META = b"\x02\x00\x05bench\x10\x00\x02"
 ARROW_ROWS = 10_000
+ECHO = """
+import socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as asked:
+    while asked.recv(1):
+        asked.sendall(b"!")
+"""
 
 Result = dict[str, Any]
 
@@ -90,7 +100,7 @@ def sink(data: str, count: int, warm: int, runs: int, url: str, http_url: str) -
             with penstock.open(url) as box:
                 box.delete(name)
     spark.stop()
-    return {"count": count, "size": SIZE, "seconds": found, "has_isal": has_isal()}
+    return {"count": count, "size": SIZE, "seconds": found, "crc": crc_library()}
 
 
 def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -> Result:
@@ -147,10 +157,15 @@ def staged(url: str, http_url: str, queue: str, size_mib: int) -> Any:
 
 
 def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
-    """Median, 99 % and longest wait in ms of two other clients while the work is done."""
-    told: dict[str, list[float]] = {"loop": [], "confirm": []}
+    """Median, 99 % and longest wait in ms of two other clients while the work is done, and of one
+    who asks an idle process (`echo`)."""
+    told: dict[str, list[float]] = {"loop": [], "confirm": [], "echo": []}
     is_over = threading.Event()
-    with connect(url) as first, connect(url) as second:
+    ours, its = socket.socketpair()
+    echoing = subprocess.Popen([sys.executable, "-c", ECHO, str(its.fileno())],
+                               pass_fds=[its.fileno()])  # fmt: skip
+    its.close()
+    with ours, connect(url) as first, connect(url) as second:
         asking, publishing = first.channel(), second.channel()
         publishing.select_confirms()
         publishing.ask(QueueDeclare(queue="others", durable=True)).result(30)
@@ -173,7 +188,15 @@ def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
                 told["confirm"].append((time.perf_counter() - started) * 1000)
                 time.sleep(rng.uniform(0.0005, 0.0015))
 
-        clients = [threading.Thread(target=one) for one in (loop, confirm)]
+        def echo() -> None:
+            while not is_over.is_set():
+                started = time.perf_counter()
+                ours.sendall(b"?")
+                assert ours.recv(1)
+                told["echo"].append((time.perf_counter() - started) * 1000)
+                time.sleep(rng.uniform(0.0005, 0.0015))
+
+        clients = [threading.Thread(target=one) for one in (loop, confirm, echo)]
         for client in clients:
             client.start()
         try:
@@ -182,6 +205,7 @@ def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
             is_over.set()
             for client in clients:
                 client.join()
+    echoing.wait()  # its other end is closed
     return {name: spread(times) for name, times in told.items()}
 
 

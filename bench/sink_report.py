@@ -15,7 +15,8 @@ TITLES = {
 COMMIT_NOTE = (
     "What two other clients wait while the batch is committed and moved, in ms, median / 99 % / "
     "longest: one that asks for a queue, which is the vhost's loop, and one that publishes and "
-    "waits for the confirm, which has a sync in it; and the private memory of the broker's "
+    "waits for the confirm, which has a sync in it; beside them one that asks an idle process, "
+    "whose waits are the machine's and the client's own; and the private memory of the broker's "
     "processes in MiB before / with everything staged / afterwards."
 )
 
@@ -77,9 +78,10 @@ def commit_table(found: Result) -> str:
         waits = [
             " / ".join(f"{ms:.1f}" for ms in its[when][what])
             for when in ("quiet", "busy")
-            for what in ("loop", "confirm")
+            for what in ("echo", "loop", "confirm")
         ]
         memory = " / ".join(f"{mib:.0f}" for mib in its["memory"])
         rows.append([f"into a {kind}", f"{its['moved_s']:.1f}", *waits, memory])
-    names = ["loop, quiet", "confirm, quiet", "loop, busy", "confirm, busy", "memory"]
-    return markdown([f"{found['size_mib']} MiB", "s until all is there", *names], rows)
+    whats = ("idle", "loop", "confirm")
+    names = [f"{what}, {when}" for when in ("quiet", "busy") for what in whats]
+    return markdown([f"{found['size_mib']} MiB", "s until all is there", *names, "memory"], rows)

@@ -205,7 +205,7 @@ def arrow(data: str, count: int, runs: int) -> Result:
     """Making batches, without Spark: CPU ns a row, checksums verified, from mapped pages."""
     from penstock.arrow_batches import COLUMNS as ALL
     from penstock.arrow_batches import BatchMaker
-    from penstock.fast_crc import has_isal
+    from penstock.fast_crc import crc_library
     from penstock.page_frames import PageMap
 
     root = Path(data)
@@ -214,7 +214,7 @@ def arrow(data: str, count: int, runs: int) -> Result:
     pages = sorted((root / "s").glob("*.page"))
     bases = [int(page.stem) for page in pages]
     rows = 0
-    found: Result = {"has_isal": has_isal()}
+    found: Result = {"crc": crc_library()}
     for name, columns in (("three", ("offset", "timestamp", "value")), ("all", ALL)):
         times = []
         for _ in range(runs):

@@ -139,5 +139,4 @@ def arrow_table(found: Result) -> str:
         ["offset, timestamp, value", three(found["three"], 0)],
         ["all eight columns", three(found["all"], 0)],
     ]
-    crc = "CRC-32 of isal" if found["has_isal"] else "CRC-32 of zlib"
-    return markdown([f"columns ({crc})", "ns a row"], rows)
+    return markdown([f"columns (CRC-32 of {found['crc']})", "ns a row"], rows)

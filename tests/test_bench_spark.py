@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 
 BENCH = Path(__file__).parent.parent / "bench"
 
-WAITS = {"loop": [0.2, 1.0, 12.0], "confirm": [1.0, 9.0, 40.0]}
+WAITS = {"echo": [0.1, 0.5, 2.0], "loop": [0.2, 1.0, 12.0], "confirm": [1.0, 9.0, 40.0]}
 FIGURES = {
     "scan": {
         "count": 2_000_000, "size": 256,
@@ -21,10 +21,12 @@ FIGURES = {
     "parsing": {
         "count": 1_000_000, "size": 256, "seconds": {"penstock": [2.5], "parquet": [2.0]},
     },
-    "arrow": {"three": [91.0, 95.0, 99.0], "all": [150.0], "has_isal": True},
+    "arrow": {"three": [91.0, 95.0, 99.0], "all": [150.0], "crc": "zlib-ng"},
     "floor": {"batches": 3, "ms": [170, 180, 260]},
     "network": {"count": 1_000_000, "size": 256, "seconds": {"file": [1.0], "network": [1.25]}},
-    "sink": {"count": 1_000_000, "size": 256, "seconds": {"stream": [1.6], "queue": [6.0]}},
+    "sink": {"count": 1_000_000, "size": 256, "seconds": {
+        "stream": [1.6], "queue": [6.0], "stream to stream": [2.0],
+    }},
     "commit": {"size_mib": 512} | {
         kind: {"quiet": WAITS, "busy": WAITS, "moved_s": 3.0, "memory": [50.0, 55.0, 60.0]}
         for kind in ("stream", "queue")
@@ -62,7 +64,7 @@ def test_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     text = "\n".join(spark_report.sections({"figures": FIGURES, **_facts()}, goals))
     assert "| penstock" in text
-    assert "CRC-32 of isal" in text
+    assert "CRC-32 of zlib-ng" in text
 
 
 def _facts() -> dict[str, object]:

@@ -46,7 +46,7 @@ ELSEWHERE = ("/wo" + "rk/", "sha" + "red/", "/ro" + "ot/", "STOR" + "AGE.md", "D
 SOURCES = sorted(SRC.rglob("*.py"))
 # Of src/penstock: what needs penstock[spark], or uses something of it where it is installed.
 WITH_EXTRA = {
-    "spark", "arrow_batches.py", "fast_crc.py", "page_frames.py", "http/arrow_stream.py",
+    "spark", "arrow_batches.py", "page_frames.py", "http/arrow_stream.py",
 }  # fmt: skip
 # What is written by people, here and not in an environment or a cache.
 PYTHON = sorted(
@@ -253,7 +253,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
 
 
 def names_of(requirements: list[str]) -> set[str]:
-    return {re.split("[<=>[]", text, maxsplit=1)[0] for text in requirements}
+    return {re.split("[<=>[]", text, maxsplit=1)[0].replace("-", "_") for text in requirements}
 
 
 def test_each_dependency_says_why() -> None:

@@ -6,8 +6,9 @@ rests while publishers are blocked.
 
     page of 4 MiB or more, for a stream of one partition    the stream adopts the page as it is
     else     a worker reads and verifies the next 1024 messages or 1 MiB, while those before are
-             moved in slices: 256 messages, or 1024 into a stream, or what takes some 2 ms; each is
-             one record of the log, with how far the batch has come
+             moved in slices: up to 1024 messages, or what takes a millisecond or two; each is one
+             record of the log, with how far the batch has come. In a slice, messages that are
+             alike but for their bodies, and go to one queue, are one step
 
 So after a crash the move goes on where the log says, neither losing nor repeating a message. Each
 query has one move at most: its batches go one after the other. Streams show a batch whole: their
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.batch_slices import BatchSlice, BatchSlices, BatchWaitsError
 from penstock.broker.batch_target import BatchTarget
 from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore, Pace, SliceSize
-from penstock.broker.served_queue import Served
 from penstock.broker.served_stream import ServedStream
 from penstock.errors import PenstockError
 from penstock.storage.batches import Batch
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 READ_RECORDS: Final = 1024
 READ_BYTES: Final = 1 << 20
-SLICE_MESSAGES: Final = 256
-SLICE_RECORDS: Final = 1024  # of a stream
+SLICE_MESSAGES: Final = 1024
 RETRY_S: Final = 1.0
 REPEAT_S: Final = 3600.0  # between two events that say the same
 
@@ -123,7 +122,7 @@ class BatchMove(Chore):
         self._desk = desk
         self._operator = operator
         self._pace = Pace(self.vhost.dispatch, self.vhost.mode, self.wake)
-        self._size = SliceSize(self.vhost.clock, SLICE_RECORDS)
+        self._size = SliceSize(self.vhost.clock, SLICE_MESSAGES)
         self._slices: BatchSlices | None = None
         self._number: int = -1
         self._reading: PageReading | None = None
@@ -182,7 +181,7 @@ class BatchMove(Chore):
             reading = self._open(batch)
         if not reading.has_some():
             return ASLEEP
-        self._move(slices, reading, batch, goal)
+        self._move(slices, reading, batch)
         return AGAIN
 
     def _begin(self, batch: Batch | None) -> BatchSlices | None:
@@ -212,13 +211,11 @@ class BatchMove(Chore):
         self._reading = PageReading(self, batch)
         return self._reading
 
-    def _move(
-        self, slices: BatchSlices, reading: PageReading, batch: Batch, goal: Served | None
-    ) -> None:
+    def _move(self, slices: BatchSlices, reading: PageReading, batch: Batch) -> None:
         """The next messages, as one record."""
         part = slices.begin()
         try:
-            n = self._fill(part, reading, goal)
+            n = self._fill(part, reading)
             part.transaction.progress(self.query, batch.page, batch.frame + n)
         except BaseException:
             part.rollback()
@@ -229,21 +226,27 @@ class BatchMove(Chore):
         self._dropped += part.dropped
         self._went_on(lsn, part.bytes)
 
-    def _fill(self, part: BatchSlice, reading: PageReading, goal: Served | None) -> int:
-        """Messages into the slice; how many. One that must wait ends it, unless it is the first."""
-        most = self._size.begin()
-        if not isinstance(goal, ServedStream):
-            most = min(most, SLICE_MESSAGES)
-        n = 0
-        for found in reading.records[reading.at : reading.at + most]:
+    def _fill(self, part: BatchSlice, reading: PageReading) -> int:
+        """Messages into the slice, in runs of those with the same meta; how many. One that must
+        wait ends it, unless it is the first."""
+        records, first = reading.records, reading.at
+        end = min(first + self._size.begin(), len(records))
+        at = first
+        while at < end:
+            meta = records[at].meta
+            bodies: list[bytes] = []
+            behind = at
+            while behind < end and records[behind].meta == meta:
+                bodies.append(records[behind].payload)
+                behind += 1
             try:
-                part.put(found.meta, found.payload)
+                part.put_run(meta, bodies)
             except BatchWaitsError:
-                if not n:
+                if at == first:
                     raise
                 break
-            n += 1
-        return n
+            at = behind
+        return at - first
 
     def _went_on(self, lsn: int, size: int) -> None:
         self._pace.logged(lsn, size)

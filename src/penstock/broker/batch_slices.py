@@ -17,6 +17,8 @@ or its properties are damaged) goes to the commit's dead_letter_to, with a death
 without one the whole batch waits (BatchWaitsError). What no queue is bound for goes there too, or
 nowhere, as a publish that is not mandatory.
 
+A run of messages that are alike but for their bodies, and go to one queue, is one step.
+
 Queues that are not durable get theirs right after the record; a crash between ends them anyway.
 
 Not here: how large a slice is, and when (batch_moves.py).
@@ -43,7 +45,7 @@ from penstock.errors import AMQPError, PenstockError
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
-from penstock.storage.transaction import Transaction
+from penstock.storage.transaction import PublishedRun, Transaction
 
 if TYPE_CHECKING:
     from penstock.access.permissions import Identity
@@ -89,13 +91,36 @@ class BatchSlice:
         self._planned: list[Planned] = []
         self._appends: list[StreamAppend] = []
         self._later: list[tuple[Way, bytes]] = []
-        self.count: int = 0
         self.bytes: int = 0
         self.dropped: int = 0
 
-    def put(self, meta: bytes, body: bytes) -> None:
-        """A message. BatchWaitsError, DiskFullError: it is not in the slice."""
+    def put_run(self, meta: bytes, bodies: list[bytes]) -> None:
+        """Messages that have this meta: one step, if all that they do is to enter one queue.
+        BatchWaitsError: none of them is in the slice. DiskFullError: not all are."""
         way = self._slices.way(meta)
+        if len(bodies) == 1 or not self._put_as_one(way, bodies):
+            for body in bodies:
+                self._put(way, body)
+        for body in bodies:
+            self.bytes += len(body) + len(meta)
+
+    def _put_as_one(self, way: Way, bodies: list[bytes]) -> bool:
+        """As one step; False if they must go one by one."""
+        if len(way.durable) != 1 or way.streams or way.others:
+            return False
+        queue = way.durable[0]
+        plan = plan_of(queue, way.header, way.facts)
+        run: PublishedRun | None = None
+        try:
+            run = self.transaction.publish_run(plan.index, plan.header, bodies, plan.expiry_ms)
+        finally:
+            if run is None:
+                queue.amq.unplan(plan)
+        if run is not None:
+            self._planned.append((queue, plan, run))
+        return run is not None
+
+    def _put(self, way: Way, body: bytes) -> None:
         if len(way.durable) == 1:
             queue = way.durable[0]
             plan = plan_of(queue, way.header, way.facts)
@@ -115,8 +140,6 @@ class BatchSlice:
             self._appends.append(stream.begin_append(self.transaction, way.header, body))
         if way.others:
             self._later.append((way, body))
-        self.count += 1
-        self.bytes += len(body) + len(meta)
 
     def commit(self) -> int:
         """Make it happen; the LSN. DiskFullError: nothing happened, and it is rolled back."""
@@ -131,9 +154,13 @@ class BatchSlice:
         held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
         for queue, plan, published in self._planned:
             number = plan.index.number
+            until = 0 if number in held else lsn
+            if isinstance(published, PublishedRun) and published.first_seq >= 0:
+                run = published.messages
+                queue.amq.planned_run(plan, published.first_seq, run, until, mode)
+                queue.published += len(run)
             for index, entry in published.entries:
                 if index is plan.index:
-                    until = 0 if number in held else lsn
                     queue.amq.planned(plan, entry.seq, entry.message.size, until, mode)
                     queue.published += 1
             held.add(number)

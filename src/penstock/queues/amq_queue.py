@@ -34,7 +34,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from penstock.errors import DiskFullError, QueueLeasedError, SettledError
-from penstock.queues.arrivals import Arrivals
+from penstock.message import Message
+from penstock.queues.arrivals import Arrivals, Plan
 from penstock.queues.back_off import retry_delay_ms
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.expiry import sooner
@@ -217,6 +218,17 @@ class AMQQueue(Arrivals):
         return self.delays.postpone(
             self.backing, delivery, header, mode, now_ms + delay_ms, now_ms, message.expiry_ms
         )
+
+    # ---- for owners that publish themselves ----------------------------------------------------
+
+    def planned_run(
+        self, plan: Plan, first_seq: int, messages: list[Message], lsn: int = 0, mode: int = OS
+    ) -> None:
+        """As `planned`, of several messages that one plan is for: at first_seq and behind it."""
+        self.planned(plan, first_seq, messages[0].size, lsn, mode)
+        if plan.bucket is None and not self._is_plain:
+            for message in messages[1:]:
+                self.after_publish(message.size)
 
     # ---- leases --------------------------------------------------------------------------------
 

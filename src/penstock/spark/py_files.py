@@ -15,8 +15,8 @@ Spark found by itself does not carry the zip to the tasks.
 The zip holds every .py of `penstock` and `pyspark_penstock`, and nothing else: what is compiled at
 the driver would not load on another machine, and its sources do the same there. No module of ours
 reads a data file beside it, so all of it works from a zip. What tasks import besides has to be
-there: pyarrow and numpy, as any source in Python for Spark wants; isal, if it is there, makes
-checksums ten times as fast. Same sources, same bytes: the zip has no times in it.
+there: pyarrow and numpy, as any source in Python for Spark wants; zlib-ng, if it is there, makes
+checksums several times as fast. Same sources, same bytes: the zip has no times in it.
 
 Not here: pyspark; what is installed everywhere (docs/clusters.md).
 """

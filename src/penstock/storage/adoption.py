@@ -27,7 +27,7 @@ missing becomes a header without a frame, and an event.
 Failure: OSError, to be tried again; SyncFailedError [10].
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
@@ -50,7 +50,9 @@ from penstock.storage.page_index import (
     decode_blocks,
     decode_index_header,
 )
-from penstock.storage.page_writer import PageWriter
+
+if TYPE_CHECKING:
+    from penstock.storage.page_writer import PageWriter
 
 PIECE_BYTES: Final = 256 << 10  # of rows
 _TIME_AT: Final = 8  # in a row
@@ -61,7 +63,7 @@ class Adoption:
     """The work on the files of one page. staged: the path of its page file; page: as it was
     decided; writer: what the stream knows of it. damage: what was found, or ""."""
 
-    def __init__(self, fs: FileSystem, staged: str, page: StagedPage, writer: PageWriter) -> None:
+    def __init__(self, fs: FileSystem, staged: str, page: StagedPage, writer: "PageWriter") -> None:
         self._fs: FileSystem = fs
         self.staged: str = staged
         self.page: StagedPage = page
@@ -136,7 +138,7 @@ def _sync(file: File) -> None:
         raise SyncFailedError(file.path, error) from error
 
 
-def _header_of(writer: PageWriter) -> bytes:
+def _header_of(writer: "PageWriter") -> bytes:
     return encode_header(
         writer.number, writer.id, writer.base, writer.first_time_us, KIND_STAGED
     )  # fmt: skip
@@ -151,7 +153,7 @@ def _rows_at(rows: bytes, count: int, time_us: int) -> bytes:
 
 
 def _put_index(
-    fs: FileSystem, path: str, writer: PageWriter, rows: bytes, at: int, crcs: list[int]
+    fs: FileSystem, path: str, writer: "PageWriter", rows: bytes, at: int, crcs: list[int]
 ) -> None:
     """A new index file, in place of a stale one or one that a reader has open; its rows are those
     in `rows` from `at` on. In pieces, so that no other thread waits long. OSError,
@@ -181,7 +183,7 @@ def _put_index(
         file.close()
 
 
-def make_index(fs: FileSystem, stem: str, writer: PageWriter) -> bool:
+def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
     """Make the index of an adopted page again, from its frames; False, and no index, if one of them
     is damaged. OSError."""
     path = stem + ".idx"

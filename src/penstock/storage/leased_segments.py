@@ -42,10 +42,14 @@ class LeasedSeqs:
         rel = first - number * self._slots
         if n < 1 or rel + n > self._slots:
             raise ValueError(f"a leased run of seqs {first} to {first + n - 1} crosses a segment")
-        for at in range(rel, rel + n):
-            if bits[at >> 3] >> (at & 7) & 1:
-                raise ValueError(f"seq {number * self._slots + at} is leased already")
-            bits[at >> 3] |= 1 << (at & 7)
+        start, stop = rel >> 3, (rel + n + 7) >> 3
+        mask = ((1 << n) - 1) << (rel & 7)
+        old = int.from_bytes(bits[start:stop], "little")
+        twice = old & mask
+        if twice:
+            at = start * 8 + (twice & -twice).bit_length() - 1
+            raise ValueError(f"seq {number * self._slots + at} is leased already")
+        bits[start:stop] = (old | mask).to_bytes(stop - start, "little")
         segment.count += n
         self.count += n
         self.bytes += size
@@ -64,8 +68,10 @@ class LeasedSeqs:
             return
         bits = segment.bits
         rel = first - number * self._slots
-        for at in range(rel, rel + n):
-            bits[at >> 3] &= 0xFF ^ (1 << (at & 7))
+        start, stop = rel >> 3, (rel + n + 7) >> 3
+        mask = ((1 << n) - 1) << (rel & 7)
+        old = int.from_bytes(bits[start:stop], "little")
+        bits[start:stop] = (old & ~mask).to_bytes(stop - start, "little")
 
     def has(self, seq: int) -> bool:
         """Whether this seq is leased."""

@@ -218,8 +218,9 @@ def decode_frames(
     while count > 0:
         if size - at < FRAME_BYTES:
             return at, FRAME_BYTES, ""
-        crc, payload_bytes, meta_bytes, flags, time_us = _unpack_frame(data, at)
-        body: int = payload_bytes + meta_bytes
+        found: tuple[int, int, int, int, int] = _unpack_frame(data, at)
+        crc, payload_bytes, meta_bytes, flags, time_us = found
+        body = payload_bytes + meta_bytes
         if size - at < FRAME_BYTES + body:
             return at, FRAME_BYTES + body, ""
         middle = at + FRAME_BYTES + payload_bytes

@@ -14,7 +14,7 @@ Reads are of at most a MiB at a time, but for a record that is larger. A bad fra
 CorruptionError with the page's path and the byte where the frame begins.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
 from penstock.storage.filesystem import File, FileSystem
@@ -31,7 +31,9 @@ from penstock.storage.page import (
     scan_frames,
 )
 from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
-from penstock.storage.page_writer import PageWriter
+
+if TYPE_CHECKING:
+    from penstock.storage.page_writer import PageWriter
 
 SMALL_READ_BYTES: Final = 4096
 READ_BYTES: Final = BLOCK_BYTES

@@ -10,7 +10,7 @@ for reading, the latest used.
 """
 
 from bisect import bisect_right
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
 from penstock.storage.adoption import make_index
@@ -22,7 +22,9 @@ from penstock.storage.page_index import (
     decode_index_header,
 )
 from penstock.storage.page_reader import PageReader
-from penstock.storage.page_writer import PageWriter
+
+if TYPE_CHECKING:
+    from penstock.storage.page_writer import PageWriter
 
 READERS_KEPT: Final = 8
 
@@ -94,7 +96,7 @@ class PageTable:
         self._infos[base] = PageInfo(base)
         self.forget(base)
 
-    def complete(self, writer: PageWriter) -> None:
+    def complete(self, writer: "PageWriter") -> None:
         """The last page is full: what is known of it."""
         info = self._infos.get(writer.base)
         if info is None:
@@ -222,6 +224,9 @@ class PageTable:
 
     def heal(self, base: int, count: int, size: int) -> bool:
         """Make the index of a complete page again; False if the page is damaged. OSError."""
+        # Not at the top: who only reads may be an executor of Spark that has no librt.
+        from penstock.storage.page_writer import PageWriter
+
         writer = PageWriter(self._fs, self._directory, self._stream_id, self.number, base)
         try:
             writer.resume(max(size, PAGE_HEADER_BYTES), count, 0)
@@ -236,7 +241,7 @@ class PageTable:
         self.reader(base).forget_index()
         return writer.damage is None
 
-    def _heal_adopted(self, writer: PageWriter) -> bool:
+    def _heal_adopted(self, writer: "PageWriter") -> bool:
         found = make_index(self._fs, writer.stem, writer)
         self.reader(writer.base).forget_index()
         return found

@@ -1,6 +1,6 @@
 """The page of a stream that is being written: frames, index rows and checksums, as they come.
 
-A record costs no file operation: `append` encodes its frame and its row and keeps both. `write`
+A record costs no file operation: `append` adds its frame and its row to two buffers. `write`
 gives all that is kept to the page file in one pwrite, and sums it into the CRC of its MiB block, so
 that sealing a full page is one small write however large the page is. Rows go to the index file by
 a few hundred, because nobody needs them for durability; until then they are in RAM.
@@ -20,6 +20,8 @@ same place whenever it is written.
 
 from typing import Final
 
+from librt.strings import BytesWriter, write_i32_le, write_i64_le
+
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
 from penstock.storage import page_index
@@ -32,8 +34,6 @@ from penstock.storage.page import (
     Scan,
     check_header,
     encode_header,
-    pack_checked,
-    pack_row,
     page_id,
     page_name,
     page_seed,
@@ -79,8 +79,9 @@ class PageWriter:
         self.is_new: bool = True  # its files may not exist yet, and their names need a sync
         self.is_adopted: bool = False
         self.is_placed: bool = True
-        self._pending: list[bytes] = []
-        self._rows: list[bytes] = []  # of the last records
+        self._pending: BytesWriter = BytesWriter()  # frames
+        self._rows: BytesWriter = BytesWriter()  # of the last records
+        self._head: BytesWriter = BytesWriter()  # of the frame that is being made, behind its crc
         self._flushed: int = 0  # rows in the index file, or to come there by catching up
         self._rows_crc: int = 0
         self._block: int = self.seed  # running CRC of the block in progress
@@ -99,18 +100,25 @@ class PageWriter:
     def append(self, time_us: int, payload: bytes, meta: bytes) -> None:
         """The next record. The caller has seen to it that it fits."""
         payload_bytes = len(payload)
-        checked: bytes = pack_checked(payload_bytes, len(meta), 0, time_us)
-        checked = checked + payload + meta
+        head = self._head
+        head.truncate(0)
+        write_i32_le(head, payload_bytes)
+        write_i32_le(head, len(meta))
+        write_i32_le(head, 0)
+        write_i64_le(head, time_us)
+        checked = b"%b%b%b" % (head.getvalue(), payload, meta)
         count = self.count
+        pending = self._pending
         if not count:
             self.first_time_us = time_us
-            self._pending.append(encode_header(self.number, self.id, self.base, time_us))
+            pending.write(encode_header(self.number, self.id, self.base, time_us))
         crc = crc32(checked, self.seed ^ (count & 0xFFFFFFFF))
-        pending = self._pending
-        pending.append(crc.to_bytes(4, "little"))
-        pending.append(checked)
-        position = self.position
-        self._rows.append(pack_row(position, payload_bytes, time_us))
+        write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
+        pending.write(checked)
+        rows, position = self._rows, self.position
+        write_i32_le(rows, position)
+        write_i32_le(rows, payload_bytes)
+        write_i64_le(rows, time_us)
         self.position = position + 4 + len(checked)
         self.count = count + 1
         self.last_time_us = time_us
@@ -120,7 +128,9 @@ class PageWriter:
         what the index file says, (0, 0, 0) if it does not say. OSError."""
         at = rel - self._flushed
         if at >= 0:
-            return page_index.decode_row(self._rows[at], 0)
+            start = at * INDEX_ROW_BYTES
+            found = [self._rows[i] for i in range(start, start + INDEX_ROW_BYTES)]
+            return page_index.decode_row(bytes(found), 0)
         data = self._open_index().pread(INDEX_ROW_BYTES, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         if len(data) < INDEX_ROW_BYTES:
             return 0, 0, 0
@@ -135,11 +145,10 @@ class PageWriter:
 
     def write(self) -> None:
         """Give what is pending to the page file; now and then, rows to the index. OSError."""
-        pending = self._pending
-        if pending:
-            data = b"".join(pending)
+        if len(self._pending):
+            data = self._pending.getvalue()
             self.open_page().pwrite(data, self.written)
-            pending.clear()
+            self._pending = BytesWriter()
             if self._summed == self.written:
                 self._sum(data)
             self.is_page_due = True
@@ -147,7 +156,7 @@ class PageWriter:
             self.written_count = self.count
         if self._summed < self.written:
             self._catch_up_step()
-        elif len(self._rows) >= ROWS_KEPT:
+        elif len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES:
             self.flush_rows()
 
     def _sum(self, data: bytes) -> None:
@@ -170,18 +179,17 @@ class PageWriter:
         """Give all rows of written records to the index file. OSError."""
         if self._summed < self.written and self.damage is None:
             return  # rows before them are not summed yet
-        rows = self._rows
         index = self._open_index()
         if not self._has_index_header:
             index.pwrite(page_index.active_header(self.id, self.base), 0)
             self._has_index_header = True
-        if not rows:
+        data = self._rows.getvalue()
+        if not data:
             return
-        data = b"".join(rows)
         index.pwrite(data, INDEX_HEADER_BYTES + self._flushed * INDEX_ROW_BYTES)
         self._rows_crc = crc32(data, self._rows_crc)
-        self._flushed += len(rows)
-        rows.clear()
+        self._flushed += len(data) // INDEX_ROW_BYTES
+        self._rows = BytesWriter()
 
     def begin_index(self) -> None:
         """See to it that the index says that its page is not sealed. OSError."""
@@ -255,7 +263,7 @@ class PageWriter:
     def extend(self, limit: int) -> str:
         """Take on the frames that follow, up to byte `limit` of the file; "" if they end there,
         else what is wrong with the bytes behind the last good one. OSError."""
-        assert not self._pending, "only a page that was just resumed"
+        assert not len(self._pending), "only a page that was just resumed"
         fault = ""
         need = 0
         while not fault and self.written < limit:
@@ -266,7 +274,7 @@ class PageWriter:
             scan = scan_frames(
                 data, self.written, self.seed, self.count, self.last_time_us, limit
             )  # fmt: skip
-            self._rows += scan.rows
+            self._rows.write(b"".join(scan.rows))
             self.count += len(scan.rows)
             self.written_count = self.count
             self.last_time_us = scan.last_time_us
@@ -282,7 +290,7 @@ class PageWriter:
     def _catch_up_step(self) -> None:
         """A part of it, or one frame that is larger."""
         if self.damage is not None:
-            if len(self._rows) >= ROWS_KEPT:
+            if len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES:
                 self.flush_rows()
             return
         at = self._summed
@@ -328,7 +336,7 @@ class PageWriter:
         """Whether `write` has something to do although nothing is pending."""
         if self.is_adopted:
             return False
-        return len(self._rows) >= ROWS_KEPT or not self.is_caught_up()
+        return len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES or not self.is_caught_up()
 
     def is_caught_up(self) -> bool:
         """Whether sealing the page is quick."""
@@ -367,8 +375,8 @@ class PageWriter:
 
     def drop(self) -> None:
         """The page is gone: forget what would be written."""
-        self._pending.clear()
-        self._rows.clear()
+        self._pending.truncate(0)
+        self._rows.truncate(0)
         self._flushed = self.count
         self.written = self._summed = self.position
         self.placed()

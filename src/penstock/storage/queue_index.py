@@ -403,17 +403,21 @@ class QueueIndex:
     def write(self, entries: list[Entry], places: list[int] | None = None) -> int:
         """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync.
         places: gets the position of each in .qs, 0 for one that has nothing there."""
-        written = 0
-        start = 0
-        for i in range(1, len(entries) + 1):
+        written = start = 0
+        while start < len(entries):
             number = entries[start].seq // self.slots
-            if i == len(entries) or entries[i].seq // self.slots != number:
-                files = self._writing(number)
-                written += files.write(entries[start:i])
-                files.is_dirty = self.is_durable
-                if places is not None:
-                    places += files.places
-                start = i
+            end = (number + 1) * self.slots
+            stop = len(entries)
+            if entries[stop - 1].seq >= end:
+                stop = start + 1
+                while entries[stop].seq < end:
+                    stop += 1
+            files = self._writing(number)
+            written += files.write(entries[start:stop])
+            files.is_dirty = self.is_durable
+            if places is not None:
+                places += files.places
+            start = stop
         return written
 
     def write_bodies(self, entries: list[Entry]) -> list[int]:

@@ -28,6 +28,8 @@ A failed check is a CorruptionError that names file and position; nothing damage
 import struct
 from typing import Final
 
+from librt.strings import BytesWriter, write_i32_be
+
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
 from penstock.message import Entry, Message
@@ -53,9 +55,6 @@ _HEADER: Final = struct.Struct(">4sHHQIII")
 _SLOT: Final = struct.Struct(">BBIIQHIII")
 _PREFIX: Final = struct.Struct(">III")
 _U32: Final = struct.Struct(">I")
-_pack_slot: Final = _SLOT.pack
-_pack_slot_head: Final = struct.Struct(">BBI").pack
-_pack_entry_head: Final = struct.Struct(">II").pack
 _pack_u32: Final = _U32.pack
 
 
@@ -88,24 +87,40 @@ def _seed(seed: int, seq: int) -> int:
     return seed ^ (seq & 0xFFFFFFFF) ^ (seq >> 32)
 
 
-def encode_slot(
-    seed: int, seq: int, message: Message, flags: int, where: int, header_len: int = -1
-) -> bytes:
-    """The 32 bytes of a slot; `flags` without USED and HAS_EXPIRY, which are added here.
-    header_len: if the message is without its header here."""
+def _i32(n: int) -> int:
+    """A u32 as the i32 with the same bits."""
+    return n if n < 0x80000000 else n - 0x100000000
+
+
+def put_slot(
+    out: BytesWriter, fields: BytesWriter, seed: int, seq: int, message: Message, flags: int,
+    where: int, header_len: int,
+) -> None:  # fmt: skip
+    """Write the 32 bytes of a slot to `out`; `flags` without USED and HAS_EXPIRY, which are added
+    here. fields: to work with, whatever is in it."""
     flags |= USED
     expiry = message.expiry_ms
     if expiry:
         flags |= HAS_EXPIRY
-    length = header_len if header_len >= 0 else len(message.header)
-    if length > LONG_HEADER:
-        length = LONG_HEADER
-    fields: bytes = _pack_slot(
-        flags, length, 0, message.size, message.id, expiry >> 32, expiry & 0xFFFFFFFF, where,
-        message.time,
-    )  # fmt: skip
-    head: bytes = _pack_slot_head(flags, length, crc32(fields, _seed(seed, seq)))
-    return head + fields[6:]
+    length = header_len if header_len < LONG_HEADER else LONG_HEADER
+    id = message.id
+    fields.truncate(0)
+    fields.append(flags)
+    fields.append(length)
+    write_i32_be(fields, 0)
+    write_i32_be(fields, _i32(message.size))
+    write_i32_be(fields, _i32(id >> 32))
+    write_i32_be(fields, _i32(id & 0xFFFFFFFF))
+    fields.append(expiry >> 40)
+    fields.append(expiry >> 32 & 0xFF)
+    write_i32_be(fields, _i32(expiry & 0xFFFFFFFF))
+    write_i32_be(fields, _i32(where))
+    write_i32_be(fields, _i32(message.time))
+    checked = fields.getvalue()
+    out.append(flags)
+    out.append(length)
+    write_i32_be(out, _i32(crc32(checked, _seed(seed, seq))))
+    out.write(checked[6:])
 
 
 def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
@@ -121,19 +136,16 @@ def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
     return Slot(seq, flags, length, size, id, high << 32 | low, where, time)
 
 
-def encode_entry(seed: int, seq: int, message: Message) -> bytes:
-    """The .qs entry of a message: header, and body or store file."""
-    header = message.header
+def _body_of(message: Message) -> bytes:
     body = message.body
-    if message.store_file:
-        body = _U32.pack(message.store_file) + header
-    else:
-        assert body is not None, "a body that belongs into .qs must be in RAM to be written"
-        if header:
-            body = header + body
-    checked: bytes = _pack_u32(len(header)) + body  # all that the checksum is of
-    head: bytes = _pack_entry_head(len(body), crc32(checked, _seed(seed, seq)))
-    return head + checked
+    assert body is not None, "a body that belongs into .qs must be in RAM to be written"
+    return body
+
+
+def _in_store(message: Message) -> bytes:
+    """What the checksum of an entry is of, if its body is in the store."""
+    header = message.header
+    return b"%b%b%b" % (_pack_u32(len(header)), _pack_u32(message.store_file), header)
 
 
 class Handles:
@@ -202,22 +214,22 @@ class SegmentFiles:
         self.is_dirty = True
         places, written = self._write_entries(entries)
         self.places = places
-        slots: list[bytes] = []
-        first = entries[0].seq
+        slots, fields = BytesWriter(), BytesWriter()
+        first = following = entries[0].seq
         for i in range(len(entries)):
-            seq = entries[i].seq
-            if seq != first + len(slots):
+            entry = entries[i]
+            seq, message = entry.seq, entry.message
+            if seq != following:
                 written += self._write_slots(qi, first, slots)
-                slots = []
                 first = seq
-            message = entries[i].message
+            following = seq + 1
             flags = IN_STORE if message.store_file else 0
             where = places[i]
             if where:
                 flags |= HAS_ENTRY
             else:
                 where = message.store_file
-            slots.append(encode_slot(self._seed, seq, message, flags, where))
+            put_slot(slots, fields, self._seed, seq, message, flags, where, len(message.header))
         return written + self._write_slots(qi, first, slots)
 
     def write_bodies(self, entries: list[Entry]) -> list[int]:
@@ -233,19 +245,17 @@ class SegmentFiles:
         qi = self._open_for_write(".qi", MAGIC_QI)
         self.is_dirty = True
         written = 0
-        run: list[bytes] = []
-        first = slots[0].seq
+        run, fields = BytesWriter(), BytesWriter()
+        first = following = slots[0].seq
         for slot in slots:
-            if slot.seq != first + len(run):
+            if slot.seq != following:
                 written += self._write_slots(qi, first, run)
-                run = []
                 first = slot.seq
+            following = slot.seq + 1
             message = Message(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms)
-            run.append(
-                encode_slot(
-                    self._seed, slot.seq, message, slot.flags & HAS_ENTRY, slot.where,
-                    slot.header_len,
-                )
+            put_slot(
+                run, fields, self._seed, slot.seq, message, slot.flags & HAS_ENTRY, slot.where,
+                slot.header_len,
             )  # fmt: skip
         return written + self._write_slots(qi, first, run)
 
@@ -253,7 +263,8 @@ class SegmentFiles:
         """The .qs entries of those that need one: positions (0: none), and bytes written."""
         qs: File | None = None  # until it is needed; then with a header that is good
         places: list[int] = []
-        bodies: list[bytes] = []
+        out = BytesWriter()
+        header, prefix = b"", b"\0\0\0\0"  # of the last one: mostly the next has the same
         at = start = 0
         written = 0
         for held in entries:
@@ -264,23 +275,30 @@ class SegmentFiles:
             if qs is None:
                 qs = self._open_for_write(".qs", MAGIC_QS)
                 at = start = self._qs_end
+            if message.header != header:
+                header = message.header
+                prefix = _pack_u32(len(header)) + header
+            checked = _in_store(message) if message.store_file else prefix + _body_of(message)
+            size = len(checked)  # of all that the checksum is of
+            write_i32_be(out, size - 4)
+            write_i32_be(out, _i32(crc32(checked, _seed(self._seed, held.seq))))
+            out.write(checked)
             places.append(at)
-            entry = encode_entry(self._seed, held.seq, message)
-            bodies.append(entry)
-            at += len(entry)
+            at += 8 + size
             if at - start >= WRITE_BYTES:
-                qs.pwrite(b"".join(bodies), start)
+                qs.pwrite(out.getvalue(), start)
                 written += at - start
-                bodies.clear()
+                out.truncate(0)
                 start = self._qs_end = at
-        if bodies and qs is not None:
-            qs.pwrite(b"".join(bodies), start)
+        if at > start and qs is not None:
+            qs.pwrite(out.getvalue(), start)
             written += at - start
             self._qs_end = at
         return places, written
 
-    def _write_slots(self, qi: File, first: int, slots: list[bytes]) -> int:
-        data = b"".join(slots)
+    def _write_slots(self, qi: File, first: int, slots: BytesWriter) -> int:
+        data = slots.getvalue()
+        slots.truncate(0)
         qi.pwrite(data, HEADER_BYTES + first % self._slots * SLOT_BYTES)
         return len(data)
 

@@ -113,6 +113,8 @@ _STREAM_HEAD: Final = struct.Struct(">QBBHIQQI")
 
 _OP: Final = struct.Struct(">BBHI")
 _PUBLISH: Final = struct.Struct(">QIII")
+PUBLISH_FIXED_BYTES: Final = 20  # of the data of a PUBLISH, before places, header and body
+PLACE_BYTES: Final = 12
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _QUEUE_SEQ: Final = struct.Struct(">IQ")  # a place; also (queue, mark), (queue, first seq)

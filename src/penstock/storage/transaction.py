@@ -7,6 +7,9 @@ Until then nothing of it is in the log.
 Records for streams are part of it as publishes are: their offsets and times are assigned when it
 commits, in the same record. Their bodies are never in the store, so they wait in RAM.
 
+Many messages with one header for one queue, as batches bring them, are a run (`publish_run`): the
+same operations in the log, but encoded and brought to life in loops of their own.
+
 Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
 MessageStore as they come, owned by the transaction: dropped at rollback, orphans for recovery if
 there is neither commit nor rollback. And a commit of more than `tx_record_bytes` (8 MiB) of log
@@ -26,6 +29,7 @@ from penstock.errors import (
 from penstock.message import Entry, Message
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
+from penstock.storage.publish_run import run_of_publishes
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.streams import Stream
 
@@ -42,6 +46,18 @@ class Published:
         self.message: Message = message
         self.queues: list[QueueIndex] = queues
         self.entries: list[tuple[QueueIndex, Entry]] = []
+
+
+class PublishedRun(Published):
+    """Publishes with one header to one queue. first_seq: of the first of the messages, the others
+    follow it; -1 until it is committed. `message` is the first, `entries` stays empty."""
+
+    __slots__ = ("first_seq", "messages")
+
+    def __init__(self, messages: list[Message], queue: QueueIndex) -> None:
+        super().__init__(messages[0], [queue])
+        self.messages: list[Message] = messages
+        self.first_seq: int = -1
 
 
 class Appended:
@@ -88,6 +104,28 @@ class Transaction:
         self.body_bytes += len(body)
         self.log_bytes += 64 + len(header) + 12 * len(queues)
         published = Published(message, queues)
+        self.publishes.append(published)
+        return published
+
+    def publish_run(
+        self, queue: QueueIndex, header: bytes, bodies: list[bytes], expiry_ms: int = 0
+    ) -> PublishedRun | None:
+        """Publish these, one at least, to one queue when the transaction commits: as `publish` of
+        each, for less. None: not all bodies belong into the record; nothing has changed."""
+        self._check()
+        check_targets([queue])
+        engine = self._engine
+        size = 0
+        for body in bodies:
+            size += len(body)
+            if engine.places_in_store(len(body), 1):
+                return None
+        if self.body_bytes + size > engine.options.tx_spool_bytes:
+            return None
+        self.body_bytes += size
+        self.log_bytes += size + (76 + len(header)) * len(bodies)
+        messages = [engine.new_message(header, body, expiry_ms) for body in bodies]
+        published = PublishedRun(messages, queue)
         self.publishes.append(published)
         return published
 
@@ -167,8 +205,8 @@ class Transaction:
             if is_large:
                 lsn = self._append_parts(ops, mode, named)
             else:
-                data = record.encode_ops(ops)
-                lsn = engine.log.append(record.TX, 0, len(ops), data, mode, names_store=named)
+                count, data = encode_all(ops)
+                lsn = engine.log.append(record.TX, 0, count, data, mode, names_store=named)
         except DiskFullError as error:
             raise engine.full(error) from error
         try:
@@ -193,7 +231,8 @@ class Transaction:
         self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
     def _ops(self, *, is_large: bool) -> list[record.Op]:
-        """The operations; places have seqs, or ordinals within (transaction, queue or stream)."""
+        """The operations; places have seqs, or ordinals within (transaction, queue or stream) if it
+        is large. A run is an operation TX, the list of its publishes, unless it is large."""
         next_seqs: dict[int, int] = {}
         ops: list[record.Op] = []
         batch = self.batch
@@ -201,12 +240,21 @@ class Transaction:
             data = batches.progress_data(batch.query, batch.number, batch.page, batch.frame)
             ops.append(record.Op(record.BATCH, batches.PROGRESS, 0, data))
         for published in self.publishes:
+            messages = published.messages if isinstance(published, PublishedRun) else []
             places: list[tuple[int, int]] = []
             for queue in published.queues:
                 seq = next_seqs.get(queue.number, 0 if is_large else queue.next_seq)
-                next_seqs[queue.number] = seq + 1
+                next_seqs[queue.number] = seq + max(len(messages), 1)
                 places.append((queue.number, seq))
-            ops.append(publish_op(published, places))
+            if not messages:
+                ops.append(publish_op(published.message, places))
+                continue
+            number, seq = places[0]
+            if is_large:
+                ops += [publish_op(m, [(number, seq + i)]) for i, m in enumerate(messages)]
+            else:
+                data = run_of_publishes(number, seq, messages)
+                ops.append(record.Op(record.TX, 0, len(messages), data))
         now_us = self._engine.clock.wall_us() if batch is None else batch.time_us
         for a in self.appends:
             stream = a.stream
@@ -250,6 +298,9 @@ class Transaction:
             for a in self.appends:
                 state.streams.touch(batch, a.stream)
         for published in self.publishes:
+            if isinstance(published, PublishedRun):
+                apply_run(published)
+                continue
             m = published.message
             in_store = m.store_file != 0
             for queue in published.queues:
@@ -281,9 +332,25 @@ class Transaction:
             raise StorageError("the transaction is over: it was committed or rolled back")
 
 
-def publish_op(published: Published, places: list[tuple[int, int]]) -> record.Op:
-    """The PUBLISH operation of one publish at these (queue number, seq or ordinal)."""
-    m = published.message
+def apply_run(published: PublishedRun) -> None:
+    """Bring the messages of a run to life."""
+    queue = published.queues[0]
+    holder = queue.holder
+    published.first_seq = queue.next_seq
+    for m in published.messages:
+        holder.add(Entry(queue.publish(m.size, False, m.expiry_ms), m))
+
+
+def encode_all(ops: list[record.Op]) -> tuple[int, bytes]:
+    """Count and data of a TX of these operations; one that is a TX itself stands for its list."""
+    if not any(op.type == record.TX for op in ops):
+        return len(ops), record.encode_ops(ops)
+    parts = [op.data if op.type == record.TX else record.encode_ops([op]) for op in ops]
+    return sum([op.count if op.type == record.TX else 1 for op in ops]), b"".join(parts)
+
+
+def publish_op(m: Message, places: list[tuple[int, int]]) -> record.Op:
+    """The PUBLISH operation of a message at these (queue number, seq or ordinal)."""
     flags = record.publish_flags(m.store_file, m.expiry_ms)
     data = record.publish_data(
         flags, m.id, m.time, m.expiry_ms, m.store_file, places, m.header, m.body or b"", m.size

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from penstock.access.permissions import everything
 from penstock.broker import batch_moves, chores
 from penstock.broker.batch_desk import batch_desk
+from penstock.broker.batch_slices import BatchSlices
+from penstock.broker.batch_target import BatchTarget
+from penstock.broker.served_queue import ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.storage.filesystem import FileSystem
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
@@ -60,12 +64,47 @@ def test_many_messages_go_in_slices_and_in_order(rig: StagedRig) -> None:
         rig.vhost.completed()
         turns += 1
         assert turns < 500
-    assert turns > 1  # 2100 messages, 256 at most in a slice, for some milliseconds in a turn
+    assert turns > 1  # 2100 messages, 1024 at most in a slice, for some milliseconds in a turn
     found: list[bytes] = []
     while messages := rig.result("get", queue="q", count=1000, session="x")["messages"]:
         found += [m["body"] for m in messages]
         rig.result("settle", queue="q", session="x", tags=[m["tag"] for m in messages])
     assert found == numbered(2100)
+
+
+def test_runs_and_what_is_between_them_keep_their_order(rig: StagedRig) -> None:
+    rig.result("declare_queue", queue="full", arguments={"x-max-length": 4})
+    large = b"L" * 70_000  # into the store, and those that are with it one by one
+    frames = [
+        *plain("q", *numbered(50)),
+        *plain("q", *numbered(50, 50), message_id="another"),
+        *plain("q", b"100", large, b"101"),
+        *plain("q", *numbered(50, 102)),
+    ]
+    rig.committed(0, rig.stage(0, frames))
+    assert rig.bodies() == [*numbered(101), large, *numbered(51, 101)]
+    rig.committed(1, rig.stage(1, plain("full", *numbered(600))), target={"queue": "full"})
+    rig.tick(1)
+    assert rig.bodies("full") == numbered(4, 596)
+
+
+def test_a_run_that_is_delayed_is_due_as_a_whole(rig: StagedRig) -> None:
+    rig.committed(0, rig.stage(0, plain("q", *numbered(9), headers={"x-delay": 5000})))
+    assert rig.bodies() == []
+    rig.restart()
+    rig.tick(7)
+    assert rig.bodies() == numbered(9)
+
+
+def test_a_run_is_held_until_its_record_is_settled(rig: StagedRig) -> None:
+    queue = rig.vhost.served("q")
+    assert isinstance(queue, ServedQueue)
+    slices = BatchSlices(rig.vhost, BatchTarget("q", (), ""), everything("me"))
+    part = slices.begin()
+    part.put_run(header("q"), [b"1", b"2"])
+    lsn = part.commit()
+    assert queue.amq.held() == (lsn, rig.vhost.mode)
+    assert (queue.amq.len(), queue.published, part.bytes) == (2, 2, 2 + 2 * len(header("q")))
 
 
 def test_headers_are_those_that_were_staged(rig: StagedRig) -> None:

@@ -45,6 +45,23 @@ def test_nothing_is_leased_twice() -> None:
         leased((3, 4), (5, 1))
 
 
+def test_a_run_that_is_refused_changes_nothing() -> None:
+    found = leased((20, 3))
+    with pytest.raises(ValueError, match="seq 20 is leased already"):
+        found.add(16, 16, 160)
+    assert [seq for seq in range(64) if found.has(seq)] == [20, 21, 22]
+    assert (found.count, found.bytes) == (3, 30)
+
+
+@pytest.mark.parametrize(("first", "n"), [(0, 16), (1, 14), (7, 2), (8, 8), (15, 1)])
+def test_a_run_may_begin_and_end_anywhere(first: int, n: int) -> None:
+    found = leased((16 + first, n))
+    assert [seq for seq in range(48) if found.has(seq)] == list(range(16 + first, 16 + first + n))
+    found.add(0, 1, 10)
+    found.remove(16 + first, n, 10 * n)
+    assert [seq for seq in range(48) if found.has(seq)] == [0]
+
+
 @pytest.mark.parametrize(("first", "n"), [(15, 2), (0, 17), (3, 0)])
 def test_a_run_is_of_one_segment(first: int, n: int) -> None:
     with pytest.raises(ValueError, match="crosses a segment"):

@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+from librt.strings import BytesWriter
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
@@ -16,7 +17,7 @@ from penstock.storage.queue_segment import (
     SegmentFiles,
     Slot,
     decode_slot,
-    encode_slot,
+    put_slot,
     queue_seed,
 )
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -45,6 +46,13 @@ def written(*entries: Entry, segment: int = 3) -> tuple[FaultyFileSystem, Segmen
     segments.write(list(entries))
     segments.close()
     return fs, segments
+
+
+def slot_of(one: Message) -> bytes:
+    """The slot of seq 24, whose entry is at 64."""
+    out = BytesWriter()
+    put_slot(out, BytesWriter(), SEED, 24, one, 0, 64, len(one.header))
+    return out.getvalue()
 
 
 def same(found: Message, wanted: Message) -> None:
@@ -138,7 +146,7 @@ def test_zeros_are_no_slot() -> None:
 
 
 def test_a_slot_verifies_for_its_own_seq_queue_and_vhost_alone() -> None:
-    data = encode_slot(SEED, 24, message(b"x"), 0, 64)
+    data = slot_of(message(b"x"))
     assert decode_slot(SEED, 24, data, 0) is not None
     assert decode_slot(SEED, 25, data, 0) is None
     assert decode_slot(queue_seed(VHOST, QUEUE + 1), 24, data, 0) is None
@@ -147,7 +155,7 @@ def test_a_slot_verifies_for_its_own_seq_queue_and_vhost_alone() -> None:
 
 
 def test_every_bit_of_a_slot_is_checked() -> None:
-    data = encode_slot(SEED, 24, message(b"x", b"h", expiry=5), 0, 64)
+    data = slot_of(message(b"x", b"h", expiry=5))
     for bit in range(SLOT_BYTES * 8):
         spoilt = bytearray(data)
         spoilt[bit // 8] ^= 1 << bit % 8

@@ -123,8 +123,9 @@ class Dispatch:
 
     # ---- a turn --------------------------------------------------------------------------------
 
-    def run(self) -> bool:
-        """One turn; True if there is more to do at once (call it again, others first)."""
+    def run(self, *, is_between: bool = False) -> bool:
+        """One turn; True if there is more to do at once (call it again, others first). is_between:
+        it is one beside that of this iteration of the loop, and has no time for chores."""
         self._is_due = False
         budget = TURN_SLICE
         marked = self._marked
@@ -140,7 +141,7 @@ class Dispatch:
             sending, self._sending = self._sending, []
             for who in sending:
                 who.flush()
-        has_more = self.has_chores and self.chores()
+        has_more = self.has_chores and (is_between or self.chores())
         if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True

@@ -361,9 +361,10 @@ class VHost:
         return self.dispatch.run()
 
     def completed(self) -> bool:
-        """The file system has completed something. As `turn`."""
+        """The file system has completed something. As `turn`, but for chores: several of these may
+        come in one iteration of the loop."""
         self.engine.poll()
-        return self.turn()
+        return self.dispatch.run(is_between=True)
 
     def when_settled(self, lsn: int, mode: int, call: Callable[[], None]) -> None:
         """Call it once everything up to the LSN is settled in this mode: in a later turn, never

@@ -15,9 +15,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
-PURE_TESTS := $(QUICK_TESTS) $(wildcard tests/contracts)
+PURE_TESTS := tests/unit
 SPARK_TESTS := tests/spark
 CRASH_TESTS := tests/crash
+MACHINE_TESTS := tests/property tests/contracts
 LONG_TESTS := tests/cluster tests/crash_spark tests/test_flights_lake.py
 PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
@@ -59,7 +60,7 @@ run-queues: .venv-run/ready
 
 # Four lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
 # that only compute give way to the others. The rest is what is seen meanwhile; the other lanes have
-# their say at the end. Uncompiled there are no crash tests: `make crash` has them.
+# their say at the end. Uncompiled there are unit tests only: `make crash` has the rest.
 test: lint .venv-pure/ready
 	@mkdir -p build
 	@( nice .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider; \
@@ -90,7 +91,8 @@ conformance: .venv/ready
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
-	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(CRASH_TESTS) -p no:cacheprovider
+	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(CRASH_TESTS) $(MACHINE_TESTS) \
+		-p no:cacheprovider
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from penstock.queues.vq_state import CHECKS
 
-CRASH_IMAGES = 12_000
+CRASH_IMAGES = 8_000
 CRASH_IMAGES_SMALL = 2_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")

@@ -5,7 +5,7 @@ from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 
-BACKLOG = 4 * BLOCK
+BACKLOG = 3 * BLOCK
 
 
 def opened(rig: EngineRig) -> VariableQueue:

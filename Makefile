@@ -59,15 +59,18 @@ run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
 # Four lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
-# that only compute give way to the others. The rest is what is seen meanwhile; the other lanes have
-# their say at the end. Uncompiled there are unit tests only: `make crash` has the rest.
+# that only compute give way to the others. The rest, and then clusters and kills, is what is seen
+# meanwhile; the other lanes have their say at the end. Uncompiled there are unit tests only: `make
+# crash` has more.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@( nice .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider; \
-		pure=$$?; $(PYTEST) $(LONG_TESTS) && exit $$pure ) > build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
+	@nice .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider \
+		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
 	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
 	nice $(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
-	$(PYTEST) tests $(addprefix --ignore=,$(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)); bad=$$?; \
+	bad=0; \
+	$(PYTEST) tests $(addprefix --ignore=,$(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)) || bad=1; \
+	$(PYTEST) $(LONG_TESTS) || bad=1; \
 	for lane in uncompiled:$$uncompiled spark:$$spark crash:$$crash; do \
 		wait $${lane#*:} || bad=1; \
 		echo "--- $${lane%:*} ---"; cat build/test-$${lane%:*}.log; \

@@ -21,6 +21,7 @@ CRASH_TESTS := tests/crash
 MACHINE_TESTS := tests/property tests/contracts
 LONG_TESTS := tests/cluster tests/crash_spark tests/test_flights_lake.py
 PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
+PURE_PYTEST := .venv-pure/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
@@ -37,7 +38,7 @@ help:
 	@echo "make setup   both development environments, .venv (compiled) and .venv-pure"
 	@echo "make run     the main job: flights through a stream and Spark into a lake, killed once, proven"
 	@echo "make run-queues  flights through queues with 64 MiB that page, killed twice, proven"
-	@echo "make test    everything, compiled; and most of it again uncompiled (what CI calls)"
+	@echo "make test    everything, compiled; and the unit tests again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make conformance  the test suites of client libraries against a live broker (needs PyPI)"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
@@ -64,7 +65,7 @@ run-queues: .venv-run/ready
 # crash` has more.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@nice .venv-pure/bin/python -m pytest $(PURE_TESTS) --ignore=tests/unit/spark -p no:cacheprovider \
+	@nice $(PURE_PYTEST) $(PURE_TESTS) --ignore=tests/unit/spark \
 		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
 	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
 	nice $(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
@@ -78,10 +79,10 @@ test: lint .venv-pure/ready
 
 crash-spark: .venv/ready
 	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)
-	PENSTOCK_CLUSTERS=all .venv/bin/python -m pytest tests/cluster
+	PENSTOCK_CLUSTERS=all $(PYTEST) tests/cluster
 
 check: lint
-	.venv/bin/python -m pytest $(QUICK_TESTS) tests/test_house.py
+	$(PYTEST) $(QUICK_TESTS) tests/test_house.py
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
@@ -94,8 +95,7 @@ conformance: .venv/ready
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
-	PENSTOCK_CRASH_IMAGES=small .venv-pure/bin/python -m pytest $(CRASH_TESTS) $(MACHINE_TESTS) \
-		-p no:cacheprovider
+	PENSTOCK_CRASH_IMAGES=small $(PURE_PYTEST) $(CRASH_TESTS) $(MACHINE_TESTS)
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

@@ -9,8 +9,10 @@ last row can be read.
 512 MiB; then it is committed, and until the last row has arrived two other clients of the vhost ask
 again and again: one whether a queue is there, which costs the vhost's loop nothing, so that what it
 waits is the loop's; the other publishes, and waits for the confirm, which a sync is part of. Both
-share two cores with all that they measure, so a third asks a process that does nothing but answer:
-what that one waits is the machine's and the client's own. What the broker's processes hold of
+share two cores with all that they measure, and so does the loop itself: it is told what the loop's
+thread has worked from each of the first one's questions to the answer (the kernel's count, which is
+up to a tick of 4 ms late), and a third client asks a process that does nothing but answer: what
+that one waits is the machine's and the client's own. What the broker's processes hold of
 memory is told before, with everything staged, and afterwards.
 """
 
@@ -24,6 +26,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +111,13 @@ def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -
     """What other clients wait while a batch of that size is committed into a stream and into a
     queue, in ms; and the memory of the processes, in MiB."""
     found: Result = {"size_mib": size_mib}
+    vhost = next(p for p in pids if b"vhost_process" in Path(f"/proc/{p}/cmdline").read_bytes())
     for kind in ("stream", "queue"):
         prepare(url, kind, f"commit.{kind}")
         before = private_mib(pids)
         part = staged(url, http_url, f"commit.{kind}", size_mib)
         while_staged = private_mib(pids)
-        quiet = waits(url, lambda: time.sleep(2))
+        quiet = waits(url, vhost, lambda: time.sleep(2))
 
         def decide(kind: str = kind, part: Any = part) -> None:
             from penstock.spark.sink_staging import commit_batch
@@ -122,7 +126,7 @@ def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -
             settle(http_url)
 
         started = time.perf_counter()
-        busy = waits(url, decide)
+        busy = waits(url, vhost, decide)
         found[kind] = {
             "rows": part.rows, "quiet": quiet, "busy": busy,
             "moved_s": time.perf_counter() - started,
@@ -157,10 +161,10 @@ def staged(url: str, http_url: str, queue: str, size_mib: int) -> Any:
     return stager.stage(batch for _ in range(times))
 
 
-def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
+def waits(url: str, vhost: int, work: Callable[[], object]) -> dict[str, list[float]]:
     """Median, 99 % and longest wait in ms of two other clients while the work is done, and of one
-    who asks an idle process (`echo`)."""
-    told: dict[str, list[float]] = {"loop": [], "confirm": [], "echo": []}
+    who asks an idle process (`echo`). held: what the loop worked while the first one waited."""
+    told: dict[str, list[float]] = {"loop": [], "held": [], "confirm": [], "echo": []}
     gc.collect()
     gc.freeze()  # looking through all of Arrow's objects takes 30 ms, in which nobody is asked
     is_over = threading.Event()
@@ -176,11 +180,14 @@ def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
 
         def loop() -> None:
             asked = QueueDeclare(queue="others", durable=True, passive=True)
-            while not is_over.is_set():
-                started = time.perf_counter()
-                asking.ask(asked).result(60)
-                told["loop"].append((time.perf_counter() - started) * 1000)
-                time.sleep(rng.uniform(0.0005, 0.0015))
+            with open(f"/proc/{vhost}/task/{vhost}/schedstat", "rb", buffering=0) as counted:
+                while not is_over.is_set():
+                    worked = worked_ms(counted)
+                    started = time.perf_counter()
+                    asking.ask(asked).result(60)
+                    told["loop"].append((time.perf_counter() - started) * 1000)
+                    told["held"].append(worked_ms(counted) - worked)
+                    time.sleep(rng.uniform(0.0005, 0.0015))
 
         def confirm() -> None:
             while not is_over.is_set():
@@ -210,6 +217,12 @@ def waits(url: str, work: Callable[[], object]) -> dict[str, list[float]]:
                 client.join()
     echoing.wait()  # its other end is closed
     return {name: spread(times) for name, times in told.items()}
+
+
+def worked_ms(schedstat: FileIO) -> float:
+    """The CPU time of a thread."""
+    schedstat.seek(0)
+    return int(schedstat.read(64).split()[0]) / 1e6
 
 
 def spread(times: list[float]) -> list[float]:

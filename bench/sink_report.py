@@ -15,9 +15,11 @@ TITLES = {
 COMMIT_NOTE = (
     "What two other clients wait while the batch is committed and moved, in ms, median / 99 % / "
     "longest: one that asks for a queue, which is the vhost's loop, and one that publishes and "
-    "waits for the confirm, which has a sync in it; beside them one that asks an idle process, "
-    "whose waits are the machine's and the client's own; and the private memory of the broker's "
-    "processes in MiB before / with everything staged / afterwards."
+    "waits for the confirm, which has a sync in it; beside them what the loop's thread worked "
+    "while the first one waited (its CPU time; the rest of that wait is two cores shared by all), "
+    "and one that asks an idle process, whose waits are the machine's and the client's own; and "
+    "the private memory of the broker's processes in MiB before / with everything staged / "
+    "afterwards."
 )
 
 
@@ -40,8 +42,8 @@ def goals(figures: Result) -> list[Goal]:
     if "commit" in figures:
         found = figures["commit"]
         for kind in KINDS:
-            longest = found[kind]["busy"]["loop"][2]
-            name = f"commit of {found['size_mib']} MiB into a {kind}: longest wait for the loop"
+            longest = found[kind]["busy"]["held"][2]
+            name = f"commit of {found['size_mib']} MiB into a {kind}: the loop holds up others for"
             table.append(Goal(name, "disk", "≤ 20 ms", f"{longest:.0f} ms", longest <= 20))
             before, staged, _ = found[kind]["memory"]
             grown = staged - before
@@ -78,10 +80,10 @@ def commit_table(found: Result) -> str:
         waits = [
             " / ".join(f"{ms:.1f}" for ms in its[when][what])
             for when in ("quiet", "busy")
-            for what in ("echo", "loop", "confirm")
+            for what in ("echo", "loop", "held", "confirm")
         ]
         memory = " / ".join(f"{mib:.0f}" for mib in its["memory"])
         rows.append([f"into a {kind}", f"{its['moved_s']:.1f}", *waits, memory])
-    whats = ("idle", "loop", "confirm")
+    whats = ("idle", "loop", "its work", "confirm")
     names = [f"{what}, {when}" for when in ("quiet", "busy") for what in whats]
     return markdown([f"{found['size_mib']} MiB", "s until all is there", *names, "memory"], rows)

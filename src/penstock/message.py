@@ -81,6 +81,11 @@ class Entry:
         self.on_slot: bool = on_slot
 
 
+def seq_of(entry: Entry) -> int:
+    """What entries are sorted by."""
+    return entry.seq
+
+
 class MessageFactory:
     """Hands out MessageIds; RECOVERING until `open` is called, as in Qpid's design."""
 

@@ -94,6 +94,11 @@ SCRIPTS = {
         "finish_checkpoint", "delete:jobs", "reap", "combine", "declare_missing:jobs",
         "put_now:jobs", "sync",
     ),
+    "slices": (
+        "widen:jobs", *["put_many:jobs"] * 4, *["get:jobs"] * 20, *["release:jobs"] * 5, "sync",
+        "begin_checkpoint", *["release:jobs", "get:jobs", "ack:jobs"] * 6, "finish_checkpoint",
+        "ack:jobs", "get:jobs",
+    ),
     "marks": (
         "run_ahead:dead", "get:dead", "get:dead", "put_now:dead", "run_ahead:dead", "get:dead",
         "get:dead", "get:dead", "nack:dead", "get:dead", "begin_checkpoint", "ack:dead",

@@ -26,14 +26,14 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "pending-not-materialised", "lost",
-        "            found += pending\n",
-        "            found += []\n",
+        "return [entry for entry in self._state.ram_pending.values() if not entry.on_slot]",
+        "return []",
         QUEUES + "purging",
     ),
     Mutant(
         "arrivals-not-materialised", "lost",
-        "for alphas in (state.q1, state.q4):  # ascending, q1 behind q4",
-        "for alphas in (state.q4,):",
+        "found = _newest(state.q1, least, below, n)",
+        "found = _newest(deque(), least, below, n)",
         QUEUES + "random",
     ),
     Mutant(
@@ -44,8 +44,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "transients-materialised", "transient",
-        "entry.seq < below and entry.message.persistent:\n",
-        "entry.seq < below:\n",
+        "e.seq < below and e.message.persistent]\n",
+        "e.seq < below]\n",
         QUEUES + "random",
     ),
     Mutant(

@@ -35,6 +35,7 @@ OPTIONS = StorageOptions(
     wal_segment_bytes_min=4096,
     wal_segment_bytes_max=4096,
     small_queue_entries=0,
+    slice_entries=2,
     disk_free_limit=0,
     checkpoint_seconds=1e9,
 )

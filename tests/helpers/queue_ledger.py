@@ -102,8 +102,11 @@ class Tap(Holder):
     def get(self, seq: int) -> Entry | None:
         return self._inner.get(seq)
 
-    def materialise(self, below: int) -> list[Entry]:
-        return self._inner.materialise(below)
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        return self._inner.candidates(below, n)
+
+    def unsettled(self) -> list[Entry]:
+        return self._inner.unsettled()
 
     def materialised(self, entries: list[Entry]) -> None:
         self._inner.materialised(entries)

@@ -51,10 +51,13 @@ class ReferenceHolder(Holder):
     def get(self, seq: int) -> Entry | None:
         return self.ready.get(seq) or self.pending.get(seq)
 
-    def materialise(self, below: int) -> list[Entry]:
-        entries = [*self.ready.values(), *self.pending.values()]
-        found = [e for e in entries if e.seq < below and e.message.persistent and not e.on_slot]
-        return sorted(found, key=lambda entry: entry.seq)
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        found = [entry for entry in self.ready.values() if entry.seq < below]
+        found.sort(key=lambda entry: entry.seq, reverse=True)
+        return found[:n]
+
+    def unsettled(self) -> list[Entry]:
+        return list(self.pending.values())
 
     def materialised(self, entries: list[Entry]) -> None:
         """They stay in RAM all the same."""

@@ -28,6 +28,7 @@ OPTIONS = StorageOptions(
     msg_store_file_size_limit=512,
     own_file_from=900,
     small_queue_entries=4,
+    slice_entries=2,
     small_queue_bytes=4096,
     small_queues_bytes_max=4096,
     disk_free_limit=0,

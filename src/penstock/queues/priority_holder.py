@@ -38,8 +38,11 @@ class PartHolder(Holder):
     def get(self, seq: int) -> Entry | None:
         return self._holder.get(seq)
 
-    def materialise(self, below: int) -> list[Entry]:
-        return self._holder.materialise(below)
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        return self._holder.candidates(below, n)
+
+    def unsettled(self) -> list[Entry]:
+        return self._holder.unsettled()
 
     def materialised(self, entries: list[Entry]) -> None:
         self._holder.materialised(entries)

@@ -6,11 +6,25 @@ was read back, is on disk already. What dies the queue has let go of before the 
 """
 
 from bisect import bisect_left
+from collections import deque
+from itertools import islice
 
-from penstock.message import Entry
+from penstock.message import Entry, seq_of
 from penstock.queues.vq_pending import VqPending
-from penstock.queues.vq_state import seq_of
 from penstock.storage.holder import Holder
+
+
+def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]:
+    """The n newest with seq < below, descending; less, if there are no more with seq >= least.
+    Nothing is looked at but one in each power of two."""
+    in_all = len(alphas)
+    skipped = 0
+    if alphas and alphas[-1].seq >= below:
+        skipped = in_all - bisect_left(alphas, below, key=seq_of)
+    wanted = 1
+    while wanted < n and skipped + wanted <= in_all and alphas[-skipped - wanted].seq > least:
+        wanted *= 2
+    return list(islice(reversed(alphas), skipped, skipped + min(wanted, n)))
 
 
 class VqHolder(Holder):
@@ -39,28 +53,17 @@ class VqHolder(Holder):
                 return alphas[at]
         return None
 
-    def materialise(self, below: int) -> list[Entry]:
+    def candidates(self, below: int, n: int) -> list[Entry]:
         """A queue may have millions in RAM that earlier checkpoints have put onto their slots: they
-        are the oldest, so the looking goes from the end, and stops there."""
-        state = self._state
-        least = self._on_slots_below
-        found: list[Entry] = []
-        for alphas in (state.q1, state.q4):  # ascending, q1 behind q4
-            for entry in reversed(alphas):
-                if entry.seq < least:
-                    break
-                if not entry.on_slot and entry.seq < below and entry.message.persistent:
-                    found.append(entry)
-        found.reverse()
-        pending = [
-            entry
-            for entry in state.ram_pending.values()
-            if not entry.on_slot and entry.seq < below and entry.message.persistent
-        ]
-        if pending:
-            found += pending
-            found.sort(key=seq_of)
+        are the oldest, and hardly any of them is listed."""
+        state, least = self._state, self._on_slots_below
+        found = _newest(state.q1, least, below, n)
+        if len(found) < n and state.q4:  # q1 is behind q4
+            found += _newest(state.q4, least, below, n - len(found))
         return found
+
+    def unsettled(self) -> list[Entry]:
+        return [entry for entry in self._state.ram_pending.values() if not entry.on_slot]
 
     def materialised(self, entries: list[Entry]) -> None:
         """They are on their slots, and so is all before them: they come in ascending order."""

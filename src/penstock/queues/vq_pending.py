@@ -17,13 +17,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, Message, seq_of
 from penstock.queues import inhaler, purger, vq_requeue, vq_scan
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delivered_mark import DeliveredMark
 from penstock.queues.paging import Paging
 from penstock.queues.rows import AT_ENTRY, ON_SLOT, PERSISTENT, Row, seq_of_row
-from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes, seq_of
+from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex

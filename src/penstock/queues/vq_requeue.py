@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from heapq import merge
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry
+from penstock.message import Entry, seq_of
 from penstock.queues import inhaler, purger
 from penstock.queues.rows import Row, seq_of_row
-from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes, seq_of
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
 
 READ_MESSAGES_MAX = 256  # bodies read back by one requeue: more stay rows
 SEQ_MAX = 1 << 62

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, Message
+from penstock.message import Entry, Message, seq_of
 from penstock.queues import inhaler
 from penstock.queues.rows import IN_STORE, PERSISTENT, Row
-from penstock.queues.vq_state import VQState, seq_of
+from penstock.queues.vq_state import VQState
 from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
 
 RUN_ROWS: Final = 64  # whose bodies are read at once

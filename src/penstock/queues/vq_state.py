@@ -79,11 +79,6 @@ class Delta:
         self.start = self.end = self.count = 0
 
 
-def seq_of(entry: Entry) -> int:
-    """What entries are sorted by."""
-    return entry.seq
-
-
 def alpha_bytes(message: Message) -> int:
     """What a message in RAM is counted for."""
     body = message.body

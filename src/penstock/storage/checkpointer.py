@@ -22,14 +22,16 @@ the engine [10].
 
 import contextlib
 import errno
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry
+from penstock.message import Entry, seq_of
 from penstock.storage import checkpoint, streams
 from penstock.storage.checkpoint import Head
 from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.holder import unwritten
 from penstock.storage.index_segment import Row, Section
 from penstock.storage.message_store import FileState
 from penstock.storage.queue_index import QueueIndex
@@ -60,16 +62,61 @@ class Small:
         self.fresh: list[tuple[int, Row]] = fresh
 
 
+class Listing:
+    """A queue whose slice has begun: its section, and what may have to be written of it, as the
+    pieces of its holder come.
+
+    in_line: descending. owed: by seq, what is owed beside those: see holder.py.
+    """
+
+    __slots__ = ("below", "in_line", "is_small", "owed", "queue", "section")
+
+    def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
+        self.queue: QueueIndex = queue
+        self.section: Section = section
+        self.is_small: bool = is_small
+        self.below: int = queue.cut_seq
+        self.in_line: list[Entry] = []
+        self.owed: dict[int, Entry] = {}
+
+    def add_unsettled(self) -> None:
+        """Those that are delivered at this moment."""
+        for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
+            self.owed[entry.seq] = entry
+
+    def in_order(self) -> list[Entry]:
+        """All of it, descending, each once; and those that were in the section of the checkpoint
+        before, with their bodies. Only what is up to the last of these is sorted: below it there
+        are few as a rule, and in line a million."""
+        owed, rows, in_line = self.owed, self.section.rows, self.in_line
+        last = max(max(owed, default=-1), max(rows, default=-1))
+        at = bisect_left(in_line, -last, key=_descending)
+        some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
+        some.update([(entry.seq, entry) for entry in in_line[at:] if not entry.on_slot])
+        some.update(owed)
+        for seq, row in rows.items():
+            message = some[seq].message
+            if message.body is None:
+                message.body = row.message.body
+        del in_line[at:]
+        in_line += sorted(some.values(), key=seq_of, reverse=True)
+        return in_line
+
+
 class Writing:
     """A queue whose entries are being written to slots, and those that are left, the next one
-    last. They are let go of chunk by chunk, because the queue may long be done with them."""
+    last. They are looked at and let go of chunk by chunk, because they may be many, and the queue
+    may long be done with them."""
 
     __slots__ = ("entries", "queue")
 
     def __init__(self, queue: QueueIndex, entries: list[Entry]) -> None:
         self.queue: QueueIndex = queue
-        entries.reverse()
         self.entries: list[Entry] = entries
+
+
+def _descending(entry: Entry) -> int:
+    return -entry.seq
 
 
 class Checkpointer:
@@ -93,6 +140,7 @@ class Checkpointer:
         self._queues: list[QueueIndex] = []
         self._small: list[Small] = []
         self._small_bytes = 0
+        self._listing: Listing | None = None
         self._writing: Writing | None = None
         self._sections: list[bytes] = []  # encoded QUEUE sections
         self._leaving: list[tuple[int, int]] = []  # (store file, id): bodies of rows that got slots
@@ -151,35 +199,59 @@ class Checkpointer:
         while True:
             if self._writing is not None:
                 self._write_chunk(self._writing)
+            elif self._listing is not None:
+                self._list(self._listing)
             elif self._queues:
-                self._slice(self._queues.pop())
+                self._begin_slice(self._queues.pop())
             else:
                 self._finish_slices()
                 return
             if clock.monotonic() >= until:
                 return
 
-    def _slice(self, queue: QueueIndex) -> None:
+    def _begin_slice(self, queue: QueueIndex) -> None:
+        """What was alive at the cut is listed, if anything was."""
+        section = queue.capture()
+        listing = Listing(queue, section, self._is_small(section))
+        if section.count:
+            self._listing = listing
+            listing.add_unsettled()
+            self._list(listing)
+        else:
+            self._slice(listing)
+
+    def _list(self, listing: Listing) -> None:
+        """The next piece. With the last one it is decided what becomes of them."""
+        queue, n = listing.queue, self._engine.options.slice_entries
+        piece = queue.holder.candidates(listing.below, n)
+        if listing.is_small:  # there may be transient ones in any number
+            listing.in_line += unwritten(piece, queue.cut_seq)
+        else:
+            listing.in_line += piece
+        if len(piece) >= n:
+            listing.below = piece[-1].seq
+            return
+        self._listing = None
+        listing.add_unsettled()
+        self._slice(listing)
+
+    def _slice(self, listing: Listing) -> None:
         """Decide what the queue's section will be. Entries are taken over from its holder and its
         limbo here, so from now on it owes nothing more to this checkpoint."""
-        section = queue.capture()
+        queue, section, owed = listing.queue, listing.section, listing.owed
         durable = self._engine.log.durable_lsn
-        owed = [x.entry for x in queue.limbo or () if x.is_purged or x.lsn > durable]
-        ram = queue.holder.materialise(queue.cut_seq)
-        if self._is_small(section) or not self._load_bodies(queue, section, ram):
-            owed += [e for e in ram if e.seq not in section.rows]
-            fresh = [(e.seq, Row(e.message, 0)) for e in owed]
+        for x in queue.limbo or ():
+            if x.is_purged or x.lsn > durable:
+                owed[x.entry.seq] = x.entry
+        if listing.is_small or not self._load_bodies(queue, section):
+            owed.update([(e.seq, e) for e in unwritten(listing.in_line, queue.cut_seq)])
+            fresh = [(q, Row(owed[q].message, 0)) for q in sorted(owed) if q not in section.rows]
             self._small.append(Small(queue, section, fresh))
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
         else:
-            if section.rows:
-                in_ram = {e.seq for e in ram}
-                owed += [Entry(q, r.message) for q, r in section.rows.items() if q not in in_ram]
-            if owed:  # else there may be a million in RAM, in order already
-                ram = sorted(owed + ram, key=lambda entry: entry.seq)
             self._leaving += [(r.body_file, r.message.id) for r in section.rows.values()]
-            self._writing = Writing(queue, ram)
+            self._writing = Writing(queue, listing.in_order())
             rows_before, section.rows = section.rows, {}
             self._sections.append(
                 checkpoint.encode_queue(queue.number, section, self._engine.state.slots)
@@ -197,7 +269,7 @@ class Checkpointer:
             and self._small_bytes < options.small_queues_bytes_max
         )
 
-    def _load_bodies(self, queue: QueueIndex, section: Section, ram: list[Entry]) -> bool:
+    def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
         """Bodies that belong into .qs and are only in the store, because their queue was small,
         come back to RAM to be written. False if one is damaged: then the queue stays in its
         section, and whoever reads that message is told."""
@@ -209,10 +281,6 @@ class Checkpointer:
                 except CorruptionError as error:
                     self._engine.event("corruption", f"queue {queue.number}: {error}")
                     return False
-        for entry in ram if section.rows else ():
-            kept = section.rows.get(entry.seq)
-            if kept is not None and entry.message.body is None:
-                entry.message.body = kept.message.body
         return True
 
     def _write_chunk(self, writing: Writing) -> None:
@@ -220,7 +288,7 @@ class Checkpointer:
         queue = writing.queue
         chunk = writing.entries[-CHUNK:]
         chunk.reverse()
-        fresh = [e for e in chunk if not e.on_slot]
+        fresh = unwritten(chunk, queue.cut_seq)
         if fresh:
             self._engine.written_bytes += queue.write(fresh)
         for entry in fresh:

@@ -23,7 +23,7 @@ fails once the log has the record stops the engine.
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError, DiskFullError, UnknownLeaseError, deleted_error
-from penstock.message import Entry, Message
+from penstock.message import Entry, Message, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage import record
 from penstock.storage.leases import Lease
@@ -178,7 +178,7 @@ class _Leasing:
             found.append(born)
             fresh.append(born)
             self.ops.append(_publish_op(part, born))
-        fresh.sort(key=_seq_of)
+        fresh.sort(key=seq_of)
         return found
 
     def apply(self) -> None:
@@ -195,10 +195,6 @@ class _Leasing:
         for _, entry in self._born:
             if entry.message.store_file:
                 self._engine.state.store.unref(entry.message.store_file, entry.message.id)
-
-
-def _seq_of(entry: Entry) -> int:
-    return entry.seq
 
 
 def _publish_op(part: QueueIndex, entry: Entry) -> record.Op:

@@ -44,6 +44,7 @@ class StorageOptions:
     small_queue_bytes: int = 64 << 10
     small_queues_bytes_max: int = 16 * MIB
     slice_ms: float = 2.0
+    slice_entries: int = 32768
     interval_ms: int = 200
     disk_free_limit: int = 50 * MIB
     replay_ram_bytes: int = 8 * MIB
@@ -101,6 +102,7 @@ _LOWEST = {
     "small_queues_bytes_max": 0,
     "checkpoint_seconds": 0,
     "slice_ms": 0,
+    "slice_entries": 1,
     "interval_ms": 1,
     "disk_free_limit": 0,
     "replay_ram_bytes": 0,

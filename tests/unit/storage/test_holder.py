@@ -1,7 +1,7 @@
 """DictHolder: what is in RAM of one queue, and what a checkpoint still has to write."""
 
 from penstock.message import Entry, Message
-from penstock.storage.holder import DictHolder
+from penstock.storage.holder import DictHolder, unwritten
 
 
 def filled(*seqs: int, keeps: bool = False) -> DictHolder:
@@ -52,3 +52,16 @@ def test_materialised_entries_leave_ram_unless_they_are_kept() -> None:
         holder.materialised(entries)
         assert sorted(holder.entries) == ([1, 2, 3] if keeps else [3])
         assert seqs(holder.materialise(10)) == [3]
+
+
+def test_a_slot_is_for_what_is_persistent_comes_before_the_cut_and_has_none() -> None:
+    message = Message(1, b"", b"x", 1, 0)
+    transient = Message(1, b"", b"x", 1, 0, persistent=False)
+    entries = [Entry(5, message), Entry(4, message), Entry(3, transient), Entry(2, message, True)]
+    assert seqs(unwritten(entries, 5)) == [4]
+
+
+def test_candidates_of_a_dict_come_all_at_once_descending() -> None:
+    holder = filled(5, 1, 3, 9)
+    assert seqs(holder.candidates(9, 1)) == [5, 3, 1]
+    assert holder.unsettled() == []

@@ -16,15 +16,19 @@ from penstock.storage.holder import Holder
 
 def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]:
     """The n newest with seq < below, descending; less, if there are no more with seq >= least.
-    Nothing is looked at but one in each power of two."""
-    in_all = len(alphas)
-    skipped = 0
+    Nothing is looked at but one in each power of two, and a deque is walked from its nearer end."""
+    in_all = end = len(alphas)
     if alphas and alphas[-1].seq >= below:
-        skipped = in_all - bisect_left(alphas, below, key=seq_of)
+        end = bisect_left(alphas, below, key=seq_of)
     wanted = 1
-    while wanted < n and skipped + wanted <= in_all and alphas[-skipped - wanted].seq > least:
+    while wanted < n and wanted <= end and alphas[end - wanted].seq > least:
         wanted *= 2
-    return list(islice(reversed(alphas), skipped, skipped + min(wanted, n)))
+    start = max(end - min(wanted, n), 0)
+    if start >= in_all - end:
+        return list(islice(reversed(alphas), in_all - end, in_all - start))
+    newest = list(islice(alphas, start, end))
+    newest.reverse()
+    return newest
 
 
 class VqHolder(Holder):

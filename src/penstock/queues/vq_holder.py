@@ -16,19 +16,20 @@ from penstock.storage.holder import Holder
 
 def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]:
     """The n newest with seq < below, descending; less, if there are no more with seq >= least.
-    Nothing is looked at but one in each power of two, and a deque is walked from its nearer end."""
-    in_all = end = len(alphas)
+    Nothing is looked at but one in each power of two; and newer ones are not walked over, which
+    would touch each of them, but turned away: a quarter of the time."""
+    newer = 0
     if alphas and alphas[-1].seq >= below:
-        end = bisect_left(alphas, below, key=seq_of)
-    wanted = 1
-    while wanted < n and wanted <= end and alphas[end - wanted].seq > least:
-        wanted *= 2
-    start = max(end - min(wanted, n), 0)
-    if start >= in_all - end:
-        return list(islice(reversed(alphas), in_all - end, in_all - start))
-    newest = list(islice(alphas, start, end))
-    newest.reverse()
-    return newest
+        newer = len(alphas) - bisect_left(alphas, below, key=seq_of)
+    most = min(len(alphas) - newer, n)
+    alphas.rotate(newer)
+    try:
+        wanted = 1
+        while wanted < most and alphas[-wanted].seq > least:
+            wanted *= 2
+        return list(islice(reversed(alphas), min(wanted, most)))
+    finally:
+        alphas.rotate(-newer)
 
 
 class VqHolder(Holder):

@@ -123,6 +123,7 @@ HOT_MODULES = (
     "penstock.broker.channel",
     "penstock.broker.connection_handler",
     "penstock.broker.chores",
+    "penstock.broker.letting_go",
     "penstock.broker.batch_slices",
     "penstock.broker.batch_moves",
 )

@@ -39,6 +39,7 @@ from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.lease_desk import LeaseDesk
+from penstock.broker.letting_go import LettingGo
 from penstock.broker.queue_clock import QueueClock
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_restart import QueueRestarts
@@ -138,6 +139,7 @@ class VHost:
         for name, arguments in self.table.expiring():
             self.clockwork.expire_unused(name, arguments)
         self.chores: Chores = Chores(self.dispatch, self.clock)
+        self.engine.let_go = LettingGo(self.chores).add
         self.leases: LeaseDesk = LeaseDesk(self, self.settings.lease_alert_s)
         self.table.on_leased_deleted = self.leases.deleted
 

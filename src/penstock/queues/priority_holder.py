@@ -35,6 +35,9 @@ class PartHolder(Holder):
     def drop(self, first: int, n: int) -> None:
         self._holder.drop(first, n)
 
+    def wants_drops(self) -> bool:
+        return self._holder.wants_drops()
+
     def get(self, seq: int) -> Entry | None:
         return self._holder.get(seq)
 

@@ -97,6 +97,8 @@ class VariableQueue(VqLease):
         state.len += 1
         state.bytes += message.size
         state.rates.n_in += 1
+        if not message.persistent:
+            state.has_transients = True
         if state.is_lazy:
             self._arrive_lazy(entry)
             return
@@ -452,8 +454,9 @@ class VariableQueue(VqLease):
         for row in list(state.disk_pending.rows()):
             if not row.flags & PERSISTENT:
                 self.forget([row.seq])
-        held = self._index.holder.materialise(self._index.next_seq)
-        self._index.holder = DictHolder()
+        index = self._index
+        held = index.holder.materialise(index.next_seq) if index.asks_for_dead() else []
+        index.holder = DictHolder()
         for entry in held:
-            self._index.holder.add(entry)
+            index.holder.add(entry)
         self.purged()

@@ -47,6 +47,9 @@ class VqHolder(Holder):
     def drop(self, first: int, n: int) -> None:
         """Nothing: the queue itself took it out before the engine was told."""
 
+    def wants_drops(self) -> bool:
+        return False
+
     def get(self, seq: int) -> Entry | None:
         state = self._state
         held = state.ram_pending.get(seq)

@@ -101,6 +101,7 @@ class VQState:
         self.ram_pending: dict[int, Entry] = {}
         self.disk_pending: Rows = Rows(start, now_s)
         self.pending_order: list[int] | None = None  # seqs, ascending, some stale; None: unsorted
+        self.has_transients: bool = False  # or had
         # Transient messages of delta: segment -> bitmap of seqs. Persistent: see QueueIndex.
         self.delta_transients: dict[int, bytearray] = {}
         self.transient_attempts: dict[int, int] = {}
@@ -154,10 +155,12 @@ class VQState:
 
     def clear_ready(self) -> None:
         """All that was ready is dead."""
-        self.q1.clear()
+        self.engine.let_go(self.q1)
+        self.engine.let_go(self.q4)
+        self.q1 = deque()
+        self.q4 = deque()
         self.q2.clear()
         self.q3.clear()
-        self.q4.clear()
         self.delta.clear()
         self.delta_transients.clear()
         self.set_aside.clear()

@@ -42,6 +42,10 @@ class Holder(ABC):
     def drop(self, first: int, n: int) -> None:
         """Seqs first to first + n - 1, persistent, are dead; some may not be in RAM."""
 
+    def wants_drops(self) -> bool:
+        """Whether `drop` does anything."""
+        return True
+
     @abstractmethod
     def get(self, seq: int) -> Entry | None:
         """The entry, or None if it is not in RAM."""

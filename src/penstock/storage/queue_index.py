@@ -166,8 +166,16 @@ class QueueIndex:
         dead: dict[int, bytearray] = {}
         for number in sorted(n for n in self.segments if n * self.slots < upper):
             segment = self._own(self.segments[number])
-            before = segment.bitmap or segment.make_bitmap(self.slots)
             keep = runs.get(number, [])
+            if not keep and not segment.stores:  # most are so: nobody asks what was alive in it
+                self.count -= segment.count
+                self.bytes -= segment.bytes
+                segment.bitmap = None
+                segment.lo = segment.hi
+                segment.count = segment.bytes = 0
+                self._drop_if_dead(segment)
+                continue
+            before = segment.bitmap or segment.make_bitmap(self.slots)
             bits = bytearray(len(before))
             for first, n, _, _ in keep:
                 for seq in range(first, first + n):
@@ -274,6 +282,12 @@ class QueueIndex:
             self.ticks.dead.append((self.number, segment.number))
         else:
             self._tail = segment  # also one of before a restart: it goes when the queue moves on
+
+    def asks_for_dead(self) -> bool:
+        """Whether it must be known which entries in RAM die: some bodies are in the store, or a
+        checkpoint in progress owes them their slots (also if nothing has changed since its cut)."""
+        is_owed = self.limbo is not None or self.epoch != self.ticks.epoch
+        return is_owed or any(s.stores for s in self.segments.values())
 
     # ---- what a checkpoint sees ----------------------------------------------------------------
 

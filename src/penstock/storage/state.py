@@ -233,8 +233,10 @@ class StorageState:
         before = queue.count
         if queue.leased.count and not queue.is_deleted:
             kept = kept + self.leases.runs_of(queue.number)
+        is_asked = queue.asks_for_dead() or queue.holder.wants_drops()
         dead = queue.purge(upper, kept)
-        ram = [e for e in queue.holder.materialise(upper) if not queue.is_live(e.seq)]
+        ram = queue.holder.materialise(upper) if is_asked else []
+        ram = [entry for entry in ram if not queue.is_live(entry.seq)]
         for entry in ram:
             queue.holder.drop(entry.seq, 1)
             self._clear_bit(dead, entry.seq)

@@ -106,3 +106,24 @@ def test_what_is_acked_between_two_pieces_has_a_slot_unless_the_log_has_the_ack(
     while rig.engine.checkpoints.phase == SLICES:
         rig.engine.checkpoints.step(0.0)
     assert rig.is_on_slot(rig.queue(b"q"), held.tag) == (mode == OS or step >= N)
+
+
+@pytest.mark.parametrize("step", range(N + 1))
+@pytest.mark.parametrize("end", ["purge", "delete"])
+def test_what_is_purged_between_two_pieces_has_a_slot(end: str, step: int) -> None:
+    """For the record of the purge may be lost, and the checkpoint says that all of it is there."""
+    rig = EngineRig(slice_entries=1)
+    world = World(rig, opens())
+    world.put(*range(N))
+    index = rig.queue(b"q")
+    rig.engine.sync()
+    rig.engine.upkeep.begin_checkpoint()
+    for _ in range(step):
+        rig.engine.checkpoints.step(0.0)
+    if end == "purge":
+        assert world.q.purge(OS) == N
+    else:
+        world.q.delete_and_terminate(OS)
+    while rig.engine.checkpoints.phase == SLICES:
+        rig.engine.checkpoints.step(0.0)
+    assert [seq for seq in range(N) if not rig.is_on_slot(index, seq)] == []

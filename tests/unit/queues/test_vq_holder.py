@@ -1,9 +1,11 @@
 """VqHolder: what a checkpoint is told to look at, piece by piece, and that it is not everything."""
 
+import pytest
+
 from penstock.message import Entry
 from penstock.queues.vq_holder import VqHolder
 from penstock.storage.durability import DISK
-from tests.helpers.engine_rig import EngineRig
+from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import LIMIT, opens, real
 
@@ -85,3 +87,23 @@ def test_what_earlier_checkpoints_wrote_is_hardly_listed() -> None:
     (piece,) = pieces(world, MANY * 2, MANY * 2)
     assert piece[:MANY] == list(reversed(range(MANY, MANY * 2)))
     assert len(piece) < MANY * 2
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_who_is_purged_is_asked_for_only_where_a_body_is_in_the_store(
+    stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(EngineRig(), opens(), body_bytes=STORED if stored else 0)
+    world.put(*range(5))
+    asked: list[int] = []
+    inner = holder_of(world)
+
+    class Noting(VqHolder):
+        def candidates(self, below: int, n: int) -> list[Entry]:
+            asked.append(below)
+            return inner.candidates(below, n)
+
+    real(world.q).state.index.holder = Noting(real(world.q))
+    assert world.q.purge(DISK) == 5
+    assert bool(asked) == stored
+    world.rig.restart()

@@ -210,6 +210,21 @@ def test_a_purge_up_to_a_border_spares_what_is_above() -> None:
     assert queue.live_seqs() == [4, 5, 6]
 
 
+def test_who_dies_is_asked_for_the_store_and_for_a_checkpoint() -> None:
+    queue = filled(6)
+    assert not queue.asks_for_dead()
+    queue.publish(SIZE, True, 0)
+    assert queue.asks_for_dead()
+    queue.purge(7, [])
+    assert not queue.asks_for_dead()
+    queue.ticks.epoch += 1
+    assert queue.asks_for_dead()
+    queue.capture()
+    assert queue.asks_for_dead()
+    queue.sliced()
+    assert not queue.asks_for_dead()
+
+
 # ---- attempts and the mark ---------------------------------------------------------------------
 
 

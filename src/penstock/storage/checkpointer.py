@@ -22,7 +22,6 @@ the engine [10].
 
 import contextlib
 import errno
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
@@ -66,17 +65,18 @@ class Listing:
     """A queue whose slice has begun: its section, and what may have to be written of it, as the
     pieces of its holder come.
 
-    in_line: descending. owed: by seq, what is owed beside those: see holder.py.
+    pieces: of those in line, each descending, and all. owed: by seq, what is owed beside those: see
+    holder.py.
     """
 
-    __slots__ = ("below", "in_line", "is_small", "owed", "queue", "section")
+    __slots__ = ("below", "is_small", "owed", "pieces", "queue", "section")
 
     def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
         self.queue: QueueIndex = queue
         self.section: Section = section
         self.is_small: bool = is_small
         self.below: int = queue.cut_seq
-        self.in_line: list[Entry] = []
+        self.pieces: list[list[Entry]] = []
         self.owed: dict[int, Entry] = {}
 
     def add_unsettled(self) -> None:
@@ -84,39 +84,35 @@ class Listing:
         for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
             self.owed[entry.seq] = entry
 
-    def in_order(self) -> list[Entry]:
+    def in_order(self) -> list[list[Entry]]:
         """All of it, descending, each once; and those that were in the section of the checkpoint
-        before, with their bodies. Only what is up to the last of these is sorted: below it there
-        are few as a rule, and in line a million."""
-        owed, rows, in_line = self.owed, self.section.rows, self.in_line
+        before, with their bodies. Only pieces that begin before the last of these are touched: as a
+        rule it is among the oldest."""
+        owed, rows, pieces = self.owed, self.section.rows, self.pieces
         last = max(max(owed, default=-1), max(rows, default=-1))
-        at = bisect_left(in_line, -last, key=_descending)
         some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
-        some.update([(entry.seq, entry) for entry in in_line[at:] if not entry.on_slot])
+        while pieces and pieces[-1][-1].seq <= last:
+            some.update([(entry.seq, entry) for entry in pieces.pop() if not entry.on_slot])
         some.update(owed)
         for seq, row in rows.items():
             message = some[seq].message
             if message.body is None:
                 message.body = row.message.body
-        del in_line[at:]
-        in_line += sorted(some.values(), key=seq_of, reverse=True)
-        return in_line
+        if some:
+            pieces.append(sorted(some.values(), key=seq_of, reverse=True))
+        return pieces
 
 
 class Writing:
-    """A queue whose entries are being written to slots, and those that are left, the next one
-    last. They are looked at and let go of chunk by chunk, because they may be many, and the queue
-    may long be done with them."""
+    """A queue whose entries are being written to slots, and those that are left, in pieces, the
+    next one last. They are looked at and let go of chunk by chunk, because they may be many, and
+    the queue may long be done with them."""
 
-    __slots__ = ("entries", "queue")
+    __slots__ = ("pieces", "queue")
 
-    def __init__(self, queue: QueueIndex, entries: list[Entry]) -> None:
+    def __init__(self, queue: QueueIndex, pieces: list[list[Entry]]) -> None:
         self.queue: QueueIndex = queue
-        self.entries: list[Entry] = entries
-
-
-def _descending(entry: Entry) -> int:
-    return -entry.seq
+        self.pieces: list[list[Entry]] = pieces
 
 
 class Checkpointer:
@@ -224,12 +220,14 @@ class Checkpointer:
         """The next piece. With the last one it is decided what becomes of them."""
         queue, n = listing.queue, self._engine.options.slice_entries
         piece = queue.holder.candidates(listing.below, n)
-        if listing.is_small:  # there may be transient ones in any number
-            listing.in_line += unwritten(piece, queue.cut_seq)
-        else:
-            listing.in_line += piece
-        if len(piece) >= n:
+        is_last = len(piece) < n
+        if not is_last:
             listing.below = piece[-1].seq
+        if listing.is_small:  # there may be transient ones in any number
+            piece = unwritten(piece, queue.cut_seq)
+        if piece:
+            listing.pieces.append(piece)
+        if not is_last:
             return
         self._listing = None
         listing.add_unsettled()
@@ -244,14 +242,17 @@ class Checkpointer:
             if x.is_purged or x.lsn > durable:
                 owed[x.entry.seq] = x.entry
         if listing.is_small or not self._load_bodies(queue, section):
-            owed.update([(e.seq, e) for e in unwritten(listing.in_line, queue.cut_seq)])
+            for piece in listing.pieces:
+                owed.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
             fresh = [(q, Row(owed[q].message, 0)) for q in sorted(owed) if q not in section.rows]
             self._small.append(Small(queue, section, fresh))
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
         else:
             self._leaving += [(r.body_file, r.message.id) for r in section.rows.values()]
-            self._writing = Writing(queue, listing.in_order())
+            pieces = listing.in_order()
+            if pieces:
+                self._writing = Writing(queue, pieces)
             rows_before, section.rows = section.rows, {}
             self._sections.append(
                 checkpoint.encode_queue(queue.number, section, self._engine.state.slots)
@@ -285,12 +286,17 @@ class Checkpointer:
 
     def _write_chunk(self, writing: Writing) -> None:
         """The next entries go to their slots; what paging put there meanwhile is left as it is."""
-        queue = writing.queue
-        chunk = writing.entries[-CHUNK:]
+        queue, piece = writing.queue, writing.pieces[-1]
+        chunk = piece[-CHUNK:]
         chunk.reverse()
         fresh = unwritten(chunk, queue.cut_seq)
-        if fresh:
+        if fresh:  # may fail for lack of space, and is tried again when there is some
             self._engine.written_bytes += queue.write(fresh)
+        del piece[-len(chunk) :]
+        if not piece:
+            writing.pieces.pop()
+            if not writing.pieces:
+                self._writing = None
         for entry in fresh:
             entry.on_slot = True
         queue.holder.materialised(fresh)
@@ -298,9 +304,6 @@ class Checkpointer:
             row = queue.section.pop(entry.seq, None)
             if row is not None and row.body_file:
                 self._engine.state.store.unref(row.body_file, row.message.id)
-        del writing.entries[-len(chunk) :]
-        if not writing.entries:
-            self._writing = None
 
     def _finish_slices(self) -> None:
         """All queues are done: bodies of the small ones into one store file, encode the rest."""

@@ -351,6 +351,9 @@ def test_the_reserve_is_given_back_when_a_checkpoint_needs_the_room() -> None:
     assert rig.engine.checkpoint(), "the reserve was room enough"
     assert reserve.bytes == 0
     assert rig.bodies(queue) == numbered(6)
+    rig.fs.capacity = None
+    rig.crash("lost")
+    assert rig.bodies(rig.queue()) == numbered(6), "what was tried again has its slot"
 
 
 def test_what_a_given_up_checkpoint_would_have_deleted_goes_with_the_next() -> None:

@@ -11,7 +11,10 @@ pytest.importorskip("pyarrow")
 
 BENCH = Path(__file__).parent.parent / "bench"
 
-WAITS = {"echo": [0.1, 0.5, 2.0], "loop": [0.2, 1.0, 12.0], "confirm": [1.0, 9.0, 40.0]}
+WAITS = {
+    "echo": [0.1, 0.5, 2.0], "loop": [0.2, 1.0, 24.0], "held": [0.1, 0.5, 12.0],
+    "confirm": [1.0, 9.0, 40.0],
+}  # fmt: skip
 FIGURES = {
     "scan": {
         "count": 2_000_000, "size": 256,

@@ -25,7 +25,6 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, seq_of
 from penstock.storage import checkpoint, streams
 from penstock.storage.checkpoint import Head
 from penstock.storage.closed_file import sync_closed
@@ -34,6 +33,7 @@ from penstock.storage.holder import unwritten
 from penstock.storage.index_segment import Row, Section
 from penstock.storage.message_store import FileState
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.slice_listing import Listing, Writing
 from penstock.storage.staging import staged_files
 from penstock.storage.streams import Stream, StreamSection
 
@@ -59,60 +59,6 @@ class Small:
         self.queue: QueueIndex = queue
         self.section: Section = section
         self.fresh: list[tuple[int, Row]] = fresh
-
-
-class Listing:
-    """A queue whose slice has begun: its section, and what may have to be written of it, as the
-    pieces of its holder come.
-
-    pieces: of those in line, each descending, and all. owed: by seq, what is owed beside those: see
-    holder.py.
-    """
-
-    __slots__ = ("below", "is_small", "owed", "pieces", "queue", "section")
-
-    def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
-        self.queue: QueueIndex = queue
-        self.section: Section = section
-        self.is_small: bool = is_small
-        self.below: int = queue.cut_seq
-        self.pieces: list[list[Entry]] = []
-        self.owed: dict[int, Entry] = {}
-
-    def add_unsettled(self) -> None:
-        """Those that are delivered at this moment."""
-        for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
-            self.owed[entry.seq] = entry
-
-    def in_order(self) -> list[list[Entry]]:
-        """All of it, descending, each once; and those that were in the section of the checkpoint
-        before, with their bodies. Only pieces that begin before the last of these are touched: as a
-        rule it is among the oldest."""
-        owed, rows, pieces = self.owed, self.section.rows, self.pieces
-        last = max(max(owed, default=-1), max(rows, default=-1))
-        some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
-        while pieces and pieces[-1][-1].seq <= last:
-            some.update([(entry.seq, entry) for entry in pieces.pop() if not entry.on_slot])
-        some.update(owed)
-        for seq, row in rows.items():
-            message = some[seq].message
-            if message.body is None:
-                message.body = row.message.body
-        if some:
-            pieces.append(sorted(some.values(), key=seq_of, reverse=True))
-        return pieces
-
-
-class Writing:
-    """A queue whose entries are being written to slots, and those that are left, in pieces, the
-    next one last. They are looked at and let go of chunk by chunk, because they may be many, and
-    the queue may long be done with them."""
-
-    __slots__ = ("pieces", "queue")
-
-    def __init__(self, queue: QueueIndex, pieces: list[list[Entry]]) -> None:
-        self.queue: QueueIndex = queue
-        self.pieces: list[list[Entry]] = pieces
 
 
 class Checkpointer:

@@ -26,6 +26,7 @@ from penstock.storage.batches import Batch, BatchRecord, BatchTable
 from penstock.storage.data_directory import hash_name
 from penstock.storage.durability import DISK
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.holder import unwritten
 from penstock.storage.index_segment import Limbo, Ticks
 from penstock.storage.leases import LeaseTable
 from penstock.storage.log_file import LogReader
@@ -218,13 +219,8 @@ class StorageState:
         captured = queue.captured
         assert limbo is not None
         assert captured is not None
-        for entry in entries:
-            if (
-                not entry.on_slot
-                and entry.seq < queue.cut_seq
-                and entry.message.persistent
-                and entry.seq not in captured.rows
-            ):
+        for entry in unwritten(entries, queue.cut_seq):
+            if entry.seq not in captured.rows:
                 limbo.append(Limbo(lsn, entry, is_purged))
 
     def apply_purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> int:
@@ -236,7 +232,7 @@ class StorageState:
         is_asked = queue.asks_for_dead() or queue.holder.wants_drops()
         dead = queue.purge(upper, kept)
         ram = queue.holder.materialise(upper) if is_asked else []
-        ram = [entry for entry in ram if not queue.is_live(entry.seq)]
+        ram = [e for e in ram if not queue.is_live(e.seq)]
         for entry in ram:
             queue.holder.drop(entry.seq, 1)
             self._clear_bit(dead, entry.seq)

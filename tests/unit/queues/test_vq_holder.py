@@ -5,6 +5,7 @@ import pytest
 from penstock.message import Entry
 from penstock.queues.vq_holder import VqHolder
 from penstock.storage.durability import DISK
+from penstock.storage.holder import Holder
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import LIMIT, opens, real
@@ -89,21 +90,46 @@ def test_what_earlier_checkpoints_wrote_is_hardly_listed() -> None:
     assert len(piece) < MANY * 2
 
 
+class Noting(Holder):
+    """Another holder, and which candidates were asked for."""
+
+    def __init__(self, inner: Holder) -> None:
+        self.inner = inner
+        self.asked: list[int] = []
+
+    def add(self, entry: Entry) -> None:
+        self.inner.add(entry)
+
+    def drop(self, first: int, n: int) -> None:
+        self.inner.drop(first, n)
+
+    def wants_drops(self) -> bool:
+        return self.inner.wants_drops()
+
+    def get(self, seq: int) -> Entry | None:
+        return self.inner.get(seq)
+
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        self.asked.append(below)
+        return self.inner.candidates(below, n)
+
+    def unsettled(self) -> list[Entry]:
+        return self.inner.unsettled()
+
+    def materialised(self, entries: list[Entry]) -> None:
+        self.inner.materialised(entries)
+
+
 @pytest.mark.parametrize("stored", [False, True])
-def test_who_is_purged_is_asked_for_only_where_a_body_is_in_the_store(
-    stored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("end", ["purge", "delete"])
+def test_who_is_gone_is_asked_for_only_where_a_body_is_in_the_store(end: str, stored: bool) -> None:
     world = World(EngineRig(), opens(), body_bytes=STORED if stored else 0)
     world.put(*range(5))
-    asked: list[int] = []
-    inner = holder_of(world)
-
-    class Noting(VqHolder):
-        def candidates(self, below: int, n: int) -> list[Entry]:
-            asked.append(below)
-            return inner.candidates(below, n)
-
-    real(world.q).state.index.holder = Noting(real(world.q))
-    assert world.q.purge(DISK) == 5
-    assert bool(asked) == stored
+    noting = Noting(holder_of(world))
+    real(world.q).state.index.holder = noting
+    if end == "purge":
+        assert world.q.purge(DISK) == 5
+    else:
+        world.q.delete_and_terminate(DISK)
+    assert bool(noting.asked) == stored
     world.rig.restart()

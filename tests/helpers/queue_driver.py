@@ -193,8 +193,11 @@ class QueueDriver(QueueOwner):
         if some:
             amq, mode = self.amq[name], self.rng.choice((OS, OS, DISK))
             places = {self._place(amq, d) for d in some}
+            # Of one that was paged out while it was pending nobody knows the number any more.
+            transients = [d for d in some if not d.message.persistent and d.message.body]
+            gone = {uid_of(d) for d in transients}
             self._call(lambda: amq.ack([d.tag for d in some], mode), may_die=places)
-            self.transients -= {uid_of(d) for d in some if not d.message.persistent}
+            self.transients -= gone
 
     def ack_all(self, name: str) -> None:
         """All that is pending in one queue."""

@@ -166,18 +166,11 @@ class Checkpointer:
         """The next piece. With the last one it is decided what becomes of them."""
         queue, n = listing.queue, self._engine.options.slice_entries
         piece = queue.holder.candidates(listing.below, n)
-        is_last = len(piece) < n
-        if not is_last:
-            listing.below = piece[-1].seq
-        if listing.is_small:  # there may be transient ones in any number
-            piece = unwritten(piece, queue.cut_seq)
-        if piece:
-            listing.pieces.append(piece)
-        if not is_last:
-            return
-        self._listing = None
-        listing.add_unsettled()
-        self._slice(listing)
+        listing.add(piece)
+        if len(piece) < n:
+            self._listing = None
+            listing.add_unsettled()
+            self._slice(listing)
 
     def _slice(self, listing: Listing) -> None:
         """Decide what the queue's section will be. Entries are taken over from its holder and its

@@ -94,7 +94,7 @@ class StorageEngine:
         self.written_bytes: int = 0  # by checkpoints, to .qi and .qs
         self.time_s: int = clock.wall_ms() // 1000
         # Takes entries that nobody needs any more: to free a million takes a quarter of a second.
-        self.let_go: Callable[[deque[Entry]], None] = clear
+        self.let_go: Callable[[deque[Entry]], None] = deque.clear
         # Of the options, those that each publish asks for.
         self._embed_below: int = self.options.queue_index_embed_msgs_below
         self._inline_below: int = self.options.wal_inline_below
@@ -796,8 +796,3 @@ class StorageEngine:
             self.poll(wait=True)
             self.log.flush()
         self.turns.turn()  # what it had to wait for is no longer in RAM
-
-
-def clear(entries: deque[Entry]) -> None:
-    """At once."""
-    entries.clear()

@@ -105,7 +105,7 @@ class DictHolder(Holder):
         return found
 
     def unsettled(self) -> list[Entry]:
-        """None: who has more than a dict of them delivers them."""
+        """None: nobody delivers from a dict."""
         return []
 
     def materialised(self, entries: list[Entry]) -> None:

@@ -30,6 +30,15 @@ class Listing:
         self.pieces: list[list[Entry]] = []
         self.owed: dict[int, Entry] = {}
 
+    def add(self, piece: list[Entry]) -> None:
+        """The next piece. Of a small queue only what counts is kept: there may be transient ones in
+        any number."""
+        if piece:
+            self.below = piece[-1].seq
+        some = unwritten(piece, self.queue.cut_seq) if self.is_small else piece
+        if some:
+            self.pieces.append(some)
+
     def add_unsettled(self) -> None:
         """Those that are delivered at this moment."""
         for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):

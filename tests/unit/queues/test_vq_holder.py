@@ -5,7 +5,7 @@ import pytest
 from penstock.message import Entry
 from penstock.queues.vq_holder import VqHolder
 from penstock.storage.durability import DISK
-from penstock.storage.holder import Holder
+from penstock.storage.holder import DictHolder
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import LIMIT, opens, real
@@ -90,34 +90,20 @@ def test_what_earlier_checkpoints_wrote_is_hardly_listed() -> None:
     assert len(piece) < MANY * 2
 
 
-class Noting(Holder):
-    """Another holder, and which candidates were asked for."""
+class Noting(DictHolder):
+    """Stands before another holder, and notes which candidates were asked for."""
 
-    def __init__(self, inner: Holder) -> None:
+    def __init__(self, inner: VqHolder) -> None:
+        super().__init__()
         self.inner = inner
         self.asked: list[int] = []
-
-    def add(self, entry: Entry) -> None:
-        self.inner.add(entry)
-
-    def drop(self, first: int, n: int) -> None:
-        self.inner.drop(first, n)
 
     def wants_drops(self) -> bool:
         return self.inner.wants_drops()
 
-    def get(self, seq: int) -> Entry | None:
-        return self.inner.get(seq)
-
     def candidates(self, below: int, n: int) -> list[Entry]:
         self.asked.append(below)
         return self.inner.candidates(below, n)
-
-    def unsettled(self) -> list[Entry]:
-        return self.inner.unsettled()
-
-    def materialised(self, entries: list[Entry]) -> None:
-        self.inner.materialised(entries)
 
 
 @pytest.mark.parametrize("stored", [False, True])

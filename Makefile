@@ -15,7 +15,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
-PURE_TESTS := tests/unit
+UNIT_TESTS := tests/unit
 SPARK_TESTS := tests/spark
 CRASH_TESTS := tests/crash
 MACHINE_TESTS := tests/property tests/contracts
@@ -59,20 +59,22 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Four lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
-# that only compute give way to the others. The rest, and then clusters and kills, is what is seen
-# meanwhile; the other lanes have their say at the end. Uncompiled there are unit tests only: `make
-# crash` has more.
+# Five lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
+# that only compute give way to the others. What is in none of the four is seen meanwhile, and then
+# clusters and kills; the four have their say at the end. Uncompiled there are unit tests only:
+# `make crash` has more.
 test: lint .venv-pure/ready
 	@mkdir -p build
-	@nice $(PURE_PYTEST) $(PURE_TESTS) --ignore=tests/unit/spark \
+	@nice $(PURE_PYTEST) $(UNIT_TESTS) --ignore=tests/unit/spark \
 		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
 	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
 	nice $(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
+	$(PYTEST) $(UNIT_TESTS) > build/test-unit.log 2>&1 & unit=$$!; \
 	bad=0; \
-	$(PYTEST) tests $(addprefix --ignore=,$(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)) || bad=1; \
+	$(PYTEST) tests $(addprefix --ignore=,$(UNIT_TESTS) $(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)) \
+		|| bad=1; \
 	$(PYTEST) $(LONG_TESTS) || bad=1; \
-	for lane in uncompiled:$$uncompiled spark:$$spark crash:$$crash; do \
+	for lane in unit:$$unit uncompiled:$$uncompiled spark:$$spark crash:$$crash; do \
 		wait $${lane#*:} || bad=1; \
 		echo "--- $${lane%:*} ---"; cat build/test-$${lane%:*}.log; \
 	done; exit $$bad

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Messages = list[dict[str, Any]]
+NOTICED_TURNS = 10  # of the loop: until whoever waits for the client to leave knows that it has
 
 
 @dataclass
@@ -83,7 +84,8 @@ async def ask(
             reply.is_cut = False
         if leaves_after is not None and len(reply.pieces) >= leaves_after:
             gone.set()
-            await asyncio.sleep(0)
+            for _ in range(NOTICED_TURNS):
+                await asyncio.sleep(0)
 
     await app(scope, receive, send)
     return reply

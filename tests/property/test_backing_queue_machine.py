@@ -5,12 +5,10 @@ adds: restarts and crashes, and what may be left afterwards. Two queues share an
 messages move between them, stand in both, and come and go in transactions. Limits, targets, modes,
 paging, reading ahead and checkpoints happen at any time and must change nothing that is seen.
 
-Each implementation is a subclass that says how a queue is opened. Examples are derived from the
-test itself (`derandomize`), but not in the profile `nightly`.
+Each implementation is a subclass that says how a queue is opened.
 """
 
 import errno
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -478,14 +476,11 @@ class PriorityMachine(PagingMachine):
             q.check()
 
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-
-
 def case_of(machine: type[BackingQueueMachine], examples: float = 1.0) -> Any:
     """The machine as a test case, with this part of the profile's examples."""
     case, profile = machine.TestCase, settings()
     case.settings = settings(
-        profile, stateful_step_count=STEPS, derandomize=not NIGHTLY, database=None,
+        profile, stateful_step_count=STEPS, database=None,
         max_examples=int(profile.max_examples * examples),
     )  # fmt: skip
     return case

@@ -5,12 +5,10 @@ far), orderly stops and reopenings among them; after each step what the engine s
 the model, and after each reopening the whole judge is content. What hypothesis adds to the random
 lives is shrinking: a failure comes as the shortest run of rules that still fails.
 
-Deterministic: each step's own chance comes from a seed that hypothesis draws, and examples are
-derived from the test itself (`derandomize`), but not in the profile `nightly`. A failing run is
-printed with its rules and seeds.
+Each step's own chance comes from a seed that hypothesis draws, so a failing run, which is printed
+with its rules and seeds, can be run again.
 """
 
-import os
 import random
 
 from hypothesis import settings
@@ -126,8 +124,5 @@ class EngineMachine(RuleBasedStateMachine):
             self.crash("lost", 0, True, 0)
 
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    settings.default, stateful_step_count=STEPS, derandomize=not NIGHTLY, database=None
-)
+TestEngineMachine.settings = settings(settings.default, stateful_step_count=STEPS, database=None)

@@ -140,7 +140,7 @@ def test_what_is_leased_is_neither_expired_nor_dropped_nor_purged(
     spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
 ) -> None:
     channel = pika_channel(broker)
-    arguments = {"x-message-ttl": 500, "x-max-length": 50}
+    arguments = {"x-message-ttl": 3000, "x-max-length": 50}
     channel.queue_declare(queue, durable=True, arguments=arguments)
     for body in numbers(0, 40):
         channel.basic_publish("", queue, body)

@@ -85,17 +85,18 @@ def test_a_put_without_a_sync_does_not_wait_for_one(box: penstock.Box, disk: Dis
 
 def test_those_who_wait_together_share_a_sync(box: penstock.Box, disk: Disk) -> None:
     q = box.queue("q")
+    before = disk.count
     disk.may_pass.clear()
     putters = [Aside(lambda: q.put(b"first"))]
     until(lambda: len(q) == 1)
-    before = disk.count
     putters += [Aside(lambda: q.put(b"x")) for _ in range(40)]
     until(lambda: len(q) == 41)
     assert all(putter.is_running for putter in putters)
     disk.may_pass.set()
     for putter in putters:
         putter.result()
-    assert disk.count - before <= 3
+    # That of the first and that of the forty, and those that prepare the next file of the log.
+    assert disk.count - before <= 8
 
 
 def test_nobody_is_held_up_by_those_who_do_not_come_back(box: penstock.Box, disk: Disk) -> None:

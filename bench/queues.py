@@ -164,7 +164,7 @@ def threads(data: str, size: int, counts: list[int], seconds: float, runs: int) 
             until = time.perf_counter() + seconds
 
             def work(me: int, done: list[int] = done, until: float = until) -> None:
-                while time.perf_counter() < until:
+                while not done[me] or time.perf_counter() < until:
                     queue.put(body)
                     done[me] += 1
 

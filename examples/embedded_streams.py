@@ -33,7 +33,7 @@ def sell(shop: Any, first: int) -> None:
 
 def watch(shop: Any, seen: list[str], count: int) -> None:
     """The board: what happens, from a minute ago on, as it happens."""
-    records = shop.read(since=timedelta(minutes=1), follow=True, timeout=5, max_records=count)
+    records = shop.read(since=timedelta(minutes=1), follow=True, timeout=30, max_records=count)
     seen.extend(record.key for record in records)
 
 

@@ -23,14 +23,14 @@ def work(body: bytes, attempts: int) -> None:
         raise RuntimeError(f"order {number} failed")
 
 
-def worker(orders: penstock.Queue, done: list[bytes]) -> None:
-    while True:
+def worker(orders: penstock.Queue, done: list[bytes], is_over: threading.Event) -> None:
+    while not is_over.is_set():
         try:
-            with orders.get(timeout=1) as job:
+            with orders.get(timeout=0.1) as job:
                 work(job.body, job.attempts)
             done.append(job.body)
         except penstock.QueueEmptyError:
-            return
+            pass
         except RuntimeError as error:
             print(f"{error}, attempt {job.attempts + 1}")
 
@@ -44,9 +44,13 @@ def main(directory: str) -> None:
         if not len(orders):
             orders.put_many([b"order %d" % number for number in range(ORDERS)])
         done: list[bytes] = []
-        threads = [threading.Thread(target=worker, args=(orders, done)) for _ in range(WORKERS)]
+        is_over = threading.Event()
+        given = orders, done, is_over
+        threads = [threading.Thread(target=worker, args=given) for _ in range(WORKERS)]
         for thread in threads:
             thread.start()
+        orders.join()  # until each was acknowledged, or is a dead letter
+        is_over.set()
         for thread in threads:
             thread.join()
         print(f"{len(done)} orders done, {len(dead)} dead letters")

@@ -192,7 +192,8 @@ class Conductor:
             self._show(self._confirmed, consumed)
             if len(course.kills) < KILLS and consumed >= KILL_AT[1] * whole:
                 self._kill(f"{consumed:,} acknowledged")
-            is_done = consumed >= whole and self._is_drained(queues)
+            # After a kill what was seen before it counts no more.
+            is_done = consumed >= whole and not self._killed_at and self._is_drained(queues)
             if not is_told and (is_done or self._has_stalled(consumed)):
                 course.drain_s = time.perf_counter() - started
                 consumers.tell_to_end()

@@ -85,7 +85,7 @@ def run_pipeline(broker: Broker, course: LakeCourse, *, has_kill: bool) -> None:
     command = [sys.executable, "-m", "penstock", "pipeline", "run", str(PIPELINE.resolve())]
     command += ["--url", broker.url, "--http-url", broker.http_url]
     if course.rows < ROWS:
-        command += ["-o", f"source.records_max={max(1, course.rows // 5)}"]
+        command += ["-o", f"source.records_max={max(1, course.rows // 10)}"]
     process = subprocess.Popen(command, cwd=course.data)
     state = course.data / "state" / "flights" / "pipeline.json"
     try:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.queues.vq_state import CHECKS
+from tests.helpers.quick_spark import quicken
 
 CRASH_IMAGES = 8_000
 CRASH_IMAGES_SMALL = 2_000
@@ -38,6 +39,12 @@ def crash_images() -> int:
     """How many crash images all crash tests make together, about."""
     value = os.environ.get("PENSTOCK_CRASH_IMAGES", str(CRASH_IMAGES))
     return CRASH_IMAGES_SMALL if value == "small" else int(value)
+
+
+@pytest.fixture(scope="session")
+def quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever Spark is started from now on starts sooner: see tests/helpers/quick_spark.py."""
+    quicken(tmp_path_factory.mktemp("quick_spark"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -82,6 +82,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.timeout(600)
 def test_the_main_job_survives_two_kills_and_may_be_run_again(tmp_path: Path) -> None:
     make_package(tmp_path)
     for rows in (ROWS, ROWS // 2):

@@ -18,7 +18,7 @@ from tests.test_flights import EXAMPLES, load, make_package, start
 
 CHECKS = 13
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("quick_spark")]
 
 
 @pytest.mark.timeout(600)

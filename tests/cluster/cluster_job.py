@@ -26,12 +26,12 @@ QUICK = {
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }  # fmt: skip
-# Both executors are there before the first task is.
+# Both executors, of a core each, are there before the first task is.
 OF_CLUSTERS = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.memory": "512m", "spark.executor.cores": "1",
+    "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s", "spark.task.maxFailures": "2",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s", "spark.task.maxFailures": "2",
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def into_stream(rows: "DataFrame", url: dict[str, str], out: str, state: str) ->
     """All that is there, into a stream, exactly once."""
     writing = rows.writeStream.format("penstock").options(**url, queue=out)
     query = writing.option("checkpointLocation", state).trigger(availableNow=True).start()
-    assert query.awaitTermination(150), "the query is not done"
+    assert query.awaitTermination(300), "the query is not done"
     assert query.exception() is None
 
 

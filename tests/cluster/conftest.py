@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import LiveBroker, wait_until
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -38,7 +38,16 @@ def http_url(broker: LiveBroker) -> str:
     return f"http://guest:guest@127.0.0.1:{broker.http_port}/"
 
 
+def settle(broker: LiveBroker) -> None:
+    """Until all that was committed is where it belongs."""
+    wait_until(
+        lambda: all(row["is_done"] for row in broker.control("list_batches", "/")),
+        "batches that are moved", JOB_S,
+    )  # fmt: skip
+
+
 def records_of(broker: LiveBroker, stream: str) -> list[tuple[bytes, str]]:
-    """(body, routing key) of all that is in the stream."""
+    """(body, routing key) of all that is in the stream, with what is on its way."""
+    settle(broker)
     with penstock.open(amqp_url(broker)) as box:
         return [(record.body, record.key or "") for record in box.stream(stream).read(offset=0)]

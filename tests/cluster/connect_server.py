@@ -5,25 +5,19 @@ declarative pipeline's second run must find the tables of the first.
 """
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.standalone import JAVA_OPTIONS, die_with_parent, environment, spark_home
+from tests.cluster.standalone import die_with_parent, environment, spark_home
 from tests.helpers.live_broker import wait_until
+from tests.helpers.quick_spark import JAVA_OPTIONS
 
 START_S = 120.0
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+READY = re.compile(r"Spark Connect server started at: 127\.0\.0\.1:(\d+)")
 
 
 class ConnectServer:
@@ -31,8 +25,7 @@ class ConnectServer:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = free_port()
-        self.remote = f"sc://127.0.0.1:{self.port}"
+        self.remote = ""
         self.log = directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +34,7 @@ class ConnectServer:
         java = f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}"
         conf = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.connect.grpc.binding.port": "0",
             "spark.sql.catalogImplementation": "hive",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
@@ -59,10 +52,11 @@ class ConnectServer:
                 preexec_fn=die_with_parent,
             )  # fmt: skip
         try:
-            wait_until(self._answers, "the Connect server", START_S)
+            port = wait_until(self._port, "the Connect server", START_S)
         except BaseException:
             self.close()
             raise
+        self.remote = f"sc://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,11 +72,10 @@ class ConnectServer:
                 pass
             process.wait()
 
-    def _answers(self) -> bool:
+    def _port(self) -> str | None:
+        """Where it listens, if it does yet."""
+        text = self.log.read_text(errors="replace")
+        found = READY.search(text)
         assert self._process is not None
-        assert self._process.poll() is None, self.log.read_text()[-4000:]
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
-            return False
-        return True
+        assert found is not None or self._process.poll() is None, text[-4000:]
+        return found[1] if found else None

@@ -26,10 +26,9 @@ from types import TracebackType
 
 from penstock.spark.java_home import ensure_java
 from tests.helpers.live_broker import wait_until
+from tests.helpers.quick_spark import JAVA_OPTIONS
 
 START_S = 90.0
-# Less compiling and fewer threads: what runs here ends within seconds.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 AS_ROOT = ("unshare", "--map-root-user", "--mount", "--propagation", "private")
 PR_SET_PDEATHSIG = 1
@@ -53,7 +52,7 @@ def own_mounts(root: Path) -> tuple[str, ...]:
     for prefix in (OWN_MOUNTS, AS_ROOT):
         try:
             command = [*prefix, "sh", "-c", EMPTY, str(root)]
-            if subprocess.run(command, capture_output=True, timeout=10).returncode == 0:
+            if subprocess.run(command, capture_output=True, timeout=60).returncode == 0:
                 return prefix
         except (OSError, subprocess.TimeoutExpired):
             pass

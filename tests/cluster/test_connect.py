@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("grpc")  # of the extra `connect`
 
 import penstock
-from tests.cluster.conftest import amqp_url, http_url, records_of, run_job
+from tests.cluster.conftest import amqp_url, http_url, records_of, run_job, settle
 from tests.cluster.connect_server import ConnectServer
 from tests.cluster.standalone import environment, spark_home
 from tests.helpers.live_broker import LiveBroker
@@ -86,6 +86,7 @@ def test_the_declarative_pipeline(
         made = run_job("tables", environment(), remote=server.remote)
         assert made["flights"] == [last, last, last - 1]
         assert made["delays"] == [["B6", last // 2], ["UA", last // 2]]
+        settle(broker)
         late = [row for row in range(first, last) if row % 40 > 15]
         with penstock.open(amqp_url(broker)) as box:
             jobs = box.queue("flights.late").get_many(last + 1, timeout=30)

@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture
 def connection(broker: Broker) -> Iterator[kombu.Connection]:
-    with kombu.Connection(broker.url.replace("amqp://", "pyamqp://")) as made:
+    with kombu.Connection(broker.url.replace("amqp://", "pyamqp://"), connect_timeout=60) as made:
         yield made
 
 
@@ -122,11 +122,16 @@ def test_time_to_live_and_expiry_by_kombu(connection: kombu.Connection, name: st
 
 
 def test_pools_and_failover(broker: Broker, name: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        dead = f"pyamqp://guest:guest@127.0.0.1:{unused.getsockname()[1]}//"
+    unused = socket.socket()  # bound and not listened at: nobody else is there either
+    unused.bind(("127.0.0.1", 0))
+    dead = f"pyamqp://guest:guest@127.0.0.1:{unused.getsockname()[1]}//"
     url = broker.url.replace("amqp://", "pyamqp://")
-    with kombu.Connection(f"{dead};{url}", failover_strategy="round-robin") as connection:
+    with (
+        unused,
+        kombu.Connection(
+            f"{dead};{url}", failover_strategy="round-robin", connect_timeout=60
+        ) as connection,
+    ):
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
         queue = kombu.Queue(name, channel=connection.default_channel, exclusive=True)
         queue.declare()

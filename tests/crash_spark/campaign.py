@@ -166,6 +166,7 @@ class Campaign:
             if not self._waits(job, lambda: self.plan.has_happened(point)):
                 return False
             if kind.startswith("broker"):
+                self.plan.go_on(point)
                 time.sleep(self.rng.uniform(0, 0.1))
                 self._restart_broker()
             elif kind.startswith("driver"):

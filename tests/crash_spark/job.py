@@ -29,14 +29,13 @@ def run(told: Mapping[str, Any]) -> None:
     }  # fmt: skip
     spark = session(master="local[2,6]", app_name="crash job", conf=settings)
     spark.sparkContext.setLogLevel("ERROR")
-    jvm: Any = spark.sparkContext._jvm
-    kill_points.say_pids([jvm.java.lang.ProcessHandle.current().pid(), os.getpid()])
+    kill_points.say_pids([-os.getpid()])
     reading = spark.readStream.format("penstock").options(
         url=told["url"], httpUrl=told["http_url"], subscribe=told["source"], readerId="crash",
         startingOffsets="earliest", maxOffsetsPerTrigger=str(told["rows_a_batch"]),
         minPartitions="2", timeoutMs="20000",
     )  # fmt: skip
-    reading = reading.option("fetchOffset.numRetries", "300")
+    reading = reading.option("fetchOffset.numRetries", "600")
     reading = reading.option("fetchOffset.retryIntervalMs", "200")
     sink = sink_of(told["sink"], told["arguments"])
     query = sink.start(reading.load().select("value"), Path(told["checkpoint"]))

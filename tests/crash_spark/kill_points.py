@@ -12,7 +12,7 @@ The campaign plans what is to happen when one is reached for the n-th time (`Pla
     driver    the driver dies, and its JVM with it
     workers   all Python workers of the executor die
     fail      the task raises, so that Spark tries it again
-    mark      nothing; the campaign sees it, and kills what it likes
+    mark      the job waits until the campaign has seen it, which kills what it likes
 
 A plan is a directory of files, so that any process of the job may meet it: whoever makes
 `<point>.<n>` first was there as the n-th. Where the environment names no plan nothing happens.
@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from typing import Final
 VARIABLE: Final = "PENSTOCK_KILL_PLAN"
 POINTS: Final = ("in_task", "after_write", "before_commit", "after_commit")
 PIDS: Final = "pids"
+SEEN_S_MAX: Final = 120.0  # a campaign that has not looked by then is no more
 
 
 class PlannedFailureError(Exception):
@@ -50,16 +52,21 @@ class Plan:
     def set(self, point: str, action: str, after: int = 1) -> None:
         """What happens when this point is reached for the time `after`."""
         assert point in POINTS
-        text = json.dumps({"action": action, "after": after})
-        (self.path / f"{point}.plan").write_text(text, encoding="utf-8")
+        written = self.path / "plan.new"
+        written.write_text(json.dumps({"action": action, "after": after}), encoding="utf-8")
+        written.rename(self.path / f"{point}.plan")
 
     def has_happened(self, point: str) -> bool:
         """Whether what was planned there was done."""
         return (self.path / f"{point}.done").exists()
 
+    def go_on(self, point: str) -> None:
+        """The mark there was seen."""
+        (self.path / f"{point}.seen").touch()
+
 
 def say_pids(pids: Sequence[int]) -> None:
-    """Tell whom `driver` kills, the JVM and Python."""
+    """Tell whom `driver` kills: a group of processes, as a negative number, dies at one instant."""
     directory = os.environ.get(VARIABLE)
     if directory is not None:
         (Path(directory) / PIDS).write_text(json.dumps(list(pids)), encoding="utf-8")
@@ -85,6 +92,14 @@ def reached(point: str) -> None:
         _kill(json.loads((path / PIDS).read_text(encoding="utf-8")))
     if action == "workers":
         _kill(workers_of_this_daemon())
+    if action == "mark":
+        _wait_for(path / f"{point}.seen")
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + SEEN_S_MAX
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _claimed(path: Path, point: str) -> int:

@@ -129,7 +129,7 @@ class BrokerSink:
         """Through the sink."""
         rows.sparkSession.dataSource.register(PointedSource)
         writing = rows.writeStream.format("penstock_pointed").options(
-            url=self.url, httpUrl=self.http_url, timeout="60", **self.options
+            url=self.url, httpUrl=self.http_url, timeout="120", **self.options
         )
         if self.kind == "exchange":
             writing = writing.options(exchange="x.out", routing_key="k.1")

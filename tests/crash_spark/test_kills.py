@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from tests.crash_spark.campaign import Campaign, body_of, facts_of
 from tests.crash_spark.kill_points import VARIABLE, Plan, PlannedFailureError, reached
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("quick_spark")]
 
 
 @pytest.mark.timeout(600)  # some twenty seconds a job where nothing else runs
@@ -20,7 +20,7 @@ def test_a_killed_driver_and_a_killed_broker(tmp_path: Path) -> None:
     campaign = Campaign(tmp_path, "stream", rows=2000, rows_a_batch=250, say=said.append)
     campaign.run(2, ("broker before commit", "driver after commit"))
     assert campaign.kills == ["broker before commit", "driver after commit"]
-    assert campaign.jobs in (2, 3)
+    assert campaign.jobs >= 2  # one that was killed, one to the end; more if a kill found none
     assert f"'count': {campaign.sent}, 'different': {campaign.sent}" in said[-1]
 
 

@@ -2,8 +2,9 @@
 
 ``LiveBroker`` starts it on a free port and a directory of its own, waits for the ready line, and
 can stop it as an operator would (SIGTERM), kill the whole tree at one instant (SIGKILL), or start
-it again on the same port and directory, so that clients find it where it was. What the broker
-writes goes to a log file beside the directory, and stands in the message of a failed start.
+it again on the same port and directory, so that clients find it where it was. The port is nobody
+else's meanwhile. What the broker writes goes to a log file beside the directory, and stands in the
+message of a failed start.
 
 PENSTOCK_TEST_URL=amqp://... points the same tests at another broker (`ExternalBroker`): nothing is
 started then, and what needs Penstock's own control socket is skipped, with the reason.
@@ -16,9 +17,11 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,9 @@ class LiveBroker(Broker):
     def launch(self) -> None:
         """Starts the process and waits for nothing."""
         assert self.process is None, "the broker runs already"
+        self.port = self.port or self._held_port()
+        if self.http_port == 0:
+            self.http_port = self._held_port()
         command = [sys.executable, "-m", "penstock", "serve", "--host", self.host]
         command += ["--port", str(self.port), "--data", str(self.data)]
         http_port = "off" if self.http_port is None else str(self.http_port)
@@ -224,6 +230,15 @@ class LiveBroker(Broker):
     def log_text(self) -> str:
         """What the broker wrote to standard error, its last 8,000 characters."""
         return self.log.read_text(errors="replace")[-8000:] if self.log.exists() else ""
+
+    def _held_port(self) -> int:
+        """A free one. Bound here and not listened at, it is given to no other process while the
+        broker is down."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the broker's has it, too
+        sock.bind((self.host, 0))
+        weakref.finalize(self, sock.close)
+        return int(sock.getsockname()[1])
 
     def _gone(self, pids: list[int]) -> None:
         for pid in pids:

@@ -9,6 +9,7 @@ The protocol machine is Penstock's own, of the server's role; its bytes are chec
 implementation elsewhere.
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -101,8 +102,8 @@ class ScriptedBroker:
             self._socket.sendall(data)
 
     def drop(self) -> None:
-        """End the connection without a word."""
-        with self._changed:
+        """End the connection without a word, if the client has not."""
+        with self._changed, contextlib.suppress(OSError):
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -120,10 +121,7 @@ class ScriptedBroker:
         """Stop listening, and end the connection."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        try:
-            self.drop()
-        except OSError:
-            pass
+        self.drop()
         self._thread.join(WAIT_S)
 
     # ---- its thread ----------------------------------------------------------------------------
@@ -154,8 +152,11 @@ class ScriptedBroker:
                 return
             with self._changed:
                 is_over = False
-                for event in self._machine.receive(data):
-                    is_over = not self._handle(sock, event) or is_over
+                try:
+                    for event in self._machine.receive(data):
+                        is_over = not self._handle(sock, event) or is_over
+                except OSError:  # the client did not wait for the answer
+                    is_over = True
                 self._changed.notify_all()
             if is_over:
                 return

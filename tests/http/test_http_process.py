@@ -24,14 +24,16 @@ from tests.helpers.wire import open_channel
 
 pytestmark = pytest.mark.real
 
-QUICK = {"PENSTOCK_VHOST_RESTARTS_MAX": "2", "PENSTOCK_VHOST_HANG": "1.0"}
+FEW = {"PENSTOCK_VHOST_RESTARTS_MAX": "2"}
+# One that is only late is taken for hung as well: then it is started again, however often.
+HASTY = {"PENSTOCK_VHOST_RESTARTS_MAX": "1000", "PENSTOCK_VHOST_HANG": "1.0"}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     """One for all tests that leave it as they find it."""
     data = tmp_path_factory.mktemp("shared") / "data"
-    with LiveBroker(data, environment=QUICK, has_http=True) as live:
+    with LiveBroker(data, has_http=True) as live:
         yield live
         assert live.stop() == 0
 
@@ -39,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[LiveBroker]:
     """One that a test may stop and kill."""
-    with LiveBroker(tmp_path / "data", environment=QUICK, has_http=True) as live:
+    with LiveBroker(tmp_path / "data", environment=FEW, has_http=True) as live:
         yield live
 
 
@@ -124,12 +126,14 @@ def test_bad_http_harms_nobody(shared: LiveBroker) -> None:
         b"GET /api/%zz HTTP/1.1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
     ):  # fmt: skip
         with socket.create_connection((shared.host, shared.http_port), timeout=30) as sock:
-            sock.sendall(data)
-            sock.shutdown(socket.SHUT_WR)
             try:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
                 while sock.recv(4096):
                     pass
-            except ConnectionResetError:
+            except TimeoutError:
+                raise
+            except OSError:  # it has hung up, perhaps before all was said
                 pass
     assert get(shared, "/health")[0] == 200
     assert facts(shared)["restarts"] == 0
@@ -145,6 +149,7 @@ def test_killed_it_is_back_and_the_broker_has_gone_on(broker: LiveBroker) -> Non
         wire.declare("q")
         pid = facts(broker)["pid"]
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: is_gone(pid), "its end")
         # The port is the supervisor's: a request meanwhile is answered by the next process.
         assert get(broker, "/health") == (200, {"status": "ok"})
         found = facts(broker)
@@ -153,14 +158,25 @@ def test_killed_it_is_back_and_the_broker_has_gone_on(broker: LiveBroker) -> Non
         wire.declare("q2")
 
 
-def test_hung_it_is_replaced(broker: LiveBroker) -> None:
-    broker.control("await_startup")
-    pid = facts(broker)["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: facts(broker)["pid"] not in (pid, None), "another process")
-    assert is_gone(pid)
-    assert get(broker, "/health")[0] == 200
-    assert "http is killed: it did not answer for" in broker.log_text()
+def test_hung_it_is_replaced(tmp_path: Path) -> None:
+    with LiveBroker(tmp_path / "data", environment=HASTY, has_http=True) as broker:
+
+        def pid_that_serves() -> int:
+            found = facts(broker)
+            return int(found["pid"]) if found["state"] == "running" else 0
+
+        def is_healthy() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return get(broker, "/health")[0] == 200
+            return False
+
+        pid = wait_until(pid_that_serves, "it to run")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: facts(broker)["pid"] not in (pid, None), "another process")
+        assert is_gone(pid)
+        wait_until(is_healthy, "its answer")
+        assert "http is killed: it did not answer for" in broker.log_text()
 
 
 def test_failing_too_often_it_stays_down_alone(broker: LiveBroker) -> None:
@@ -203,7 +219,7 @@ def test_idle_connections_do_not_hold_up_a_stop(broker: LiveBroker) -> None:
         connection = http.client.HTTPConnection(broker.host, broker.http_port)
         connection.request("GET", "/health")
         assert connection.getresponse().read()
-        assert broker.stop(limit_s=10) == 0
+        assert broker.stop() == 0  # they might be kept for longer than that may take
         assert silent.recv(1) == b""
         connection.close()
 

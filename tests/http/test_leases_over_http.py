@@ -240,12 +240,13 @@ def test_a_queue_that_is_filled_and_leased_at_once(shared: LiveBroker) -> None:
     found: list[bytes] = []
     with HttpCaller(shared) as caller:
         while len(found) < len(sent):
+            is_filling = filling.is_alive()
             told = leased(caller, "busy/r", 700)
             if told["head"] > told["first"]:
                 some = read(caller, "busy/r", f"?from={told['first']}&to={told['head']}")
                 found += [record.payload for record in some]
                 caller.json("PUT", "leases/%2F/busy/r", {"committed": told["head"]})
-            elif not filling.is_alive():
+            elif not is_filling:
                 break
     filling.join()
     assert found == sent

@@ -17,7 +17,7 @@ from pamqp import commands
 
 from penstock.server.control import ControlClient
 from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
-from tests.helpers.wire import Ended, open_channel
+from tests.helpers.wire import Ended, Wire, open_channel
 
 pytestmark = [pytest.mark.real, pytest.mark.crash]
 
@@ -61,6 +61,12 @@ def pid_of(broker: LiveBroker) -> int:
     return int(row["pid"] or 0) if row["state"] == "running" else 0
 
 
+def confirmed_publish(wire: Wire, data: bytes) -> None:
+    """Raises Ended, at once if a sync that nobody asked for has failed before."""
+    wire.publish(1, "q", data, properties=PERSISTENT)
+    wire.expect(commands.Basic.Ack, 1)
+
+
 def test_nothing_is_confirmed_after_a_failed_sync(strace: str, tmp_path: Path) -> None:
     with LiveBroker(tmp_path / "data") as broker:
         with open_channel(broker) as wire:
@@ -72,9 +78,8 @@ def test_nothing_is_confirmed_after_a_failed_sync(strace: str, tmp_path: Path) -
                 pass
             pid = pid_of(broker)
             with next_sync_fails(strace, pid):
-                wire.publish(1, "q", b"5", properties=PERSISTENT)
                 with pytest.raises(Ended):
-                    wire.expect(commands.Basic.Ack, 1)
+                    confirmed_publish(wire, b"5")
                 wait_until(lambda: is_gone(pid), "the end of the process")
         wait_until(lambda: pid_of(broker) not in (0, pid), "the next process")
         assert "has failed and is started again" in broker.log_text()
@@ -85,5 +90,4 @@ def test_nothing_is_confirmed_after_a_failed_sync(strace: str, tmp_path: Path) -
             )
             assert found.message_count in (5, 6)
             wire.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
-            wire.publish(1, "q", b"6", properties=PERSISTENT)
-            wire.expect(commands.Basic.Ack, 1)
+            confirmed_publish(wire, b"6")

@@ -61,7 +61,7 @@ def test_consumers_beside_a_readers_lease(broker: LiveBroker) -> None:
         reader = {"queue": "beside", "reader": "r"}
         assert ask(broker, "lease_queue", **reader, messages=10)["head"] == 10
         got = []
-        for method, _, body in channel.consume("beside", auto_ack=False, inactivity_timeout=10):
+        for method, _, body in channel.consume("beside", auto_ack=False, inactivity_timeout=60):
             got.append(body)
             channel.basic_ack(method.delivery_tag)
             if len(got) == 20:
@@ -112,9 +112,14 @@ def test_a_batch_arrives_whatever_dies(broker: LiveBroker) -> None:
     wait_until(is_done, "the end of the batch")
     assert ask(broker, "commit_batch", **args)["status"] == "already done"
     with channel_of(broker) as channel:
+        asked = channel.queue_declare("batch", passive=True)
+        assert asked.method.message_count == len(bodies)
         found = []
-        while (body := channel.basic_get("batch", auto_ack=True)[2]) is not None:
+        for _, _, body in channel.consume("batch", auto_ack=True, inactivity_timeout=60):
             found.append(body)
+            if len(found) == len(bodies):
+                break
+        channel.cancel()
     assert found == bodies
     assert main(["release", "query", "x", "--data", str(broker.data)]) == 0
     assert ask(broker, "list_batches") == []

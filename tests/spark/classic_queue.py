@@ -98,6 +98,6 @@ def failure(spark: "SparkSession", options: dict[str, str], state: Path, sink: A
     """The same, to its bad end: what it says."""
     query = started(spark, options, state, sink)
     with suppress(StreamingQueryException):
-        assert query.awaitTermination(120), "the query is not done"
+        assert query.awaitTermination(240), "the query is not done"
     assert query.exception() is not None, "it ended well"
     return str(query.exception())

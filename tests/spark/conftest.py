@@ -5,7 +5,6 @@ A test that needs other settings (retries of tasks) starts a process of its own.
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,8 @@ pytest.importorskip("pyarrow")
 
 
 @pytest.fixture(scope="session")
-def spark() -> "Iterator[SparkSession]":
+def spark(quick_spark: None) -> "Iterator[SparkSession]":
     """See the head of this module."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("PENSTOCK_CHECK", "0")
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     from penstock.spark import session

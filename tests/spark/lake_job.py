@@ -4,7 +4,8 @@
 
 `driver`: in the middle of a batch the driver dies, with its JVM, by SIGKILL. `workers`: all Python
 workers of the executor do, once, and the tasks are tried again. MARKER is made just before. `both`:
-the workers as before, and then the driver, between that batch and the next.
+the workers as before, and then the driver, when that batch is done and noted: the next one waits
+for it.
 
 STREAM: the path of one, or options as JSON.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 ROWS_A_BATCH = 2000
 MIDDLE = 5000  # an offset within the third batch
+HELD_S = 150.0  # who is not killed in all that time will not be
 COLUMNS = "`partition` int, `offset` bigint, `value` binary"
 
 Transform = Callable[["DataFrame"], "DataFrame"]
@@ -47,7 +49,7 @@ def start(
     return writing.trigger(availableNow=True).start(str(lake))
 
 
-def finish(query: "StreamingQuery", timeout_s: int = 120) -> None:
+def finish(query: "StreamingQuery", timeout_s: int = 240) -> None:
     """Wait for its end, which must be a good one."""
     assert query.awaitTermination(timeout_s), "the query is not done"
     assert query.exception() is None
@@ -67,12 +69,19 @@ def lake_facts(spark: "SparkSession", lake: Path) -> tuple[int, int, int, int]:
     return tuple(row)
 
 
-def killing(victims: Callable[[], list[int]], marker: str) -> Transform:
-    """What passes rows on, and kills those processes once, at the record MIDDLE."""
+def killing(
+    victims: Callable[[], list[int]], marker: str, last_batch: int | None = None
+) -> Transform:
+    """What passes rows on, and kills those processes once, at the record MIDDLE. last_batch: the
+    rows of any later one wait for the end of it all."""
+    end = None if last_batch is None else (last_batch + 1) * ROWS_A_BATCH
 
     def pass_on(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for batch in batches:
-            if MIDDLE in batch.column("offset").to_pylist():
+            offsets = batch.column("offset").to_pylist()
+            if end is not None and max(offsets, default=0) >= end:
+                time.sleep(HELD_S)
+            if MIDDLE in offsets:
                 try:
                     os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
                 except FileExistsError:
@@ -108,12 +117,12 @@ def over_a_kill(
         broker.start()
         again.touch()
 
-    patient = {"fetchOffset.numRetries": "100", "fetchOffset.retryIntervalMs": "200"}
+    patient = {"fetchOffset.numRetries": "600", "fetchOffset.retryIntervalMs": "200"}
     query = start(
         spark, {**options, **patient}, path / "lake", path / "state",
         lambda rows: rows.mapInArrow(pass_on, COLUMNS),
     )  # fmt: skip
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     finish(query)
     killer.join()
@@ -162,14 +171,16 @@ def main(which: str, stream: str, lake: str, checkpoint: str, marker: str) -> No
 
     from penstock.spark import session
 
+    os.setpgrp()  # with the JVM that is started below; the executor's workers have their own
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
     spark = session(master="local[2,3]", app_name="lake job", conf=settings)
-    jvm: Any = spark.sparkContext._jvm
-    pids = [jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
-    transform = killing((lambda: pids) if which == "driver" else workers_of_this_daemon, marker)
-    if which == "both":
-        kill_between(spark, MIDDLE // ROWS_A_BATCH, pids)
+    pids = [-os.getpid()]  # the whole group at one instant: neither sees the other go
+    last_batch = MIDDLE // ROWS_A_BATCH if which == "both" else None
+    victims = (lambda: pids) if which == "driver" else workers_of_this_daemon
+    transform = killing(victims, marker, last_batch)
+    if last_batch is not None:
+        kill_between(spark, last_batch, pids)
     options = json.loads(stream) if stream.startswith("{") else {"path": stream}
     query = start(spark, options, Path(lake), Path(checkpoint), transform)
     finish(query)

@@ -21,7 +21,7 @@ from tests.spark.classic_queue import counts, fill, numbers, where
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.real]
+pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parent.parent.parent
 COUNT = 9000
@@ -37,7 +37,7 @@ def test_workers_and_then_the_driver_are_killed(
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "spark" / "lake_job.py"), "both",
          json.dumps(options), str(lake), str(state), str(marker)],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=400, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert marker.exists()

@@ -40,7 +40,8 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 
 def pika_channel(broker: LiveBroker) -> Any:
-    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    """Without heartbeats: nobody looks at it while Spark works."""
+    connection = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?heartbeat=0"))
     return connection.channel()
 
 
@@ -99,16 +100,18 @@ def test_two_queries_and_a_consumer_share_no_message(
 
     def wait_for_others(batch: int) -> None:
         if batch == 0:
-            all_have.wait(120)
+            all_have.wait(240)
 
     def consume() -> None:
         for method, _, body in channel.consume(queue, inactivity_timeout=0.5):
-            if method is None:
+            if method is None and consumed:
                 break
+            if method is None:
+                continue
             consumed.append(int(body))
             channel.basic_ack(method.delivery_tag)
             if len(consumed) == 1:
-                all_have.wait(120)
+                all_have.wait(240)
             if len(consumed) == 1000:
                 break
         channel.connection.close()
@@ -128,6 +131,7 @@ def test_two_queries_and_a_consumer_share_no_message(
         lake_job.finish(query)
     beside.join()
     # What the consumer had been sent and did not take is ready again.
+    wait_until(lambda: counts(broker, queue)[1] == 0, "what the consumer left")
     run(spark, where(broker, queue, readerId="one"), tmp_path / "one", one)
     assert sorted(one.numbers + two.numbers + consumed) == list(range(6000))
     assert one.numbers
@@ -140,12 +144,15 @@ def test_what_is_leased_is_neither_expired_nor_dropped_nor_purged(
     spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
 ) -> None:
     channel = pika_channel(broker)
-    arguments = {"x-message-ttl": 3000, "x-max-length": 50}
+    arguments = {"x-message-ttl": 1500, "x-max-length": 50}
     channel.queue_declare(queue, durable=True, arguments=arguments)
-    for body in numbers(0, 40):
-        channel.basic_publish("", queue, body)
-    channel.queue_declare(queue, durable=True, passive=True)
-    assert ask(broker, "POST", queue, {"messages": 30, "bytes": None})["head"] == 30
+    leased = 0
+    while leased < 30:  # again if some have expired before
+        for body in numbers(0, 40):
+            channel.basic_publish("", queue, body)
+        channel.queue_declare(queue, durable=True, passive=True)
+        leased = ask(broker, "POST", queue, {"messages": 30 - leased, "bytes": None})["head"]
+    assert leased == 30
     for body in numbers(40, 140):
         channel.basic_publish("", queue, body)
     wait_until(lambda: counts(broker, queue) == (0, 30), "the end of what is not leased")
@@ -154,7 +161,8 @@ def test_what_is_leased_is_neither_expired_nor_dropped_nor_purged(
     channel.connection.close()
     seen = Seen()
     run(spark, where(broker, queue), tmp_path / "state", seen)
-    assert seen.numbers == list(range(30))
+    assert len(seen.numbers) == 30
+    assert set(seen.numbers) <= set(range(40))
     assert counts(broker, queue) == (0, 0)
 
 

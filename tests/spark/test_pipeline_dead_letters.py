@@ -14,7 +14,8 @@ from penstock.spark.pipeline import Pipeline, PipelineError
 from penstock.spark.pipeline_file import PipelineSpec, parse_pipeline
 from penstock.spark.pipeline_state import RunFacts
 from penstock.spark.pipelines import built_in
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.spark.classic_queue import counts
 from tests.spark.lake_rig import dying
 from tests.spark.stand_in import event
 from tests.spark.test_sink import http_url, received
@@ -64,8 +65,10 @@ class Desk:
             assert all(future is not None and future.result(LIMIT_S) for future in futures)
 
     def consume(self) -> list[int]:
-        """A worker: takes what is in the queue, and rejects what is no JSON. The rows it did."""
-        done = []
+        """A worker: takes what is in the queue, and rejects what is no JSON, which is a dead letter
+        in the end. The rows it did."""
+        done, rejected = [], 0
+        dead = counts(self.broker, self.dead)[0]
         with connect(self.broker.url) as connection:
             channel = connection.channel()
             while (message := channel.get(self.work, no_ack=False).result(LIMIT_S)) is not None:
@@ -73,8 +76,10 @@ class Desk:
                     done.append(json.loads(message.body)["row"])
                 except ValueError:
                     channel.reject(message.delivery_tag, requeue=False)
+                    rejected += 1
                 else:
                     channel.ack(message.delivery_tag)
+        wait_until(lambda: counts(self.broker, self.dead)[0] == dead + rejected, "dead letters")
         return done
 
     def spec(self, name: str, **options: str) -> PipelineSpec:

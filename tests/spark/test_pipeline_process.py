@@ -27,6 +27,7 @@ queue = "process.events"
 records_max = 20
 [transform]
 schema = "row INT, month INT, carrier STRING, delay INT"
+python = "hold:held"
 [[sink]]
 parquet = "lake"
 partition_by = ["carrier"]
@@ -34,7 +35,24 @@ partition_by = ["carrier"]
 "spark.ui.enabled" = false
 "spark.driver.memory" = "1g"
 """
-LIMIT_S = 200.0
+# Each batch waits here while that of the number in the file `hold`, or a later one, is committed.
+HOLD = """
+import os
+import time
+from pathlib import Path
+
+COMMITS = "state/job/checkpoint/commits"
+
+def committed():
+    names = os.listdir(COMMITS) if os.path.isdir(COMMITS) else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+def held(rows):
+    while committed() >= int(Path("hold").read_text()):
+        time.sleep(0.02)
+    return rows
+"""
+LIMIT_S = 400.0
 
 
 class Runs:
@@ -44,6 +62,13 @@ class Runs:
         self.directory = directory
         self.broker = broker
         (directory / "job.toml").write_text(FILE)
+        (directory / "hold.py").write_text(HOLD)
+
+    def hold_after(self, batch: int) -> None:
+        """None later than the next one is committed."""
+        new = self.directory / "hold.new"
+        new.write_text(str(batch))
+        new.rename(self.directory / "hold")
 
     def start(self) -> "subprocess.Popen[str]":
         places = ["--url", self.broker.url, "--http-url"]
@@ -68,7 +93,7 @@ class Runs:
         return run
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_one_that_is_stopped_and_one_to_the_end(
     spark: "SparkSession", broker: LiveBroker, tmp_path: Path
 ) -> None:
@@ -82,6 +107,7 @@ def test_a_run_that_is_killed_one_that_is_stopped_and_one_to_the_end(
         assert all(future is not None and future.result(30) for future in futures)
     runs = Runs(tmp_path, broker)
 
+    runs.hold_after(3)
     killed = runs.start()
     wait_until(lambda: runs.committed >= 1 or killed.poll() is not None, "a batch", LIMIT_S)
     assert killed.poll() is None, killed.communicate()[0]
@@ -91,17 +117,24 @@ def test_a_run_that_is_killed_one_that_is_stopped_and_one_to_the_end(
     for pid in below:  # its JVM notices, and ends
         wait_until(lambda pid=pid: is_gone(pid), f"the end of {pid}", LIMIT_S)  # type: ignore[misc]
     before = runs.committed
-    assert 1 <= before < ROWS // 20 - 1
+    assert 1 <= before <= 3
 
+    runs.hold_after(before + 3)
     stopped = runs.start()
     wait_until(lambda: runs.committed > before or stopped.poll() is not None, "more", LIMIT_S)
     assert stopped.poll() is None, stopped.communicate()[0]
     stopped.terminate()
-    text = stopped.communicate(timeout=LIMIT_S)[0]
-    assert stopped.returncode == 0, text
-    assert "stopping after this batch" in text
+    assert stopped.stdout is not None
+    told = ""
+    while "stopping after this batch" not in told:
+        line = stopped.stdout.readline()
+        assert line, told
+        told += line
+    runs.hold_after(ROWS)
+    told += stopped.communicate(timeout=LIMIT_S)[0]
+    assert stopped.returncode == 0, told
     assert runs.facts["outcome"] == "stopped"
-    assert runs.committed < ROWS // 20 - 1
+    assert before < runs.committed <= before + 4
 
     last = runs.start()
     text = last.communicate(timeout=LIMIT_S)[0]

@@ -182,7 +182,7 @@ def test_a_stream_is_written_too(
     writer = writer.options(queue=queue, delivery=delivery)
     writer = writer.option("checkpointLocation", str(tmp_path / "state"))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(240)
     assert query.exception() is None
     assert sorted(int(message.body) for message in received(broker, queue)) == list(range(100))
 

@@ -18,7 +18,7 @@ from tests.spark import lake_job
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parent.parent.parent
 COUNT = 9000
@@ -37,7 +37,7 @@ def run_job(which: str, stream: Path) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, str(ROOT / "tests" / "spark" / "lake_job.py"), which, *names],
-        capture_output=True, text=True, env=environment, timeout=200,
+        capture_output=True, text=True, env=environment, timeout=400,
     )  # fmt: skip
 
 

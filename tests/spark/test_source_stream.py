@@ -54,7 +54,7 @@ def run(
     writing = rows.writeStream.foreachBatch(seen).option("checkpointLocation", str(state))
     query = writing.trigger(availableNow=True).start()
     with suppress(StreamingQueryException):
-        assert query.awaitTermination(120), "the query is not done"
+        assert query.awaitTermination(240), "the query is not done"
     return query
 
 
@@ -229,7 +229,7 @@ def test_once_takes_all_there_is(spark: "SparkSession", tmp_path: Path) -> None:
     )
     writing = rows.load().writeStream.foreachBatch(seen)
     query = writing.option("checkpointLocation", str(tmp_path / "c")).trigger(once=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(240)
     good(query)
     assert [len(found) for _, found in seen.batches] == [100]
 

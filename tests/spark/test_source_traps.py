@@ -130,7 +130,7 @@ class Watched:
         writing = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.state))
         self.query: StreamingQuery = writing.trigger(availableNow=True).start()
         with suppress(StreamingQueryException):
-            assert self.query.awaitTermination(120)
+            assert self.query.awaitTermination(240)
         is_good = fails_at is None and kills_at is None
         assert (self.query.exception() is None) == is_good
         return [call[1:] for call in self.calls()]
@@ -235,6 +235,6 @@ def test_filters_are_not_pushed_into_streams(watched: Watched) -> None:
         .foreachBatch(lambda found, _: seen.extend(r.offset for r in found.collect()))
         .option("checkpointLocation", str(watched.state)).trigger(availableNow=True).start()
     )  # fmt: skip
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(240)
     assert sorted(seen) == [95, 96, 97, 98, 99]
     assert query.recentProgress[0].numInputRows == 100

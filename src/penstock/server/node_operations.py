@@ -6,8 +6,8 @@
     of a vhost      every other name: its process answers
 
 Whoever reaches the control socket may do all of it. A change of users or permissions is on disk
-when it is answered, and told to the vhosts that run: it holds for open connections too, from the
-next method on. A deleted user's connections are closed.
+when it is answered, and on its way to the vhosts that run: it holds for open connections too, from
+the next turn of their vhost's loop on. A deleted user's connections are closed.
 
 Args are checked here: what is missing, too much, or of another type is a 406 that says what was
 expected.

@@ -130,6 +130,7 @@ def test_a_consumer_is_told_of_the_end(
     channel.forget_consumer(other)
     scripted.drop()
     assert isinstance(came.get(timeout=WAIT_S), ConnectionLostError)
+    connection.ended.result(WAIT_S)
     assert came.empty()
 
 

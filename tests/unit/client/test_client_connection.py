@@ -52,8 +52,11 @@ def test_nobody_is_there() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(UnreachableError, match=r"no connection to amqp://guest@127.*timed out"):
             connect(f"amqp://127.0.0.1:{port}/?connection_timeout=0.05")
-    with pytest.raises(UnreachableError, match="refused") as caught:
-        connect(f"amqp://127.0.0.1:{port}/")
+    with socket.socket() as deaf:  # it has a port, and does not listen
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        with pytest.raises(UnreachableError, match="refused") as caught:
+            connect(f"amqp://127.0.0.1:{port}/")
     assert isinstance(caught.value, ConnectionError)
 
 
@@ -78,7 +81,7 @@ def test_something_else_is_there(said: bytes, told: str) -> None:
         thread.start()
         port = listener.getsockname()[1]
         with pytest.raises((UnreachableError, AMQPConnectionError), match=told):
-            connect(f"amqp://127.0.0.1:{port}/?connection_timeout=5")
+            connect(f"amqp://127.0.0.1:{port}/?connection_timeout={WAIT_S}")
         thread.join()
 
 
@@ -131,10 +134,8 @@ def test_a_silent_broker_is_gone_and_a_silent_client_is_not() -> None:
     broker = ScriptedBroker(heartbeat_s=1)
     try:
         connection = connect(broker.url)
-        asked = connection.channel().ask(spec.QueueDeclare(queue="q"))
-        error = raised(asked)  # nothing is answered for two seconds
-        assert isinstance(error, ConnectionLostError)
-        assert "nothing came for 2 s" in str(error)
+        with pytest.raises(ConnectionLostError, match="nothing came for 2 s"):
+            connection.channel().ask(spec.QueueDeclare(queue="q")).result(WAIT_S)
     finally:
         broker.close()
 

@@ -28,7 +28,7 @@ class Ends:
     def read(self, n: int) -> bytes:
         data = bytearray()
         while len(data) < n:
-            data += self.peer.recv(1 << 16)
+            data += self.peer.recv(min(n - len(data), 1 << 16))
         return bytes(data)
 
     def close(self) -> None:

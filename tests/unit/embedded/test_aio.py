@@ -62,7 +62,7 @@ async def turns(n: int = 10) -> None:
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open(tmp_path / "box.d") as box:
-            q = await box.queue("resize", max_attempts=5)
+            q = await box.queue("resize", max_attempts=5, retry_delay="1h")
             await q.put(b"picture 7")
             async with q.get(timeout=5) as job:
                 assert job.body == b"picture 7"
@@ -80,8 +80,8 @@ def test_the_loop_goes_on_while_puts_wait_for_the_disk(tmp_path: Path, disk: Dis
     async def main() -> None:
         box = await aio.open(tmp_path / "box.d")
         q = await box.queue("q")
-        disk.may_pass.clear()
         before = disk.count
+        disk.may_pass.clear()
         puts = [asyncio.create_task(q.put(b"%d" % i)) for i in range(100)]
         await turns()
         assert len(q) == 100
@@ -91,7 +91,8 @@ def test_the_loop_goes_on_while_puts_wait_for_the_disk(tmp_path: Path, disk: Dis
         await job.ack()
         disk.may_pass.set()
         await asyncio.gather(*puts)
-        assert disk.count - before <= 3
+        # A few for the hundred, and those that prepare the next file of the log.
+        assert disk.count - before <= 8
         await box.close()
 
     asyncio.run(main())

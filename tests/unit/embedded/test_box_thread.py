@@ -46,7 +46,7 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 def end(process: "subprocess.Popen[str]") -> int:
     with process:
         try:
-            process.communicate(timeout=LONG_S)
+            process.communicate(timeout=4 * LONG_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -203,7 +203,7 @@ def test_a_storm_of_interrupts_loses_nothing(path: Path, durability: str) -> Non
         q = box.queue("q", retry_delay=0)
         put, acked, trying, n, interrupts = set(), set(), set(), 0, 0
         end = time.monotonic() + 2
-        while time.monotonic() < end:
+        while time.monotonic() < end or interrupts <= 50:
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.003))
                 until = time.monotonic() + 0.05  # one may be raised where nobody can catch it
@@ -212,7 +212,7 @@ def test_a_storm_of_interrupts_loses_nothing(path: Path, durability: str) -> Non
                     q.put(b"%d" % n)
                     put.add(n)
                     if n % 3 == 0:
-                        job = q.get(timeout=1)
+                        job = q.get(timeout=30)
                         trying.add(int(job.body))
                         job.ack()
                         acked.add(int(job.body))
@@ -223,7 +223,6 @@ def test_a_storm_of_interrupts_loses_nothing(path: Path, durability: str) -> Non
         box.close()
         with penstock.open(sys.argv[1]) as box:
             left = [int(message.body) for message in box.queue("q")]
-        assert interrupts > 50, interrupts
         assert left == sorted(set(left)), "doubled or out of order"
         assert put - trying <= set(left), "lost"
         # What was acknowledged in the last ms before an interrupt may not have been written.
@@ -428,13 +427,13 @@ def test_a_child_that_lives_longer_does_not_keep_the_directory(path: Path) -> No
 def test_what_cannot_be_opened_leaves_nothing_open(path: Path) -> None:
     path.mkdir()
     (path / "letter.txt").write_text("not ours")
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(penstock.PenstockError, match=r"not ours \(it has 'letter.txt'\)"):
         penstock.open(path)
-    until(lambda: threading.active_count() == before)
+    until(lambda: set(threading.enumerate()) <= before)
     (path / "letter.txt").unlink()
     penstock.open(path).close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_importing_penstock_loads_nothing_of_it() -> None:

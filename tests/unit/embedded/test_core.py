@@ -51,7 +51,18 @@ def test_memory_is_bounded_by_the_box(tmp_path: Path) -> None:
             ]
 
 
-def test_an_idle_box_looks_seldom_and_a_message_wakes_it(box: penstock.Box) -> None:
+def test_an_idle_box_looks_seldom_and_a_message_wakes_it(
+    box: penstock.Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+
+    def leave() -> float:
+        left.set()
+        return 2.5
+
+    monkeypatch.setattr(box._driver, "_tick", leave)
+    box._driver.nudge()
+    assert left.wait(LONG_S)  # from now on its thread leaves all looks to us
     q = box.queue("q")
     core = box._driver.core
     while (seconds := _tick(box)) < 1:

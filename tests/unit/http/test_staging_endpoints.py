@@ -114,15 +114,27 @@ def test_uploads_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> Non
     body = PageMaker(1).chunk(RECORDS)
 
     async def scenario(app: Api) -> Reply:
-        replies = await asyncio.gather(
-            *(
-                ask(app, f"{ADDRESS}{n}", method="POST", body=[body[:100], body[100:]])
-                for n in range(3)
-            )
-        )
-        assert sorted(reply.status for reply in replies) == [201, 201, 503]
-        (busy,) = (reply for reply in replies if reply.status == 503)
-        assert busy.headers["retry-after"] == "1"
+        go_on = asyncio.Event()
+        begun: asyncio.Queue[None] = asyncio.Queue()
+
+        async def held(scope: Any, receive: Any, send: Any) -> None:
+            async def later() -> Any:
+                begun.put_nowait(None)
+                await go_on.wait()
+                return await receive()
+
+            await app(scope, later, send)
+
+        uploads = [
+            asyncio.create_task(ask(held, f"{ADDRESS}{n}", method="POST", body=body))
+            for n in range(2)
+        ]
+        for _ in uploads:
+            await begun.get()
+        busy = await ask(app, f"{ADDRESS}2", method="POST", body=body)
+        assert (busy.status, busy.headers["retry-after"]) == (503, "1")
+        go_on.set()
+        assert [reply.status for reply in await asyncio.gather(*uploads)] == [201, 201]
         return await ask(app, ADDRESS, method="POST", body=body)
 
     assert rig.run(scenario).status == 201

@@ -13,7 +13,7 @@ def with_hub(scenario: Callable[[Hub, FakeVhost, list[BaseException]], Awaitable
         failures: list[BaseException] = []
         hub = Hub(vhost, failures.append)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await scenario(hub, vhost, failures)
         finally:
             hub.stop()

@@ -41,7 +41,7 @@ def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> 
         values: dict[str, float] = {"ping_s": 0.02, **settings}
         rig = Rig(ServeSettings(**values))  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await scenario(rig)
         finally:
             await rig.http.stop()
@@ -106,7 +106,7 @@ def test_a_new_life_has_the_sockets_and_the_users_of_now() -> None:
 def test_one_that_stays_down_lets_nobody_wait() -> None:
     async def scenario(rig: Rig) -> None:
         rig.result = "die"
-        await rig.http.ready()
+        rig.http.start()
         while rig.http.state != DOWN:
             await asyncio.sleep(0)
         with pytest.raises(ProcessDown, match="http is down: its process ended with status 3"):
@@ -114,4 +114,5 @@ def test_one_that_stays_down_lets_nobody_wait() -> None:
         assert (rig.http.state, rig.http.starts) == (DOWN, 2)
         assert rig.sock.fileno() == -1
 
-    with_http(scenario, vhost_restarts_max=1)
+    # ping_s: that long it may take from the end of its link to its own.
+    with_http(scenario, vhost_restarts_max=1, ping_s=30.0)

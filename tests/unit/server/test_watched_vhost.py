@@ -55,7 +55,7 @@ def with_vhost(
         values: dict[str, float] = {"ping_s": 0.02, **settings}
         rig = Rig(behaviour, ServeSettings(**values))  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await scenario(rig)
         finally:
             await rig.vhost.stop()
@@ -157,7 +157,8 @@ def test_more_failures_than_allowed_and_it_stays_down_until_told() -> None:
         await rig.vhost.ready()
         assert rig.vhost.state == RUNNING
 
-    with_vhost("dies", scenario, vhost_restarts_max=2)
+    # ping_s: that long it may take from the end of its link to its own.
+    with_vhost("dies", scenario, vhost_restarts_max=2, ping_s=30.0)
 
 
 def test_old_failures_are_forgotten() -> None:

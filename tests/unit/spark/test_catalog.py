@@ -194,10 +194,15 @@ def test_streams_of_a_broker_by_pattern() -> None:
 def test_heads_of_a_broker_are_believed_for_a_moment() -> None:
     answers = [Answer(200, described("my/s", 3)), Answer(200, described("my/s", 9))]
     with TinyHttp({STREAM: answers}) as broker:
-        catalog = broker_catalog(broker, subscribe="my/s")
+        clock = Hands()
+        catalog = BrokerCatalog(options_of(url=broker.url, subscribe="my/s"), clock)
         assert [catalog.heads()["my/s"][0].head for _ in range(50)] == [3] * 50
         assert len(broker.asked) == 1
+        clock.now_s += catalog.fresh_s
+        assert catalog.heads()["my/s"][0].head == 9
+        assert len(broker.asked) == 2
         assert catalog.heads(is_fresh=True)["my/s"][0].head == 9
+        assert len(broker.asked) == 3
 
 
 def test_offsets_by_time_and_pages() -> None:

@@ -1,6 +1,7 @@
 """Publisher: all confirmed or an error, and what is sent again on a new connection."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.protocol.events import PublishRun
 from penstock.spark import sink_publisher
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.sink_publisher import Publisher, PublishError
+from tests.helpers.live_broker import wait_until
 from tests.helpers.scripted_broker import ScriptedBroker
 
 PLAIN = BasicProperties().encode()
@@ -48,8 +50,13 @@ def broker() -> Iterator[ScriptedBroker]:
 
 
 def publisher(broker: ScriptedBroker, **given: str) -> Publisher:
-    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "20", **given})
+    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "60", **given})
     return Publisher(options, sleep=lambda seconds: None)
+
+
+def give_up_soon(target: Publisher) -> None:
+    """From now on: so far nothing that is slow was to be taken for silence."""
+    target._options = replace(target._options, timeout_s=0.2)
 
 
 def publish(target: Publisher, *bodies: bytes) -> None:
@@ -81,11 +88,12 @@ def test_a_connection_is_kept_for_the_next_task(broker: ScriptedBroker) -> None:
 
 def test_no_more_than_allowed_are_ahead_of_their_confirms(broker: ScriptedBroker) -> None:
     confirming = Confirming(broker, upto=5)
-    target = publisher(broker, in_flight="3", timeout="0.2")
+    target = publisher(broker, in_flight="3")
     publish(target, *[b"%d" % i for i in range(8)])
+    give_up_soon(target)
     with pytest.raises(PublishError, match=r"no confirm in 0.2 s; 5 rows of this task are confirm"):
         publish(target, b"8")
-    assert len(confirming.bodies) == 9
+    wait_until(lambda: len(confirming.bodies) == 9, "the last row")
 
 
 def test_what_was_not_confirmed_is_sent_again(broker: ScriptedBroker) -> None:
@@ -107,9 +115,9 @@ def test_what_was_not_confirmed_is_sent_again(broker: ScriptedBroker) -> None:
 
 
 def test_a_broker_that_goes_away_for_good_is_an_error(broker: ScriptedBroker) -> None:
-    times = iter([0.0, 10.0, 30.0, 50.0])
+    times = iter([0.0, 10.0, 70.0, 150.0])
     Confirming(broker, upto=1)
-    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "20"})
+    options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "60"})
     target = Publisher(options, sleep=lambda seconds: None, monotonic=lambda: next(times))
     publish(target, b"a", b"b")
     broker.wait(PublishRun)
@@ -166,7 +174,11 @@ def test_a_blocked_broker_says_why(broker: ScriptedBroker) -> None:
         return []
 
     broker.on(PublishRun, blocked)
-    target = publisher(broker, timeout="0.5")
+    target = publisher(broker)
     publish(target, b"a")
+    assert target._channel is not None
+    connection = target._channel.connection
+    wait_until(lambda: connection.blocked_reason, "why")
+    give_up_soon(target)
     with pytest.raises(PublishError, match=r"the broker blocks publishers, low on disk"):
         target.finish()

@@ -31,7 +31,7 @@ class Sink:
     """A task or a driver of the sink, whose clock goes on by itself."""
 
     def __init__(self, broker: FakeStaging, **given: str) -> None:
-        told = {"queue": "q", "url": broker.url, "timeout": "5", **given}
+        told = {"queue": "q", "url": broker.url, "timeout": "30", **given}
         if "exchange" in given:
             del told["queue"]
         self.options = SinkOptions.of(told, {})
@@ -129,31 +129,31 @@ def test_a_page_is_sent_again_under_another_name(broker: FakeStaging, fault: Any
 def test_a_broker_that_stays_away_is_an_error(broker: FakeStaging) -> None:
     sink = Sink(broker)
     part = sink.stage(some(9))
-    broker.faults["PUT"] += [503] * 100
+    broker.faults["PUT"] += [503] * 200
     told = (
         r"committing batch 0 of query '9f/a b' to queue 'q': http://127.*: status 503 by the test; "
     )
-    with pytest.raises(SinkError, match=told + "tried for 5 s"):
+    with pytest.raises(SinkError, match=told + "tried for 30 s"):
         sink.commit(part)
-    assert 5 <= sink.slept < 5.5
-    broker.faults["POST"] += ["cut"] * 100
-    told = r"staging batch 3, partition 2 of query '9f/a b' for queue 'q': http.*; tried for 5 s"
+    assert 30 <= sink.slept < 30.5
+    broker.faults["POST"] += ["cut"] * 200
+    told = r"staging batch 3, partition 2 of query '9f/a b' for queue 'q': http.*; tried for 30 s"
     with pytest.raises(SinkError, match=told):
         sink.stage(some(9), 3, 2)
     broker.__exit__(None, None, None)
-    with pytest.raises(SinkError, match=r"Connection refused; tried for 5 s"):
+    with pytest.raises(SinkError, match=r"Connection refused; tried for 30 s"):
         sink.stage(some(9), 3, 2)
 
 
 def test_a_commit_waits_for_a_batch_that_gets_on(broker: FakeStaging) -> None:
     sink = Sink(broker)
     part = sink.stage(some(9))
-    for page in range(10):  # 20 times a fifth of a second each, which is below 5 s
+    for page in range(10):  # 20 times a fifth of a second each, which is below 30 s
         broker.faults["PUT"] += [f"batch 0 is at page {page} of 10"] * 20
     assert sink.commit(part) == "committed"
     assert sink.slept > 30
-    broker.faults["PUT"] += ["batch 0 is at page 3 of 10"] * 30
-    with pytest.raises(SinkError, match=r"batch 0 is at page 3 of 10; tried for 5 s"):
+    broker.faults["PUT"] += ["batch 0 is at page 3 of 10"] * 200
+    with pytest.raises(SinkError, match=r"batch 0 is at page 3 of 10; tried for 30 s"):
         sink.commit(part)
 
 
@@ -214,5 +214,5 @@ def test_a_row_that_fits_no_page_is_told(broker: FakeStaging) -> None:
 def test_a_link_of_its_own_is_made(broker: FakeStaging) -> None:
     sink = Sink(broker)
     link = sink_staging.link_of(sink.options)
-    assert (link.place, link.timeout_s) == (sink.options.place, 5.0)
+    assert (link.place, link.timeout_s) == (sink.options.place, 30.0)
     assert commit_batch(sink.options, [sink.stage(some(2))]) == "committed"

@@ -34,7 +34,7 @@ def test_completed_without_wait_does_not_wait() -> None:
 
 def test_workers_work_side_by_side() -> None:
     pool = WorkerPool(2, nothing)
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=30)
     pool.submit(both.wait)
     pool.submit(both.wait)
     pool.close()

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from penstock.queues.vq_state import CHECKS
 from tests.helpers.quick_spark import quicken
 
-CRASH_IMAGES = 8_000
+CRASH_IMAGES = 5_000
 CRASH_IMAGES_SMALL = 2_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 
-ROWS = 400
+ROWS = 200
 FILE = """
 [source]
 queue = "process.events"

@@ -59,17 +59,17 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Five lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. The lanes
-# that only compute give way to the others. What is in none of the four is seen meanwhile, and then
-# clusters and kills; the four have their say at the end. Uncompiled there are unit tests only, which
-# need not wait for the compiled environment: `make crash` has more.
+# Five lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. What is in
+# none of the four is seen meanwhile, and then clusters and kills; the four have their say at the
+# end. Uncompiled there are unit tests only (`make crash` has more): that lane gives way to the
+# others, for it need not wait for the compiled environment.
 test: .venv-pure/ready
 	@mkdir -p build
 	@nice $(PURE_PYTEST) $(UNIT_TESTS) --ignore=tests/unit/spark \
 		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
 	$(MAKE) --no-print-directory lint || { kill $$uncompiled; exit 1; }; \
 	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
-	nice $(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
+	$(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
 	$(PYTEST) $(UNIT_TESTS) > build/test-unit.log 2>&1 & unit=$$!; \
 	bad=0; \
 	$(PYTEST) tests $(addprefix --ignore=,$(UNIT_TESTS) $(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)) \

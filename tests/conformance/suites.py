@@ -151,7 +151,7 @@ def run_suite(shop: Workshop, suite: Suite, broker: Broker) -> Result:
     command = [
         str(shop.bin / "python"), "-m", "pytest", *suite.paths, *suite.options, *ignored,
         "-p", "no:cacheprovider", "-p", "suite_fixtures", "--timeout=120", "-q",
-        "-o", "addopts=", f"--junitxml={report}",
+        "-o", "addopts=", "-o", "filterwarnings=", f"--junitxml={report}",
     ]  # fmt: skip
     began = time.monotonic()
     with (shop.directory / f"{suite.name}.log").open("w") as log:

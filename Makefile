@@ -67,7 +67,7 @@ test: .venv-pure/ready
 	@mkdir -p build
 	@nice $(PURE_PYTEST) $(UNIT_TESTS) --ignore=tests/unit/spark \
 		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
-	$(MAKE) --no-print-directory lint || { kill $$uncompiled; exit 1; }; \
+	$(MAKE_COMMAND) --no-print-directory lint || { kill $$uncompiled; exit 1; }; \
 	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
 	$(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
 	$(PYTEST) $(UNIT_TESTS) > build/test-unit.log 2>&1 & unit=$$!; \

@@ -13,6 +13,7 @@ from pamqp import commands, heartbeat
 
 from tests.helpers.live_broker import Broker, wait_until
 from tests.helpers.wire import (
+    HEARTBEAT,
     PROTOCOL_HEADER,
     Ended,
     Wire,
@@ -233,7 +234,7 @@ def is_kept(broker: Broker) -> bool:
         try:
             while time.monotonic() - began < 4:
                 wire.receive()
-                wire.send_raw(b"\x08\0\0\0\0\0\0\xce")
+                wire.send_raw(HEARTBEAT)
                 longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
             wire.send(commands.Channel.Open(), 1)
             while not isinstance(wire.receive()[1], commands.Channel.OpenOk):

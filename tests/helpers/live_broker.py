@@ -31,6 +31,9 @@ URL_VARIABLE = "PENSTOCK_TEST_URL"
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
 WAIT_LIMIT_S = 30.0
+# Environments. Hasty: one that is only late is taken for hung as well, and started again.
+FEW_RESTARTS = {"PENSTOCK_VHOST_RESTARTS_MAX": "2"}
+HASTY = {"PENSTOCK_VHOST_RESTARTS_MAX": "1000", "PENSTOCK_VHOST_HANG": "1.0"}
 
 
 def wait_until(
@@ -65,6 +68,12 @@ def children_of(pid: int) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+def memory_bytes(pid: int, what: str) -> int:
+    """VmRSS, what a process has now, or VmHWM, the most it ever had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition(f"{what}:")[2].split()[0]) << 10
 
 
 class Broker:

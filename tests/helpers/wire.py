@@ -21,6 +21,7 @@ from tests.helpers.live_broker import Broker
 SILENCE_S = 30.0
 BODY_BYTES = 131_072 - 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 CAPABILITIES = {
     "authentication_failure_close": True,
     "basic.nack": True,

@@ -19,14 +19,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.asgi_client import basic
-from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
+from tests.helpers.live_broker import FEW_RESTARTS, HASTY, LiveBroker, is_gone, wait_until
 from tests.helpers.wire import open_channel
 
 pytestmark = pytest.mark.real
-
-FEW = {"PENSTOCK_VHOST_RESTARTS_MAX": "2"}
-# One that is only late is taken for hung as well: then it is started again, however often.
-HASTY = {"PENSTOCK_VHOST_RESTARTS_MAX": "1000", "PENSTOCK_VHOST_HANG": "1.0"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +37,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[LiveBroker]:
     """One that a test may stop and kill."""
-    with LiveBroker(tmp_path / "data", environment=FEW, has_http=True) as live:
+    with LiveBroker(tmp_path / "data", environment=FEW_RESTARTS, has_http=True) as live:
         yield live
 
 

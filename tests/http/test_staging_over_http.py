@@ -20,7 +20,7 @@ import pytest
 from tests.helpers.chunk_maker import PageMaker
 from tests.helpers.chunk_records import records
 from tests.helpers.http_caller import HttpCaller, meta, ready_bodies
-from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
+from tests.helpers.live_broker import LiveBroker, is_gone, memory_bytes, wait_until
 from tests.helpers.wire import open_channel
 
 pytest.importorskip("pika")
@@ -83,12 +83,6 @@ def staged_files(broker: LiveBroker) -> list[Path]:
             return [*broker.data.rglob("staging/*/*.page"), *broker.data.rglob("staging/*/*.idx")]
         except FileNotFoundError:  # a directory went meanwhile: look again
             pass
-
-
-def memory_bytes(pid: int, what: str) -> int:
-    """VmRSS, what a process has now, or VmHWM, the most it ever had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition(f"{what}:")[2].split()[0]) << 10
 
 
 def payloads(*parts: list[tuple[bytes, bytes]]) -> list[bytes]:

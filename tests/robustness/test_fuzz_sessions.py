@@ -17,7 +17,7 @@ import pytest
 from pamqp import commands, frame
 
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.wire import Ended, Wire
+from tests.helpers.wire import HEARTBEAT, Ended, Wire
 from tests.robustness.conftest import Healthy, counted_bytes
 from tests.robustness.sessions import CORPUS, spoil
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(0)]
 SPOILED = int(os.environ.get("PENSTOCK_FUZZ", "60"))
 SEED = int(os.environ.get("PENSTOCK_SEED", "1"))
 LIMIT_S = 30.0
-HEARTBEATS = b"\x08\0\0\0\0\0\0\xce" * 17_000
+HEARTBEATS = HEARTBEAT * 17_000
 CLOSED = b"\0\x0a\0\x32"  # connection.close, in any frame
 CLOSE = frame.marshal(commands.Connection.Close(200, "enough", 0, 0), 0)
 FILES = sorted(CORPUS.glob("*.bin"))

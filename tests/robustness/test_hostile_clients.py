@@ -12,7 +12,7 @@ import sys
 import pytest
 from pamqp import commands
 
-from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.helpers.live_broker import LiveBroker, memory_bytes, wait_until
 from tests.helpers.wire import (
     PROTOCOL_HEADER,
     Ended,
@@ -41,8 +41,7 @@ def resident_bytes(broker: LiveBroker) -> int:
     """The most that any process of the tree had since this was last asked."""
     peaks = []
     for pid in broker.pids():
-        with open(f"/proc/{pid}/status") as status:
-            peaks += [int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM")]
+        peaks.append(memory_bytes(pid, "VmHWM"))
         with open(f"/proc/{pid}/clear_refs", "w") as peak:
             peak.write("5")
     print(f"resident at most {max(peaks) >> 20} MiB", file=sys.stderr)

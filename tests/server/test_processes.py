@@ -19,16 +19,12 @@ from pamqp import commands, frame
 
 from penstock.server.control import ControlClient, ControlError, NoServerError
 from penstock.storage.data_directory import hash_name
-from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
-from tests.helpers.wire import PROTOCOL_HEADER, Ended, Wire, open_channel
+from tests.helpers.live_broker import FEW_RESTARTS, HASTY, LiveBroker, is_gone, wait_until
+from tests.helpers.wire import HEARTBEAT, PROTOCOL_HEADER, Ended, Wire, open_channel
 
 pytestmark = pytest.mark.real
 
-FEW = {"PENSTOCK_VHOST_RESTARTS_MAX": "2"}
-# One that is only late is taken for hung as well: then it is started again, however often.
-HASTY = {"PENSTOCK_VHOST_RESTARTS_MAX": "1000", "PENSTOCK_VHOST_HANG": "1.0"}
 BRIEF = {"PENSTOCK_HANDSHAKE_TIMEOUT": "2"}
-HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 
 
 @pytest.fixture
@@ -41,7 +37,7 @@ def broker(tmp_path: Path) -> Iterator[LiveBroker]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     """One for all tests that leave it as they find it."""
-    with LiveBroker(tmp_path_factory.mktemp("shared") / "data", environment=FEW) as live:
+    with LiveBroker(tmp_path_factory.mktemp("shared") / "data", environment=FEW_RESTARTS) as live:
         yield live
 
 

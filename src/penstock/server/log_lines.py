@@ -1,4 +1,4 @@
-"""One line on stderr for each event, in the same shape from every process of the broker.
+r"""One line on stderr for each event, in the same shape from every process of the broker.
 
     2026-11-21 16:30:00,123 WARNING vhost '/': 12 half-open connections dropped
 
@@ -6,11 +6,23 @@ Who speaks stands in the line, since all processes write to the same place. What
 go to a file or a collector takes it from there; the broker keeps no log files of its own.
 
 Events of the storage engine come with a kind; those that somebody must look at are warnings.
+
+What clients can cause must harm nobody who reads the log, nor fill the disk:
+
+* Characters that are not printable are written as `\xNN`, also those in the lines of a traceback,
+  and these are indented; so no client can forge a line or write to a terminal.
+* A line that a client caused is logged by `client_line`, with the address that it came from. Of an
+  address BURST lines are written at once and then one in a second; of all addresses together ten
+  times as many. The next line says how many were left out before it.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from penstock.clock import Clock, SystemClock
+from penstock.escaping import one_line
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -25,14 +37,110 @@ WARNINGS: Final = frozenset(
         "batch_unroutable",
     }
 )  # fmt: skip
+BURST: Final = 20  # lines of one address at once
+ALL_BURST: Final = 200  # and of all together
+ALL_PER_S: Final = 10.0
+ADDRESSES_MAX: Final = 1024
+
+
+class Lines(logging.Formatter):
+    """Our lines. who: the process, as in "vhost '/'"."""
+
+    def __init__(self, who: str) -> None:
+        shown = one_line(who).replace("%", "%%")
+        super().__init__(f"%(asctime)s %(levelname)s {shown}: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without its traceback."""
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:
+        """The traceback, its lines indented."""
+        return _indented(super().formatException(ei))  # type: ignore[arg-type]
+
+    def formatStack(self, stack_info: str) -> str:
+        """A stack, its lines indented."""
+        return _indented(super().formatStack(stack_info))
+
+
+class Bucket:
+    """How many lines may be written now: `burst` at first, and `per_s` more each second."""
+
+    __slots__ = ("_at_s", "_left", "burst", "left_out", "per_s")
+
+    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
+        self.burst = burst
+        self.per_s = per_s
+        self.left_out = 0
+        self._left = burst
+        self._at_s = now_s
+
+    def has_room(self, now_s: float) -> bool:
+        """May one more be written?"""
+        self._left = min(self.burst, self._left + (now_s - self._at_s) * self.per_s)
+        self._at_s = now_s
+        return self._left >= 1.0
+
+    def take(self) -> None:
+        """One is written."""
+        self._left -= 1.0
+
+
+class ClientLines(logging.Filter):
+    """Keeps back lines that clients caused when there are too many; the others pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._of_all = Bucket(ALL_BURST, ALL_PER_S, clock.monotonic())
+        self._of: OrderedDict[str, Bucket] = OrderedDict()  # the longest unused first
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Is it written?"""
+        address: str | None = getattr(record, "client_address", None)
+        if address is None:
+            return True
+        now_s = self._clock.monotonic()
+        bucket = self._of.get(address)
+        if bucket is None:
+            bucket = self._of[address] = Bucket(BURST, 1.0, now_s)
+            if len(self._of) > ADDRESSES_MAX:
+                _, forgotten = self._of.popitem(last=False)
+                self._of_all.left_out += forgotten.left_out
+        self._of.move_to_end(address)
+        if not bucket.has_room(now_s):
+            bucket.left_out += 1
+            return False
+        if not self._of_all.has_room(now_s):
+            self._of_all.left_out += 1
+            return False
+        bucket.take()
+        self._of_all.take()
+        left_out = [
+            f"{one.left_out} lines about {what} were left out before this one"
+            for one, what in ((bucket, address), (self._of_all, "clients"))
+            if one.left_out
+        ]
+        bucket.left_out = self._of_all.left_out = 0
+        if left_out:
+            record.msg = f"{record.getMessage()} ({'; '.join(left_out)})"
+            record.args = ()
+        return True
+
+
+def client_line(logger: logging.Logger, address: str, text: str, *args: object) -> None:
+    """A warning that a client at that address caused; text and args as logging has them."""
+    logger.warning(text, *args, extra={"client_address": address})
 
 
 def set_up(level: str, who: str) -> None:
     """For this process; level as in LEVELS. Again: nothing but the level and the name change."""
-    shown = who.replace("%", "%%")
-    logging.basicConfig(
-        level=LEVELS[level], format=f"%(asctime)s %(levelname)s {shown}: %(message)s", force=True
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines(who))
+    handler.addFilter(ClientLines(SystemClock()))
+    logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
+    # asyncio says at "debug" which selector it has, which tells nobody anything.
+    logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
 def teller(logger: logging.Logger) -> Callable[[str, str], None]:
@@ -47,3 +155,7 @@ def teller(logger: logging.Logger) -> Callable[[str, str], None]:
             logger.info("%s: %s", kind, text)
 
     return tell
+
+
+def _indented(text: str) -> str:
+    return "\n".join(["    " + one_line(line) for line in text.split("\n")])

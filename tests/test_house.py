@@ -1,7 +1,7 @@
 """The rules of this code base that a program can check.
 
-Each test names the rule it keeps. A file is as long as its decision takes; a function fits a screen,
-and one that has a reason to be longer stands in the list below, with the reason.
+Each test names the rule it keeps. A file is as long as its decision takes; a function fits a
+screen, and one that has a reason to be longer stands in the list below, with the reason.
 """
 
 import ast

@@ -54,6 +54,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "vhost_restarts_max": 3,
     "vhost_restart_window": 300.0,
     "vhost_restart_strategy": "continue",
+    "vhost_retry": 10.0,
+    "vhost_refusal": 600.0,
     "staging_bytes_max": "8GiB",
     "staging_timeout_s": 86400.0,
     "lease_alert_s": 3600.0,
@@ -68,8 +70,10 @@ class Config:
     memory_bytes: for all vhosts.
     mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
     refused. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says nothing
-    for vhost_hang_s is killed; more than vhost_restarts_max failures within vhost_restart_window_s
-    and it stays down, or, with the strategy "stop_node", the broker stops. staging_bytes_max: what
+    for vhost_hang_s is killed; after more than vhost_restarts_max failures within
+    vhost_restart_window_s it is down and started again after vhost_retry_s, then after twice as
+    long, or, with the strategy "stop_node", the broker stops; a request that ended its process
+    twice is refused for vhost_refusal_s. staging_bytes_max: what
     may be staged in each vhost and not committed; staging_timeout_s: age at which that is deleted.
     lease_alert_s: age from which a lease is told of."""
 
@@ -86,6 +90,8 @@ class Config:
     vhost_restarts_max: int
     vhost_restart_window_s: float
     vhost_restart_strategy: str
+    vhost_retry_s: float
+    vhost_refusal_s: float
     staging_bytes_max: int
     staging_timeout_s: float
     lease_alert_s: float
@@ -161,6 +167,8 @@ def config_of(
         vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
         vhost_restart_window_s=_seconds(given["vhost_restart_window"]),
         vhost_restart_strategy=_choice(given["vhost_restart_strategy"], STRATEGIES),
+        vhost_retry_s=_seconds(given["vhost_retry"]),
+        vhost_refusal_s=_seconds(given["vhost_refusal"]),
         staging_bytes_max=_size(given["staging_bytes_max"], STAGING_MIN_BYTES),
         staging_timeout_s=_seconds(given["staging_timeout_s"]),
         lease_alert_s=_seconds(given["lease_alert_s"]),

@@ -8,14 +8,19 @@ How it behaves stands in the path that it is given for its directory:
     hangs           is ready, and answers nothing from then on
     stubborn        does not stop when told
 
-Run as `python fake_vhost.py <descriptor>`. The operation `die` ends it, whatever it is.
+Run as `python fake_vhost.py <descriptor>`. Operations, whatever it is: `die` ends it; `crash` ends
+it by a signal while its shared memory says that it handles an operation of a user (signal,
+operation and user are arguments); `refused` answers what it is to refuse.
 """
 
+import mmap
 import os
 import socket
 import sys
 import threading
+import time
 
+from penstock.broker.in_flight import SIZE, InFlight
 from penstock.server.process_link import Facts, decode, encode
 
 
@@ -23,6 +28,8 @@ class Fake:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.behaviour = "good"
+        self.refused: object = None
+        self.in_flight = InFlight(time.monotonic)
 
     def send(self, facts: Facts) -> None:
         for packet in encode(facts, b""):
@@ -46,6 +53,10 @@ class Fake:
         do = facts["do"]
         if do == "start":
             self.behaviour = str(facts["path"])
+            self.refused = facts["refused"]
+            (shared,) = descriptors
+            self.in_flight = InFlight(time.monotonic, mmap.mmap(shared, SIZE))
+            os.close(shared)
             if self.behaviour == "corrupt":
                 self.send({"do": "failed", "why": "a.wal: at byte 7: bad", "is_final": True})
             if self.behaviour in ("corrupt", "dies"):
@@ -63,6 +74,15 @@ class Fake:
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
         elif do == "call" and facts["op"] == "die":
             os._exit(3)
+        elif do == "call" and facts["op"] == "crash":
+            args = facts["args"]
+            assert isinstance(args, dict)
+            self.in_flight.begin(args["user"], args["operation"])
+            if args["stays"]:
+                self.in_flight.blameless()
+            os.kill(os.getpid(), args["signal"])
+        elif do == "call" and facts["op"] == "refused":
+            self.send({"do": "result", "id": facts["n"], "result": self.refused})
         elif do == "call" and facts["op"] == "refuse":
             error = {"code": 404, "text": "NOT_FOUND - no"}
             self.send({"do": "result", "id": facts["n"], "error": error})

@@ -350,12 +350,29 @@ class ConnectionHandler(ChannelOwner):
         elif channel.is_waiting:
             self._keep(channel, event)
         elif isinstance(method, PenstockCall):
-            on_penstock_call(channel, method, operations.call)
+            in_flight = self.vhost.in_flight
+            in_flight.begin(self.identity.name, method.op)
+            try:
+                on_penstock_call(channel, method, operations.call)
+            finally:
+                in_flight.end()
         else:
-            handler = BASIC_METHODS.get(method.INDEX) or TOPOLOGY_METHODS.get(method.INDEX)
-            if handler is None:
-                raise AMQPConnectionError(NOT_IMPLEMENTED, f"{method.NAME} is not for servers")
+            handler = BASIC_METHODS.get(method.INDEX)
+            if handler is not None:
+                handler(channel, method)
+            else:
+                self._on_topology_method(channel, method)
+
+    def _on_topology_method(self, channel: Channel, method: Method) -> None:
+        handler = TOPOLOGY_METHODS.get(method.INDEX)
+        if handler is None:
+            raise AMQPConnectionError(NOT_IMPLEMENTED, f"{method.NAME} is not for servers")
+        in_flight = self.vhost.in_flight
+        in_flight.begin(self.identity.name, method.NAME)
+        try:
             handler(channel, method)
+        finally:
+            in_flight.end()
 
     def _on_connection_method(self, method: Method) -> None:
         if isinstance(method, ConnectionClose):

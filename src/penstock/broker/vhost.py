@@ -38,6 +38,7 @@ from penstock.broker.arguments import EXPIRES
 from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
+from penstock.broker.in_flight import InFlight
 from penstock.broker.lease_desk import LeaseDesk
 from penstock.broker.letting_go import LettingGo
 from penstock.broker.queue_clock import QueueClock
@@ -87,6 +88,7 @@ class VHost:
         self.batches: object | None = None  # of the exactly-once sink (batch_desk.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
+        self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
         self._rng = rng
         self._pace: TickPace = TickPace(settings.storage.interval_ms)

@@ -51,6 +51,18 @@ def delete_vhost(name: str, data: str) -> None:
     ask(data, "delete_vhost", name=name)
 
 
+@click.command("restart_vhost")
+@click.argument("name")
+@DATA
+def restart_vhost(name: str, data: str) -> None:
+    """Start a vhost that is down now, or stop and start one that runs.
+
+    Its failures, and the requests that are refused because they ended its process, are forgotten.
+    Returns when it serves. Exit code 69: it is down again; the message says why.
+    """
+    ask(data, "restart_vhost", name=name)
+
+
 @click.command("checkpoint")
 @VHOST
 @DATA

@@ -121,6 +121,8 @@ def run(config: Config) -> None:
         vhost_restarts_max=config.vhost_restarts_max,
         vhost_restart_window_s=config.vhost_restart_window_s,
         vhost_restart_strategy=config.vhost_restart_strategy,
+        vhost_retry_s=config.vhost_retry_s,
+        vhost_refusal_s=config.vhost_refusal_s,
         staging_bytes_max=config.staging_bytes_max,
         staging_timeout_s=config.staging_timeout_s,
         lease_alert_s=config.lease_alert_s,

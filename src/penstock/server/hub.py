@@ -21,6 +21,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from penstock.broker.in_flight import InFlight
 from penstock.errors import StoppedError
 from penstock.server.read_pace import ReadPace
 from penstock.server.session import Session, SocketOutlet
@@ -59,8 +60,12 @@ class Turning(Protocol):
 class Hub:
     """On the running loop. on_failed(error), once: the vhost is at its end."""
 
-    def __init__(self, vhost: Turning, on_failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, vhost: Turning, on_failed: Callable[[BaseException], None],
+        in_flight: InFlight | None = None,
+    ) -> None:  # fmt: skip
         self.loop = asyncio.get_running_loop()
+        self.in_flight = in_flight or InFlight(self.loop.time)
         self.vhost = vhost
         self.sessions: set[Session] = set()
         self.pace = ReadPace()
@@ -127,6 +132,7 @@ class Hub:
         try:
             if step():
                 self.wake()
+            self.in_flight.turned()
         except Exception as error:
             logger.exception("a turn of the vhost failed")
             self.fail(error)

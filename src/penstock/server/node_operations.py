@@ -173,6 +173,8 @@ class NodeOperations:
                 row["state"] = watched.state
             row["pid"] = watched.pid or None if watched is not None else None
             row["error"] = watched.why or None if watched is not None else None
+            row["retry_in_s"] = watched.retry_in_s if watched is not None else None
+            row["refused"] = watched.refused() if watched is not None else []
             row["restarts"] = watched.restarts if watched is not None else 0
             row["memory_bytes"] = watched.memory_bytes if watched is not None else 0
             row["connections"] = watched.connections if watched is not None else 0
@@ -202,10 +204,8 @@ class NodeOperations:
         return {}
 
     async def _restart_vhost(self, args: Args, _vhost: str) -> object:
-        """One that is down tries again."""
-        vhost = self._vhost(str(args["name"]))
-        vhost.restart()
-        await vhost.ready()
+        """Start one that is down at once; stop and start one that runs."""
+        await self._vhost(str(args["name"])).restart()
         return {}
 
     # ---- users ---------------------------------------------------------------------------------

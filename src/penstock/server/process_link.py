@@ -24,7 +24,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 Facts: TypeAlias = dict[str, object]
 
@@ -85,7 +85,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_closed = on_closed
-        self._out: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._out: deque[tuple[bytes, socket.socket | BinaryIO | None]] = deque()
         self._is_waiting = False
         self._pieces: list[bytes] = []
         self._descriptors: list[int] = []
@@ -98,9 +98,11 @@ class Link:
         """Packets that the other side has not taken yet."""
         return len(self._out)
 
-    def send(self, facts: Facts, data: bytes = b"", handed: socket.socket | None = None) -> None:
-        """One message. `handed`: a socket that goes with it, and is closed here. After the end of
-        the link nothing is sent, and the socket is closed all the same."""
+    def send(
+        self, facts: Facts, data: bytes = b"", handed: socket.socket | BinaryIO | None = None
+    ) -> None:
+        """Send one message. `handed`: a socket or file that goes with it, and is closed here. After
+        the end of the link nothing is sent, and it is closed all the same."""
         if self.is_closed or self._failure:
             if handed is not None:
                 handed.close()

@@ -25,9 +25,11 @@ class ServeSettings:
     of all vhosts. mode: durability. is_strict: queues' own maxima beyond the budget are refused.
     handshake_timeout_s: from accept to connection.open. half_open_max: clients that are not there
     yet; one more, and the oldest is dropped. vhost_hang_s: a vhost that does not answer for so long
-    is killed. More than vhost_restarts_max failures within vhost_restart_window_s and it stays
-    down, or with vhost_restart_strategy "stop_node" the broker stops. The HTTP process is treated
-    as a vhost is, but for the strategy. staging_bytes_max: of a sink's rows that no batch has moved
+    is killed. After more than vhost_restarts_max failures within vhost_restart_window_s it is down,
+    and started again after vhost_retry_s, after twice as long the next time, and so on; or with
+    vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
+    twice is refused for vhost_refusal_s. The HTTP process is treated as a vhost is, but for the
+    strategy. staging_bytes_max: of a sink's rows that no batch has moved
     yet, in each vhost; staging_timeout_s: age at which those of no batch are swept. lease_alert_s:
     age from which a reader's lease is told of.
     """
@@ -52,6 +54,8 @@ class ServeSettings:
     vhost_restarts_max: int = 3
     vhost_restart_window_s: float = 300.0
     vhost_restart_strategy: str = "continue"
+    vhost_retry_s: float = 10.0
+    vhost_refusal_s: float = 600.0
     ping_s: float = 2.5  # between two pings; the memory is shared anew as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
 

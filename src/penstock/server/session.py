@@ -27,6 +27,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.outlet import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME
 from penstock.server.read_pace import FIRST_BYTES, REST_S, next_bytes
@@ -95,6 +96,7 @@ class Session(asyncio.Protocol):
         self.outlet = SocketOutlet(self)
         self.handler: ConnectionHandler | None = None
         self.user: str = ""
+        self._in_flight_name = b""
         self.sock: socket.socket | None = None  # the transport's, for sending several parts at once
         self.transport: asyncio.Transport | None = None  # from `connection_made` on
         self._paused: set[str] = set()  # on whose account it is not read: "core", "output", "pace"
@@ -121,6 +123,7 @@ class Session(asyncio.Protocol):
     def start(self, handler: ConnectionHandler, leftover: bytes) -> None:
         """Its handler is there: what was read before the hand-over comes first."""
         self.handler = handler
+        self._in_flight_name = signature(self.user, MESSAGES)
         if handler.facts.heartbeat_s > 0 and not self._is_ending:
             self._beat_later()
         if leftover:
@@ -134,11 +137,14 @@ class Session(asyncio.Protocol):
         if handler is None or self._is_ending:
             return
         time = self.hub.loop.time
+        in_flight = self.hub.in_flight
         since = time()
+        in_flight.begin_read(self._in_flight_name)
         try:
             handler.receive(data)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             self.mistake(error)
+        in_flight.end_read()
         now = time()
         is_quick = self.hub.pace.is_quick(self, data, now)
         if len(data) >= self._read_bytes:

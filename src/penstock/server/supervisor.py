@@ -203,6 +203,7 @@ class Supervisor:
         if self.users.identity(user, name) is None:
             raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
         vhost = self.vhost(name)
+        vhost.check_refused(user)
         try:
             await vhost.ready()
             identity = self.users.identity(user, name)  # it may have changed meanwhile

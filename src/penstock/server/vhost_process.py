@@ -2,7 +2,8 @@
 
 Its only argument is its end of the link to the supervisor, by which it learns everything else:
 
-    in    start (path, name, settings) · connection (a socket and who is on it) · ping · memory
+    in    start (path, name, settings, refused requests; the memory for what is in flight)
+          connection (a socket and who is on it) · ping · memory
           identity, close_user (permissions changed) · call (an operation) · stop
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           result · stopped
@@ -17,6 +18,7 @@ Not here: the loop's work (hub), clients (session), operations (broker.operation
 import asyncio
 import gc
 import logging
+import mmap
 import os
 import random
 import resource
@@ -29,6 +31,7 @@ from penstock.broker import operations
 from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.in_flight import SIZE, InFlight
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
@@ -58,7 +61,8 @@ LOCKED_AGAIN_S: Final = 0.2
 FORCED: Final = 320
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
 EX_IOERR: Final = 74
-EXPECTED: Final = (PenstockError, OSError)  # of a start; anything else is a mistake of ours
+EXPECTED: Final = (PenstockError, OSError)  # anything else is a mistake of ours
+OPERATOR: Final = "operator"  # who calls operations: the control socket, or HTTP
 # Workers need the interpreter between two system calls only; the loop gets it back that soon.
 SWITCH_S: Final = 0.0005
 # The kernel makes its table of a process's open files larger when that is full, and with several
@@ -79,6 +83,7 @@ class VhostProcess(LinkedProcess):
         self._fs = OsFileSystem(WORKERS)
         self._vhost: VHost | None = None
         self._hub: Hub | None = None
+        self._in_flight = InFlight(self._clock.monotonic)
         self._adopting: set[asyncio.Task[None]] = set()
 
     async def _finish(self, why: str) -> None:
@@ -89,6 +94,10 @@ class VhostProcess(LinkedProcess):
 
     def _fail(self, error: BaseException, *, is_final: bool = False) -> None:
         """Nothing can be done here any more."""
+        if isinstance(error, EXPECTED):
+            self._in_flight.blameless()
+        else:
+            self._in_flight.freeze()
         self._give_up(EX_IOERR, str(error) or type(error).__name__, is_final=is_final)
 
     async def _stop(self, why: str) -> None:
@@ -120,13 +129,18 @@ class VhostProcess(LinkedProcess):
         elif do == "call":
             self._call(facts)
         elif do == "start":
-            self._start(facts)
+            self._start(facts, descriptors)
         elif do == "stop":
             self._end("")
         elif self._vhost is not None and self._hub is not None:
             self._told(str(do), facts)
 
-    def _start(self, facts: dict[str, Any]) -> None:
+    def _start(self, facts: dict[str, Any], descriptors: list[int]) -> None:
+        if descriptors:
+            shared = mmap.mmap(descriptors[0], SIZE)
+            os.close(descriptors[0])
+            self._in_flight = InFlight(self._clock.monotonic, shared)
+        self._in_flight.refuse(facts["refused"])
         settings = facts["settings"]
         set_up(settings["log_level"], f"vhost {facts['name']!r}")
         options = VHostSettings(
@@ -160,7 +174,8 @@ class VhostProcess(LinkedProcess):
             self._fail(error, is_final=final)
             return
         batch_desk(vhost)
-        hub = Hub(vhost, self._fail)
+        hub = Hub(vhost, self._fail, self._in_flight)
+        vhost.in_flight = self._in_flight
         vhost.wake = hub.wake
         self._fs.on_complete = hub.wake_from_thread
         self._vhost, self._hub = vhost, hub
@@ -257,7 +272,11 @@ class VhostProcess(LinkedProcess):
             if facts["op"] == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
             else:
-                operations.call(self._vhost, None, facts["op"], args, reply)
+                self._in_flight.begin(OPERATOR, facts["op"])
+                try:
+                    operations.call(self._vhost, None, facts["op"], args, reply)
+                finally:
+                    self._in_flight.end()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             if self._vhost.engine.failed is not None:
                 self._hub.fail(error)

@@ -30,6 +30,7 @@ from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
+from penstock.server.listener import bind
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import PYTHON, WatchedProcess, whole
@@ -94,6 +95,8 @@ class WatchedHttp(WatchedProcess):
     # ---- as one of the processes ---------------------------------------------------------------
 
     def _begin_life(self, link: Link) -> None:
+        if self._socks[0].fileno() < 0:
+            self._socks[:] = bind(self._settings.host, self.port)
         for sock in self._socks:
             link.send({"do": "socket"}, b"", sock.dup())
         link.send({"do": "users", **self._users()})
@@ -135,7 +138,7 @@ class WatchedHttp(WatchedProcess):
         return ALLOCATOR
 
     def _is_down(self) -> None:
-        """Nobody shall wait for an answer that does not come."""
+        """Clients are refused until the next attempt, instead of waiting for an answer."""
         for sock in self._socks:
             sock.close()
 

@@ -5,12 +5,16 @@
                             |     \\           |  or it answers no ping for vhost_hang_s (killed)
                             +------\\----------+
                                     \\  it cannot start for a reason that stays,
-                                     +--> or fails too often: down        --restart()--> starting
+                                     +--> or fails too often: down   --restart(), or--> starting
+                                                                       after a pause
 
-A failure is told to nobody but the log. More than vhost_restarts_max failures within
-vhost_restart_window_s, or one that it calls final, and it stays down; `why` says what happened, and
-whoever wants something of it is told (ProcessDown). The others know nothing of all that. What the
-settings say of vhosts holds for every process here.
+A failure is told to nobody but the log. After more than vhost_restarts_max failures within
+vhost_restart_window_s it is down for vhost_retry_s, then tried once; each attempt that fails
+doubles the pause, up to RETRY_MAX_S, without an end. A process that has run for
+vhost_restart_window_s begins with the first pause again. After a failure that it calls final
+(damaged files) only `restart` starts it. `why` says what happened, and whoever wants something of
+it is told (ProcessDown). The other processes go on. What the settings say of vhosts holds for every
+process here.
 
 An old process has ended, and been waited for, before the next is started.
 
@@ -29,6 +33,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from penstock.clock import Clock
@@ -49,6 +54,7 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 WAITING_MAX: Final = 2000  # messages that it has not taken
 CALL_S: Final = 60.0
 LINK_ENDED_S: Final = 2.0  # for a process to end once its link has
+RETRY_MAX_S: Final = 300.0  # the longest pause between two attempts to start one that is down
 BACK_OFF_S: Final = 0.1  # before the second start in a row, and twice as long before each more
 
 logger = logging.getLogger(__name__)
@@ -85,6 +91,11 @@ class WatchedProcess(ABC):
         self._process: asyncio.subprocess.Process | None = None
         self._link: Link | None = None
         self._failures: deque[float] = deque()
+        self._retries = 0  # attempts since it went down; also the number of doublings of the pause
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_at_s = 0.0
+        self._has_hung = False  # this life: killed because it did not answer, though not stopped
+        self._ready_s: float | None = None  # when this life became ready
         self._is_final = False
         self._calls: dict[int, asyncio.Future[object]] = {}
         self._calls_n = 0
@@ -113,9 +124,19 @@ class WatchedProcess(ABC):
         """Its process has ended: whatever was counted of it is nothing now."""
         self.pid = 0
 
+    def _failed(self, status: int) -> None:  # noqa: B027 - nothing, for most
+        """Its process has ended with this status (negative: a signal) without being told to."""
+
     def _down(self, why: str) -> ProcessDown:
         """What whoever wants something of it is told."""
         return ProcessDown(self.who, why)
+
+    @property
+    def retry_in_s(self) -> float | None:
+        """Seconds until it is started again, if it is down and that is planned."""
+        if self._retry is None:
+            return None
+        return max(self._retry_at_s - self._clock.monotonic(), 0.0)
 
     @property
     def restarts(self) -> int:
@@ -135,13 +156,17 @@ class WatchedProcess(ABC):
         while self.state == STARTING:
             await asyncio.shield(self._settled)
         if self.state != RUNNING:
-            raise self._down(self.why or self.state)
+            raise self._down(self._why_down())
 
-    def restart(self) -> None:
-        """One that is down tries again; its failures are forgotten."""
+    async def restart(self) -> None:
+        """Start it with its failures forgotten: at once if it is down, after an orderly stop if it
+        runs. Does nothing while it starts. Returns when it runs; raises ProcessDown."""
+        self._forget_failures()
+        if self.state == RUNNING:
+            await self.stop()
         if self.state == DOWN:
-            self._failures.clear()
             self._begin()
+        await self.ready()
 
     def tell(self, do: str, **facts: object) -> None:
         """News; lost if it does not run, for it learns all anew when it starts."""
@@ -165,6 +190,7 @@ class WatchedProcess(ABC):
     async def stop(self) -> None:
         """In order, killed if that takes longer than stop_s."""
         running = self._running
+        self._cancel_retry()
         if running is None or running.done():
             if self.state != DOWN:
                 self.state = STOPPED
@@ -194,12 +220,35 @@ class WatchedProcess(ABC):
     # ---- its lives -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._cancel_retry()
         self.state = STARTING
         self.why = ""
         self._is_final = False
         if self._settled.done():
             self._settled = self._loop.create_future()
         self._running = self._loop.create_task(self._live_on())
+
+    def _forget_failures(self) -> None:
+        self._failures.clear()
+        self._retries = 0
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def _retry_later(self) -> None:
+        """It is down: start it after a pause, which doubles with each attempt."""
+        pause_s = min(self._settings.vhost_retry_s * 2 ** min(self._retries, 16), RETRY_MAX_S)
+        self._retries += 1
+        self._retry_at_s = self._clock.monotonic() + pause_s
+        self._retry = self._loop.call_later(pause_s, self._begin)
+        logger.error("%s is down: %s; it is started again in %g s", self.who, self.why, pause_s)
+
+    def _why_down(self) -> str:
+        why = self.why or self.state
+        left_s = self.retry_in_s
+        return why if left_s is None else f"{why}; it is started again in {left_s:.0f} s"
 
     def _settle(self) -> None:
         if not self._settled.done():
@@ -209,6 +258,8 @@ class WatchedProcess(ABC):
         """One life after the other."""
         while True:
             self.starts += 1
+            self._ready_s = None
+            self._has_hung = False
             try:
                 status = await self._live()
             except OSError as error:
@@ -219,11 +270,9 @@ class WatchedProcess(ABC):
                 self.state = STOPPED
                 return
             self.why = self.why or f"its process ended with status {status}"
+            self._failed(status)
             if self._is_final or self._has_failed_too_often():
-                logger.error("%s stays down: %s", self.who, self.why)
-                self.state = DOWN
-                self._settle()
-                self._is_down()
+                self._go_down()
                 return
             logger.error("%s has failed and is started again: %s", self.who, self.why)
             self.state = STARTING
@@ -236,12 +285,24 @@ class WatchedProcess(ABC):
                     return
             self.why = ""
 
+    def _go_down(self) -> None:
+        self.state = DOWN
+        if self._is_final:
+            logger.error("%s stays down: %s", self.who, self.why)
+        else:
+            self._retry_later()
+        self._settle()
+        self._is_down()
+
     def _has_failed_too_often(self) -> bool:
         now = self._clock.monotonic()
+        window_s = self._settings.vhost_restart_window_s
+        if self._ready_s is not None and now - self._ready_s >= window_s:
+            self._retries = 0
         self._failures.append(now)
-        while self._failures and self._failures[0] <= now - self._settings.vhost_restart_window_s:
+        while self._failures and self._failures[0] <= now - window_s:
             self._failures.popleft()
-        return len(self._failures) > self._settings.vhost_restarts_max
+        return self._retries > 0 or len(self._failures) > self._settings.vhost_restarts_max
 
     async def _live(self) -> int:
         """From the start of the process to its end; its exit status."""
@@ -298,6 +359,7 @@ class WatchedProcess(ABC):
                 limit_s = max(settings.vhost_start_s, settings.stop_s)
             if self._silent_s > limit_s:
                 why = f"it did not answer for {self._silent_s:.1f} s"
+                self._has_hung = not is_stopped(self.pid)
                 logger.error("%s is killed: %s", self.who, why)
                 self.kill(why)
                 return
@@ -327,6 +389,7 @@ class WatchedProcess(ABC):
             self._told("pong", facts)
         elif do == "ready" and self.state == STARTING:
             self.state = RUNNING
+            self._ready_s = self._clock.monotonic()
             logger.info("%s serves, process %d", self.who, self.pid)
             self._settle()
         elif do == "failed":
@@ -344,6 +407,15 @@ class WatchedProcess(ABC):
             answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
         else:
             answer.set_result(from_json(facts.get("result")))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP), and nothing that it does, keeps the process from running."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def whole(value: object) -> int:

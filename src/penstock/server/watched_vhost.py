@@ -5,21 +5,34 @@ that failed see their connections end, come again, and find the vhost as it was 
 While it is down whoever wants to open it is told why (VhostDown). The lock of the vhost's directory
 keeps a second process out in any case.
 
+**Requests that end it.** The process writes what it handles to memory that both share
+(broker.in_flight). When it dies, that request is blamed, unless the cause was a disk error, a
+SIGKILL from outside in the first LONG_S of the request, or a process that was stopped by SIGSTOP.
+Blamed for two deaths within vhost_refusal_s, a request (user and operation) is refused for
+vhost_refusal_s: an operation by the vhost's process, a user whose plain messages ended it by the
+supervisor at login.
+
 What it is told and says beyond the messages of all processes:
 
-    to it     start (name, path, settings) · connection (with a socket) · memory (bytes)
-              identity · close_user
+    to it     start (name, path, settings, refused; with memory) · connection (with a socket)
+              memory (bytes) · identity · close_user
     from it   memory_is · pong, with depth_bytes, connections, rss_bytes
 
 Not here: which vhosts there are, what is done about one that is down (supervisor), the process
 itself (vhost_process).
 """
 
+import logging
+import mmap
+import os
+import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.access.permissions import Identity
+from penstock.broker import in_flight
 from penstock.clock import Clock
 from penstock.errors import AMQPConnectionError
 from penstock.server.handoff import Opened, pack
@@ -40,6 +53,11 @@ KEPT_BYTES_MOST: Final = 128 << 20
 MAPPED_BYTES: Final = 8 << 20  # larger ones are mapped, and go back to the system at once
 PAD_BYTES: Final = 1 << 20
 INTERNAL_ERROR: Final = 541
+NOT_ALLOWED: Final = 530
+LONG_S: Final = 0.25  # a signal from outside seldom comes while one request is handled for so long
+BLAMED_MAX: Final = 64  # requests that are remembered after one death
+
+logger = logging.getLogger(__name__)
 
 
 def allocator(memory_bytes: int) -> dict[str, str]:
@@ -89,6 +107,10 @@ class WatchedVhost(WatchedProcess):
         self.rss_bytes = 0
         self.on_memory: Callable[[], None] | None = None  # it has taken what it was told
         self._on_down = on_down
+        self._shared: mmap.mmap | None = None  # what its process is handling
+        self._last = bytes(in_flight.SIZE)  # what that said when the process ended
+        self._blamed: dict[tuple[str, str], float] = {}  # (user, operation) -> when it ended it
+        self._refused: dict[tuple[str, str], float] = {}  # the same -> until when
 
     def hand_over(
         self, opened: Opened, identity: Identity, leftover: bytes, sock: socket.socket
@@ -96,11 +118,30 @@ class WatchedVhost(WatchedProcess):
         """The client is the vhost's from now on, and the socket closed here. AMQPConnectionError
         541: it takes no more; the socket is the caller's still."""
         if self.state != RUNNING or self._link is None:
-            raise self._down(self.why or self.state)
+            raise self._down(self._why_down())
         if self._link.waiting >= WAITING_MAX:
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         self._link.send({"do": "connection", **pack(opened, identity)}, leftover, sock)
+
+    def check_refused(self, user: str) -> None:
+        """AMQPConnectionError 530: messages of this user have ended the process twice."""
+        left_s = self._refused.get((user, in_flight.MESSAGES), 0.0) - self._clock.monotonic()
+        if left_s > 0:
+            text = (
+                f"access to vhost '{self.name}' refused for user '{user}' for {left_s:.0f} s: its "
+                "process ended twice while messages of this user were handled"
+            )
+            raise AMQPConnectionError(NOT_ALLOWED, text, 10, 40)
+
+    def refused(self) -> list[dict[str, object]]:
+        """The requests that are refused now: {user, operation, seconds}."""
+        now = self._clock.monotonic()
+        self._refused = {key: until_s for key, until_s in self._refused.items() if until_s > now}
+        return [
+            {"user": user, "operation": operation, "seconds": round(until_s - now, 1)}
+            for (user, operation), until_s in self._refused.items()
+        ]
 
     def tell_memory(self, number: int) -> None:
         """Its part of the memory, in bytes."""
@@ -111,7 +152,13 @@ class WatchedVhost(WatchedProcess):
 
     def _begin_life(self, link: Link) -> None:
         settings = self._settings.vhost_settings(self.memory_bytes)
-        link.send({"do": "start", "name": self.name, "path": self.path, "settings": settings})
+        start = {"do": "start", "name": self.name, "path": self.path, "settings": settings}
+        handed = None
+        if sys.platform == "linux":
+            handed = os.fdopen(os.memfd_create("penstock-in-flight"), "wb")
+            os.ftruncate(handed.fileno(), in_flight.SIZE)
+            self._shared = mmap.mmap(handed.fileno(), in_flight.SIZE)
+        link.send({**start, "refused": self.refused()}, b"", handed)
 
     def _told(self, do: str, facts: Facts) -> None:
         if do == "pong":
@@ -130,6 +177,39 @@ class WatchedVhost(WatchedProcess):
     def _life_ended(self) -> None:
         super()._life_ended()
         self.connections = self.depth_bytes = self.rss_bytes = 0
+        if self._shared is not None:
+            self._last = self._shared[:]
+            self._shared.close()
+            self._shared = None
+
+    def _forget_failures(self) -> None:
+        super()._forget_failures()
+        self._blamed.clear()
+        self._refused.clear()
+
+    def _failed(self, status: int) -> None:
+        state, since_s, user, operation = in_flight.parsed(self._last)
+        self._last = bytes(in_flight.SIZE)
+        if state == in_flight.NOTHING or status in (0, -signal.SIGTERM):
+            return
+        now = self._clock.monotonic()
+        is_from_outside = status == -signal.SIGKILL and not self._has_hung
+        if is_from_outside and (operation == in_flight.MESSAGES or now - since_s < LONG_S):
+            return
+        period_s = self._settings.vhost_refusal_s
+        key = (user, operation)
+        before_s = self._blamed.pop(key, None)
+        if before_s is not None and now - before_s <= period_s:
+            self._refused[key] = now + period_s
+            logger.error(
+                "%s has ended twice while it handled %s of user %r: refused for %g s",
+                self.who, operation, user, period_s,
+            )  # fmt: skip
+            return
+        logger.warning("%s ended while it handled %s of user %r", self.who, operation, user)
+        self._blamed[key] = now
+        while len(self._blamed) > BLAMED_MAX:
+            del self._blamed[next(iter(self._blamed))]
 
     def _down(self, why: str) -> VhostDown:
         return VhostDown(self.name, why)

@@ -1,4 +1,6 @@
 import asyncio
+import logging
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -7,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from penstock.access.permissions import everything
+from penstock.broker.in_flight import MESSAGES, signature
 from penstock.clock import SystemClock
+from penstock.errors import AMQPConnectionError
 from penstock.server.control import ControlError
 from penstock.server.handoff import Opened
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.filesystem import OsFileSystem
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_vhost.py"))
 OPENED = Opened(
@@ -153,8 +159,7 @@ def test_more_failures_than_allowed_and_it_stays_down_until_told() -> None:
         assert (rig.vhost.state, rig.vhost.starts) == (DOWN, 3)
         assert rig.down.is_set()
         rig.vhost.path = "good"
-        rig.vhost.restart()
-        await rig.vhost.ready()
+        await rig.vhost.restart()
         assert rig.vhost.state == RUNNING
 
     # ping_s: that long it may take from the end of its link to its own.
@@ -199,3 +204,155 @@ def test_stopped_while_it_starts() -> None:
             rig.vhost.hand_over(OPENED, everything("ann"), b"", unused)
 
     with_vhost("good", scenario)
+
+
+def test_one_that_is_down_is_started_again_after_a_pause_that_doubles() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        pauses = []
+        for starts in (1, 2, 3):
+            with pytest.raises(VhostDown, match=r"status 74; it is started again in \d+ s"):
+                await vhost.ready()
+            assert vhost.starts == starts
+            assert vhost.retry_in_s is not None
+            pauses.append(round(vhost.retry_in_s, -1))
+            if starts == 3:
+                vhost.path = "good"
+            vhost._begin()
+        assert pauses == [100, 200, 300]  # never above RETRY_MAX_S
+        await vhost.ready()
+        assert vhost.retry_in_s is None
+
+    with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=100.0, ping_s=30.0)
+
+
+def test_the_pause_ends_by_itself() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.vhost.start()
+        await rig.down.wait()
+        rig.vhost.path = "good"
+        while rig.vhost.state != RUNNING:
+            await asyncio.sleep(0)
+
+    with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=0.01, ping_s=30.0)
+
+
+def test_a_vhost_that_runs_for_a_window_begins_with_the_first_pause_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.vhost._retries = 5
+        await rig.vhost.ready()
+        rig.clock.offset_s += 1000.0
+        with pytest.raises(VhostDown):
+            await rig.vhost.call("die", {})
+        await rig.vhost.ready()
+        assert rig.vhost.starts == 2
+
+    with_vhost("good", scenario, vhost_restart_window_s=900.0, vhost_hang_s=5000.0)
+
+
+def test_an_operator_restarts_one_that_runs() -> None:
+    async def scenario(rig: Rig) -> None:
+        first = await rig.pid()
+        await rig.vhost.restart()
+        assert await rig.pid() != first
+
+    with_vhost("good", scenario)
+
+
+async def crash(rig: Rig, number: int, operation: str, *, stays: bool = False) -> None:
+    args = {"user": "ann", "operation": operation, "signal": number, "stays": stays}
+    with pytest.raises(VhostDown):
+        await rig.vhost.call("crash", args)
+    await rig.vhost.ready()
+
+
+def test_a_request_that_ended_the_process_twice_is_refused_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        await crash(rig, signal.SIGSEGV, "queue.declare")
+        assert await vhost.call("refused", {}) == []
+        await crash(rig, signal.SIGSEGV, "queue.delete")
+        assert await vhost.call("refused", {}) == []
+        await crash(rig, signal.SIGSEGV, "queue.declare")
+        told = await vhost.call("refused", {})
+        assert isinstance(told, list)
+        assert [(one["user"], one["operation"]) for one in told] == [("ann", "queue.declare")]
+        assert 590 < told[0]["seconds"] <= 600
+        assert "ended twice while it handled queue.declare of user 'ann'" in caplog.text
+        rig.clock.offset_s += 601.0
+        assert vhost.refused() == []
+
+    with_vhost("good", scenario, vhost_hang_s=5000.0, vhost_restarts_max=9)
+
+
+def test_messages_that_ended_the_process_twice_keep_their_user_out() -> None:
+    async def scenario(rig: Rig) -> None:
+        await crash(rig, signal.SIGABRT, MESSAGES)
+        rig.vhost.check_refused("ann")
+        await crash(rig, signal.SIGABRT, MESSAGES)
+        rig.vhost.check_refused("bob")
+        with pytest.raises(AMQPConnectionError, match="refused for user 'ann' for 600 s") as found:
+            rig.vhost.check_refused("ann")
+        assert found.value.code == 530
+        await rig.vhost.restart()
+        rig.vhost.check_refused("ann")
+
+    with_vhost("good", scenario, vhost_restarts_max=9)
+
+
+@pytest.mark.parametrize(
+    ("number", "operation", "stays"),
+    [
+        (signal.SIGKILL, MESSAGES, False),  # from outside
+        (signal.SIGKILL, "queue.declare", False),  # from outside, after a moment
+        (signal.SIGTERM, "queue.declare", False),
+        (signal.SIGSEGV, "queue.declare", True),  # the process says that it is not to blame
+    ],
+)
+def test_a_death_that_no_request_caused_blames_none(
+    number: int, operation: str, stays: bool
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        for _ in range(3):
+            await crash(rig, number, operation, stays=stays)
+        assert rig.vhost.refused() == []
+
+    with_vhost("good", scenario, vhost_restarts_max=9)
+
+
+def test_a_kill_after_a_long_time_in_one_request_blames_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        for _ in range(2):
+            rig.clock.offset_s += 0.3  # the supervisor's clock is that far behind the beginning
+            await crash(rig, signal.SIGKILL, "queue.declare")
+        assert len(rig.vhost.refused()) == 1
+
+    with_vhost("good", scenario, vhost_restarts_max=9)
+
+
+def test_the_real_process_shares_what_it_handles_and_refuses_what_it_is_told(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        fs = OsFileSystem(0)
+        data = DataDirectory(fs, str(tmp_path / "data"))
+        path = data.vhost_path(b"/")
+        vhost = WatchedVhost("/", path, ServeSettings(), SystemClock(), lambda _: None)
+        vhost.memory_bytes = 64 << 20
+        vhost._refused["operator", "purge_queue"] = SystemClock().monotonic() + 60.0
+        try:
+            await vhost.call("declare_queue", {"queue": "q"})
+            with pytest.raises(ControlError, match=r"purge_queue of user 'operator' is refused"):
+                await vhost.call("purge_queue", {"queue": "q"})
+            assert vhost._shared is not None
+            assert signature("operator", "declare_queue") in vhost._shared[:]
+        finally:
+            await vhost.stop()
+            data.close()
+            fs.close()
+
+    asyncio.run(run())

@@ -1,0 +1,153 @@
+"""InFlight: what a vhost's process is handling at this moment, where its supervisor can read it.
+
+A request that ends the process does so again when its client repeats it after the restart. The
+supervisor therefore has to know what was being handled when a process died, also when the kernel
+killed it and it could say nothing. So the process writes each request to memory that both share, a
+memfd of SIZE bytes:
+
+    state u8   since f64 (monotonic seconds)   length u16   "<user>\\0<operation>" UTF-8
+
+    NOTHING    nothing is being handled
+    HANDLING   this request is being handled
+    TURN       it has been handled, and the turn in which its work is finished has not ended
+
+The operation is a method of AMQP ("queue.declare"), an operation by name ("declare_queue"), or
+MESSAGES for everything else that one read of a socket brought: publishes, acks, gets. In a turn
+several requests may have been handled; then none of them is named, because nobody knows which of
+them the turn failed in.
+
+What ended the process twice is refused for a while, by `begin`. Which requests these are, the
+supervisor decides (penstock.server.watched_vhost).
+
+An update may be torn by the death of the process. A torn name is seen once and blames nobody, as
+two equal ones are needed.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from mmap import mmap
+from typing import Final
+
+from penstock.errors import ChannelError
+
+SIZE: Final = 512
+HEAD: Final = struct.Struct("<BdH")
+NOTHING: Final = 0
+HANDLING: Final = 1
+TURN: Final = 2
+MESSAGES: Final = "messages"
+NAME_BYTES_MAX: Final = SIZE - HEAD.size
+ACCESS_REFUSED: Final = 403
+
+
+def signature(user: str, operation: str) -> bytes:
+    """How a request of this user is named in the shared memory."""
+    return f"{user}\0{operation}".encode(errors="replace")[:NAME_BYTES_MAX]
+
+
+def parsed(memory: bytes) -> tuple[int, float, str, str]:
+    """(state, since, user, operation) of what a process left. State NOTHING: unreadable, too."""
+    state, since_s, length = HEAD.unpack_from(memory)
+    name = memory[HEAD.size : HEAD.size + length].decode(errors="replace")
+    user, separator, operation = name.partition("\0")
+    if state not in (HANDLING, TURN) or not separator:
+        return NOTHING, 0.0, "", ""
+    return state, since_s, user, operation
+
+
+class InFlight:
+    """`memory`: shared with the supervisor. monotonic: the clock that both have."""
+
+    def __init__(
+        self, monotonic: Callable[[], float], memory: mmap | bytearray | None = None
+    ) -> None:
+        self._monotonic: Callable[[], float] = monotonic
+        self._memory: mmap | bytearray = bytearray(SIZE) if memory is None else memory
+        self._read: bytes = b""  # whose socket is being read
+        self._has_other: bool = False  # the read brought more than messages
+        self._written: bytes = b""
+        self._handled: set[bytes] = set()  # since the last turn ended
+        self._refused: dict[tuple[str, str], float] = {}  # (user, operation) -> until
+
+    def refuse(self, requests: Iterable[Mapping[str, object]]) -> None:
+        """Refuse each {user, operation, seconds} for so long, instead of those refused before."""
+        now = self._monotonic()
+        self._refused = {
+            (str(one["user"]), str(one["operation"])): now + float(str(one["seconds"]))
+            for one in requests
+        }
+
+    # ---- one read of a socket ------------------------------------------------------------------
+
+    def begin_read(self, name: bytes) -> None:
+        """What one read of a socket brought is handled; name: signature(user, MESSAGES)."""
+        self._read = name
+        self._has_other = False
+        self._write(HANDLING, name)
+
+    def end_read(self) -> None:
+        """All of it has been handled, but for the turn."""
+        if not self._has_other:
+            self._handled.add(self._read)
+        self._read = b""
+        self._wait_for_turn()
+
+    # ---- one request that may be costly --------------------------------------------------------
+
+    def begin(self, user: str, operation: str) -> None:
+        """A request is handled. ChannelError 403: it ended the process twice."""
+        if self._refused:
+            self._check(user, operation)
+        name = signature(user, operation)
+        self._handled.add(name)
+        self._has_other = True
+        self._write(HANDLING, name)
+
+    def end(self) -> None:
+        """It has been handled, but for the turn."""
+        if self._read:
+            self._write(HANDLING, self._read)
+        else:
+            self._wait_for_turn()
+
+    def _check(self, user: str, operation: str) -> None:
+        until_s = self._refused.get((user, operation))
+        left_s = 0.0 if until_s is None else until_s - self._monotonic()
+        if left_s > 0:
+            text = (
+                f"{operation} of user '{user}' is refused for {left_s:.0f} s: the vhost's process "
+                "ended twice while it was handled (an operator allows it again by `penstock "
+                "restart_vhost`)"
+            )
+            raise ChannelError(ACCESS_REFUSED, text)
+
+    # ---- the turn ------------------------------------------------------------------------------
+
+    def turned(self) -> None:
+        """A turn has ended: what was handled before it cannot fail any more."""
+        if self._handled:
+            self._handled.clear()
+            self._memory[0] = NOTHING
+
+    def blameless(self) -> None:
+        """The process ends for a reason that no request is to blame for, such as a disk error."""
+        self._memory[0] = NOTHING
+        self._memory = bytearray(SIZE)
+
+    def freeze(self) -> None:
+        """The process ends because of what stands there now: nothing more is written."""
+        self._memory = bytearray(SIZE)
+
+    def _wait_for_turn(self) -> None:
+        if len(self._handled) != 1:
+            self._memory[0] = NOTHING
+        elif self._written in self._handled:
+            self._memory[0] = TURN
+        else:
+            self._write(TURN, next(iter(self._handled)))
+
+    def _write(self, state: int, name: bytes) -> None:
+        self._written = name
+        self._memory[: HEAD.size + len(name)] = (
+            HEAD.pack(state, self._monotonic(), len(name)) + name
+        )

@@ -6,8 +6,17 @@ what was found, and where. All keep their arguments as attributes.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Final
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def valid_text(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate, such as stand for bytes that are no UTF-8: any
+    encoder takes it."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class PenstockError(Exception):
@@ -228,13 +237,13 @@ class AMQPError(PenstockError):
     """An AMQP exception: what is told to the client, with the reply code of the specification.
 
     code: the reply code, such as 404. text: as it goes onto the wire, "NOT_FOUND - no queue ...":
-    the code's name is put before what is given. class_id, method_id: of the method that failed, 0
-    if it was none.
+    the code's name is put before what is given, and the whole is valid Unicode. class_id,
+    method_id: of the method that failed, 0 if it was none.
     """
 
     def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         self.code = code
-        self.text = f"{REPLY_NAMES.get(code, code)} - {text}"
+        self.text = valid_text(f"{REPLY_NAMES.get(code, code)} - {text}")
         self.class_id = class_id
         self.method_id = method_id
         super().__init__(self.text)

@@ -62,6 +62,11 @@ class ChannelOwner(Peer):
         """The channel waits no more: handle its backlog."""
 
     @abstractmethod
+    def failed(self, channel: "Channel", error: Exception) -> None:
+        """An answer that came later has raised this: close the channel or the connection, as an
+        error of a method would. A failure of the engine is raised again."""
+
+    @abstractmethod
     def hold_cancels(self) -> None:
         """Consumers that are cancelled from here on are told at `send_cancels`, not before."""
 
@@ -135,7 +140,13 @@ class Channel(ConsumerChannel):
         if confirms is None or self.is_closed:
             self._owes = False
             return False
-        for run in confirms.settle(settled):
+        try:
+            runs = confirms.settle(settled)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self._owes = False
+            self.handler.failed(self, error)
+            return False
+        for run in runs:
             out = self.output.writer()
             begin_frame(out, METHOD, self.number, 13)
             out.write(ACK if run.is_ack else NACK)
@@ -325,7 +336,10 @@ class Channel(ConsumerChannel):
         def settled() -> None:
             if not self.is_closed:
                 self.is_waiting = False
-                then()
+                try:
+                    then()
+                except Exception as error:  # noqa: BLE001 - it is reported
+                    self.handler.failed(self, error)
                 self.handler.go_on(self)
 
         self.vhost.dispatch.when_settled(lsn, mode, settled)

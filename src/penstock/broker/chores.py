@@ -13,8 +13,9 @@ log: one that has a Pace sleeps while some megabytes of its records are not sett
 next segment of the log is not prepared and this one is nearly full: an append that finds no room
 would wait, and every client with it.
 
-An error that a chore does not deal with itself is told to it (`failed`), and it is asleep then; one
-of the engine's is the vhost's end, and goes up.
+An error that a chore does not deal with itself is passed to its `failed`, and it is asleep then; if
+that raises too, the error is reported (Dispatch.mistake). One of the engine's is the vhost's end,
+and goes up.
 
 Not here: what is done: leases of readers (lease_calls.py), batches (batch_moves.py).
 """
@@ -98,7 +99,10 @@ class Chores:
         except Exception as error:
             if self._dispatch.engine.failed is not None:
                 raise
-            chore.failed(error)
+            try:
+                chore.failed(error)
+            except Exception as mistake:  # noqa: BLE001 - it is reported
+                self._dispatch.mistake("a chore", mistake)
             return ASLEEP
 
 

@@ -13,8 +13,9 @@ thing that is sent is connection.open-ok.
 **Errors.** A ChannelError closes its channel, an AMQPConnectionError the connection; both with the
 ids of the method that was being handled. What came before a mistake in the same bytes is handled
 first. A full disk in a method that needs it is 506 on the channel. Errors of the engine go up: the
-vhost's process ends and is started again. Anything else is a mistake of ours: it is told as an
-event, with 541 to the client, and the others go on.
+vhost's process ends and is started again. Anything else is a mistake of ours: it is an event with
+its traceback, with 541 to the client, and the others go on. The same holds for answers that come in
+a later turn (`failed`).
 
 **Blocked.** Publishes that come while the vhost is short of memory or disk are kept, with all that
 comes behind them on this connection, and the client is not read until it is over; it is told with
@@ -169,9 +170,16 @@ class ConnectionHandler(ChannelOwner):
         pieces = self.output.take()
         if self._is_lost or not pieces:
             return
-        for piece in pieces:
-            self.sent_bytes += len(piece)
-            self.outlet.send(piece)
+        try:
+            for piece in pieces:
+                self.sent_bytes += len(piece)
+                self.outlet.send(piece)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            # The client misses bytes now: nothing more can be said to it.
+            self._mistake(error)
+            self.is_closed = True
+            self.is_closing = False
+            self._end_channels()
         if self.is_closed and not self.is_closing:
             self.outlet.close()
         else:
@@ -244,22 +252,37 @@ class ConnectionHandler(ChannelOwner):
 
     def _guarded(self, event: Event) -> None:
         """Handle an event; what goes wrong ends its channel or the connection."""
-        number: int = getattr(event, "channel", 0)
         try:
             self._handle(event)
-        except ChannelError as error:
-            self.close_channel(number, with_ids(error, event))
-        except AMQPConnectionError as error:
-            self.fail(with_ids(error, event))
-        except DiskFullError as error:
-            text = f"the disk is full: {error}"
-            self.close_channel(number, with_ids(ChannelError(RESOURCE_ERROR, text), event))
-        except Exception as error:
-            if self.vhost.engine.failed is not None:
-                raise
-            self.vhost.mistake(f"connection {self.name}", error)
-            text = f"{type(error).__name__}: {error}"
-            self.fail(with_ids(AMQPConnectionError(INTERNAL_ERROR, text), event))
+        except Exception as error:  # noqa: BLE001 - it is answered or reported
+            self._went_wrong(getattr(event, "channel", 0), error, event)
+
+    def failed(self, channel: Channel, error: Exception) -> None:
+        self._went_wrong(channel.number, error, None)
+
+    def _went_wrong(self, number: int, error: Exception, event: Event | None) -> None:
+        """This was raised on behalf of a channel: close it, or the connection. A failure of the
+        engine is raised again. event: what was being handled; None: an answer that comes later."""
+        told: AMQPError
+        if isinstance(error, ChannelError | AMQPConnectionError):
+            told = error
+        elif isinstance(error, DiskFullError):
+            told = ChannelError(RESOURCE_ERROR, f"the disk is full: {error}")
+        else:
+            self._mistake(error)
+            told = AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+        if event is not None:
+            told = with_ids(told, event)
+        if isinstance(told, ChannelError):
+            self.close_channel(number, told)
+        else:
+            self.fail(told)
+
+    def _mistake(self, error: Exception) -> None:
+        """Report an error that nobody expected. A failure of the engine is raised again."""
+        if self.vhost.engine.failed is not None:
+            raise error
+        self.vhost.mistake(f"connection {self.name}", error)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, PublishRun):
@@ -510,7 +533,7 @@ def with_ids(error: AMQPError, event: Event) -> AMQPError:
 
 def short(text: str) -> str:
     """The text cut to what a short string holds."""
-    data = text.encode("utf-8", "surrogateescape")
+    data = text.encode()
     if len(data) <= TEXT_BYTES_MAX:
         return text
     return data[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."

@@ -14,7 +14,9 @@ So the costs of a write, a sync and a send are shared by all that happened in th
 load turns grow by themselves. A turn delivers at most so many messages; then others get in.
 
 Errors. If the engine has failed, so has the vhost: the error goes up, nothing is confirmed any
-more. An error in one queue's own code is that queue's: `on_queue_error` is told.
+more. An error in one queue's own code is that queue's: `on_queue_error` is called. Any other error
+(of an answer, a connection, a chore) concerns one client: `on_mistake` reports it, and the turn
+goes on with the others.
 
 Not here: what a source delivers (served_queue.py, stream_reading.py), who is ready (consumers.py),
 bytes (deliver.py), time (vhost.py).
@@ -43,7 +45,8 @@ class Dispatch:
     """Of one vhost. mode: the durability that publishers wait for.
 
     wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
-    in a source's own code. touched: those that a tick is to look at. chores(): a turn's share of
+    in a source's own code. on_mistake(where, error): any other error, of which the turn goes on.
+    touched: those that a tick is to look at. chores(): a turn's share of
     long work, True if there is more; has_chores: it is to be called.
     """
 
@@ -52,6 +55,7 @@ class Dispatch:
         self.mode: int = mode
         self.wake: Callable[[], None] = nothing
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
+        self.on_mistake: Callable[[str, Exception], None] | None = None
         self.touched: list[Source] = []
         self.chores: Callable[[], bool] = no_chores
         self.has_chores: bool = False
@@ -140,7 +144,10 @@ class Dispatch:
         while self._sending:
             sending, self._sending = self._sending, []
             for who in sending:
-                who.flush()
+                try:
+                    who.flush()
+                except Exception as error:  # noqa: BLE001 - it is reported
+                    self.mistake("sending to a client", error)
         has_more = self.has_chores and (is_between or self.chores())
         if (marked or has_more) and not self._is_due:
             self._is_due = True
@@ -159,6 +166,13 @@ class Dispatch:
             self.on_queue_error(source, error)
             return 0
 
+    def mistake(self, where: str, error: Exception) -> None:
+        """An error that nobody expected was raised: report it. A failure of the engine, and any
+        error while nobody listens, is raised again."""
+        if self.engine.failed is not None or self.on_mistake is None:
+            raise error
+        self.on_mistake(where, error)
+
     def _settle(self) -> None:
         """Answer what is safe by now."""
         engine = self.engine
@@ -166,13 +180,24 @@ class Dispatch:
         if self._owing and (settled != self._owing_since or self._has_new_owing):
             self._owing_since = settled
             self._has_new_owing = False
-            self._owing = [who for who in self._owing if who.settle(settled)]
+            self._owing = [who for who in self._owing if self._owes_after(who, settled)]
         if self._waiting:
             for _ in range(len(self._waiting)):
                 lsn, mode, call = self._waiting.popleft()
                 if engine.settled(mode) >= lsn:
-                    call()
+                    try:
+                        call()
+                    except Exception as error:  # noqa: BLE001 - it is reported
+                        self.mistake("an answer", error)
                 else:
                     self._waiting.append((lsn, mode, call))
                     if mode > self.mode:
                         engine.log.request_sync()
+
+    def _owes_after(self, who: Owing, settled: int) -> bool:
+        """Have it confirm what is settled; whether it owes more."""
+        try:
+            return who.settle(settled)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self.mistake("confirms", error)
+            return False

@@ -41,5 +41,5 @@ class LettingGo(Chore):
         return AGAIN if self._entries else DONE
 
     def failed(self, error: Exception) -> None:
-        """Nothing can fail."""
+        """Nothing can fail; if it does, it is reported."""
         raise error

@@ -41,6 +41,10 @@ class OperationArgs:
         value = self._take(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, value, "a text")
+        try:
+            value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise self._wrong(name, value, "a text without lone surrogates") from None
         return value
 
     def name(self, name: str, default: str = MISSING) -> str:

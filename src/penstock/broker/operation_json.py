@@ -1,8 +1,9 @@
 """Operation JSON: arguments and results of operations as they travel by penstock.call.
 
 JSON has no bytes: they stand as {"b64": "..."}, anywhere. Times are ISO 8601 in UTC, decimals text,
-and what AMQP knows besides is told as text too; nobody reads those back. A text that is no Unicode
-(a name of a queue may be any bytes) has its bad bytes replaced.
+and what AMQP knows besides is told as text too; nobody reads those back. A text of a result that is
+no Unicode (a name of a queue may be any bytes) has U+FFFD for its bad bytes; arguments with a lone
+surrogate are refused.
 
 Not here: the lines of the control socket (penstock.server), what is called (operations.py).
 """
@@ -12,7 +13,7 @@ import json
 from datetime import datetime
 
 from penstock.codec.spec import SYNTAX_ERROR
-from penstock.errors import ChannelError
+from penstock.errors import ChannelError, valid_text
 
 
 def dumps(result: object) -> bytes:
@@ -21,7 +22,7 @@ def dumps(result: object) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, object]:
-    """Arguments; b"" for none. ChannelError 502 for what is no JSON object."""
+    """Arguments; b"" for none. ChannelError 502 for what is no JSON object, or no Unicode."""
     if not data:
         return {}
     try:
@@ -38,24 +39,34 @@ def to_json(value: object) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
-        return {str(key): to_json(inner) for key, inner in value.items()}
+        return {valid_text(str(key)): to_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(inner) for inner in value]
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return valid_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if value is None or isinstance(value, bool | int | float):
         return value
-    return str(value)
+    return valid_text(str(value))
 
 
 def from_json(value: object) -> object:
-    """The same back, as far as it can be. ValueError: what stands for bytes is no base64."""
+    """The same back, as far as it can be. ValueError: what stands for bytes is no base64, or a text
+    has a lone surrogate."""
     if isinstance(value, dict):
+        for key in value:
+            _check_text(key)
         if len(value) == 1 and isinstance(value.get("b64"), str):
             return base64.b64decode(value["b64"], validate=True)
         return {key: from_json(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [from_json(inner) for inner in value]
+    if isinstance(value, str):
+        _check_text(value)
     return value
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        text.encode()  # UnicodeEncodeError is a ValueError

@@ -12,8 +12,9 @@ time may have come.
 
 `call_at` is for operators' calls that wait; it calls once.
 
-An error in a queue's own code is told to `on_queue_error`, and the tick goes on with the others. A
-failure of the engine is not a queue's, and goes up.
+An error in a queue's own code is passed to `on_queue_error`, one in a call or in deleting a queue
+that nobody uses to `dispatch.mistake`, and the tick goes on with the others. Such a queue is tried
+again after its time. A failure of the engine is nobody's, and goes up.
 """
 
 import heapq
@@ -91,7 +92,11 @@ class QueueClock:
     def tick(self, wall_ms: int, now_s: float) -> bool:
         """All that is due at these times, a slice of it; True if there is more to do at once."""
         while self._calls and self._calls[0][0] <= now_s:
-            heapq.heappop(self._calls)[2]()
+            call = heapq.heappop(self._calls)[2]
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self._dispatch.mistake("a call that was due", error)
         has_more = self._tick_queues(wall_ms)
         return self._tick_expiries(wall_ms) or has_more
 
@@ -134,10 +139,18 @@ class QueueClock:
             if when_ms > wall_ms:
                 self._push_expiry(when_ms, name, expires_ms)
             elif when_ms:
-                queue = self._table.find(name)
-                if queue is not None:
-                    self._table.delete(queue)
+                self._expire(name, wall_ms + expires_ms, expires_ms)
         return bool(heap) and heap[0][0] <= wall_ms
+
+    def _expire(self, name: str, again_ms: int, expires_ms: int) -> None:
+        """Nobody has used it: it goes. again_ms: when it is tried again if it cannot."""
+        try:
+            queue = self._table.find(name)
+            if queue is not None:
+                self._table.delete(queue)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self._dispatch.mistake(f"queue {name!r}, which expired", error)
+            self._push_expiry(again_ms, name, expires_ms)
 
     def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
         """When the queue goes unless it is used before; 0: it is another one, or none."""

@@ -22,7 +22,9 @@ and each of `handlers` is told when that changes.
 
 Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) goes
 up through whatever was called, nothing is confirmed any more, and the owner opens another one. An
-error in one queue's own code restarts that queue alone (queue_restart.py).
+error in one queue's own code restarts that queue alone (queue_restart.py). Any other error that
+nobody expected is an event with its traceback (`mistake`), and costs at most the client whose
+request raised it.
 
 Not here: the parts named above, each in a module of its own; what is told of a vhost to people
 (vhost_info.py).
@@ -131,6 +133,7 @@ class VHost:
             engine, self.table, self.dispatch, self.restarts.failed
         )
         self.dispatch.on_queue_error = self.restarts.failed
+        self.dispatch.on_mistake = self.mistake
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
         self.queues: dict[str, Served] = self.table.served
@@ -387,10 +390,11 @@ class VHost:
         now_s = self.clock.monotonic()
         wall_ms = self.clock.wall_ms()
         has_more = self.clockwork.tick(wall_ms, now_s)
-        self.streams.tick(now_s)
-        self.leases.tick(now_s)
-        for call in self.on_tick:
-            call(now_s)
+        for call in (self.streams.tick, self.leases.tick, *self.on_tick):
+            try:
+                call(now_s)
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self.dispatch.mistake("a tick", error)
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, valid_text
 
 NAME: Final = "control.sock"
 LINE_BYTES_MAX: Final = 256 << 20
@@ -53,18 +53,19 @@ class ControlError(PenstockError):
 
 
 def to_json(value: object) -> object:
-    """The value with its bytes as {"b64": ...}, tuples and sets as lists."""
+    """The value with its bytes as {"b64": ...}, tuples and sets as lists, lone surrogates
+    replaced."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
-        return {str(key): to_json(inner) for key, inner in value.items()}
+        return {valid_text(str(key)): to_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(inner) for inner in value]
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return valid_text(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return str(value)
+    return valid_text(str(value))
 
 
 def from_json(value: object) -> object:

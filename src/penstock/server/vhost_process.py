@@ -253,15 +253,22 @@ class VhostProcess(LinkedProcess):
     # ---- operations ----------------------------------------------------------------------------
 
     def _call(self, facts: dict[str, Any]) -> None:
-        """An operation; its reply may come later."""
-        number = facts["n"]
+        """An operation; its reply may come later. An error that nobody expected, in the operation
+        or in its answer, is logged with its traceback and answered with 541."""
+        number, op = facts["n"], facts["op"]
 
         def reply(result: object) -> None:
-            if isinstance(result, BaseException):
-                answer = {"do": "result", **error_reply(number, result)}
-            else:
-                answer = {"do": "result", "id": number, "result": to_json(result)}
+            try:
+                answer = told(result)
+            except Exception as error:
+                logger.exception("operation %s: the answer", op)
+                answer = told(error)
             self._link.send(answer)
+
+        def told(result: object) -> dict[str, object]:
+            if isinstance(result, BaseException):
+                return {"do": "result", **error_reply(number, result)}
+            return {"do": "result", "id": number, "result": to_json(result)}
 
         if self._vhost is None or self._hub is None:
             reply(RuntimeError("the vhost has not started yet"))
@@ -269,19 +276,23 @@ class VhostProcess(LinkedProcess):
         try:
             args = from_json(facts["args"])
             assert isinstance(args, dict)
-            if facts["op"] == "list_connections":
+            if op == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
             else:
-                self._in_flight.begin(OPERATOR, facts["op"])
+                self._in_flight.begin(OPERATOR, op)
                 try:
-                    operations.call(self._vhost, None, facts["op"], args, reply)
+                    operations.call(self._vhost, None, op, args, reply)
                 finally:
                     self._in_flight.end()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except (PenstockError, OSError) as error:
             if self._vhost.engine.failed is not None:
                 self._hub.fail(error)
-            elif not isinstance(error, ValueError):
-                logger.debug("operation %s: %s", facts["op"], error)
+            logger.debug("operation %s: %s", op, error)
+            reply(error)
+        except Exception as error:
+            if self._vhost.engine.failed is not None:
+                self._hub.fail(error)
+            logger.exception("operation %s failed", op)
             reply(error)
         self._hub.wake()
 

@@ -65,8 +65,8 @@ class Fake:
             if self.behaviour == "hangs":
                 threading.Event().wait()
         elif do == "ping":
-            counts = {"depth_bytes": 5, "connections": 6, "rss_bytes": 7}
-            self.send({"do": "pong", "n": facts["n"], **counts})
+            counts = {"depth_bytes": 5, "connections": 6, "rss_bytes": 7, "counted_bytes": 8}
+            self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
         elif do == "connection":
             with socket.socket(fileno=descriptors[0]) as handed:
                 handed.sendall(b"got " + data)

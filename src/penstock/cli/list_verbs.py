@@ -70,8 +70,8 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "list_vhosts": (
         ("name", "state"),
         (
-            "pid", "error", "retry_in_s", "refused", "restarts",
-            "memory_bytes", "connections", "depth_bytes", "rss_bytes",
+            "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
+            "counted_bytes", "connections", "depth_bytes", "rss_bytes",
         ),
     ),
     "list_users": (("name", "tags"), ()),

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import click
 
+from penstock import escaping
 from penstock.cli import shown
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked
-from penstock.cli.main import RefusedError, UnavailableError
+from penstock.cli.main import EX_UNAVAILABLE, RefusedError, UnavailableError
 from penstock.cli.shown import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
@@ -30,9 +31,28 @@ CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 @FORMAT
 @DATA
 def status(vhost: str | None, form: str, data: str) -> None:
-    """What the broker is, what it does, what it takes of memory and disk."""
+    """Show what the broker is, what it does, and what it takes of memory and disk.
+
+    `is_healthy` is false while a vhost is down or publishers have to wait; `problems` says why.
+    """
     found = ask(data, "status") if vhost is None else ask(data, "vhost_status", vhost)
     shown.pairs(found, form)
+
+
+@click.command("health_check")
+@DATA
+def health_check(data: str) -> None:
+    """Check that the broker serves: it has started, no vhost is down, no publisher has to wait.
+
+    Prints `ok`. Otherwise prints each problem on a line of stderr; exit code 69.
+    """
+    found = ask(data, "status")
+    if found["is_healthy"]:
+        click.echo("ok")
+        return
+    for problem in found["problems"]:
+        click.echo(f"penstock: {escaping.one_line(problem)}", err=True)
+    raise click.exceptions.Exit(EX_UNAVAILABLE)
 
 
 @click.command("add_vhost")

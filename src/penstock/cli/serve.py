@@ -27,6 +27,7 @@ import click
 from penstock.cli.main import UnavailableError, version_text
 from penstock.config import LOG_LEVELS, Config, config_of, parse_file
 from penstock.errors import OptionError
+from penstock.escaping import one_line
 from penstock.queues.budget import format_bytes, machine_memory
 from penstock.storage.durability import INTERVAL, MODE_NAMES
 from penstock.storage.filesystem import OsFileSystem
@@ -161,7 +162,10 @@ def ready_line(config: Config, facts: "ReadyFacts") -> str:
     if config.mode == INTERVAL:
         durability += f"={config.storage.interval_ms}"
     http = f"http://{host}:{facts.http_port}/  " if facts.http_port is not None else ""
+    state = "is ready"
+    if facts.problems:
+        state = f"listens, but {one_line('; '.join(facts.problems))}"
     return (
-        f"penstock {version_text()} is ready: amqp://guest:guest@{host}:{facts.port}/  {http}"
+        f"penstock {version_text()} {state}: amqp://guest:guest@{host}:{facts.port}/  {http}"
         f"data {config.data}  memory {format_bytes(config.memory_bytes)}  durability {durability}"
     )

@@ -24,7 +24,7 @@ import penstock
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
-from penstock.server.watched_process import RUNNING, ProcessDown
+from penstock.server.watched_process import DOWN, RUNNING, ProcessDown
 from penstock.server.watched_vhost import WatchedVhost
 from penstock.storage.durability import MODE_NAMES
 from penstock.storage.user_store import READY
@@ -112,6 +112,8 @@ class NodeOperations:
     async def _status(self, _args: Args, _vhost: str) -> object:
         node = self._node
         host, port = node.listener.socks[0].getsockname()[:2]
+        free_bytes, limit_bytes = self._disk()
+        problems = self.problems()
         return {
             "product": "Penstock",
             "version": penstock.__version__,
@@ -122,13 +124,44 @@ class NodeOperations:
             "port": port,
             "durability": MODE_NAMES[node.settings.mode],
             "memory_bytes": node.settings.memory_bytes,
+            "counted_bytes": sum(v.counted_bytes for v in node.vhosts.values()),
+            "disk_free_bytes": free_bytes,
+            "disk_free_limit_bytes": limit_bytes,
             "is_ready": node.is_ready.is_set(),
+            "is_healthy": not problems,
+            "problems": problems,
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
             "accepted": node.listener.accepted,
             "vhosts": await self._list_vhosts({}, ""),
             "http": None if node.http is None else node.http.facts(),
         }
+
+    def _disk(self) -> tuple[int, int]:
+        """Bytes that are free for the data directory, and below which publishers wait."""
+        limit_bytes = self._node.settings.storage.disk_free_limit
+        return self._node.data.fs.free_bytes(self._node.data.path), limit_bytes
+
+    def problems(self) -> list[str]:
+        """What keeps clients from being served, a line each; of vhosts as of their last pong."""
+        node = self._node
+        found = [] if node.is_ready.is_set() else ["the broker has not started yet"]
+        for vhost in node.vhosts.values():
+            if vhost.state == DOWN:
+                found.append(str(vhost.down()))
+            elif vhost.blocked_reason:
+                found.append(
+                    f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
+                )
+        free_bytes, limit_bytes = self._disk()
+        if free_bytes < limit_bytes:
+            found.append(
+                f"the disk of {node.data.path} has {free_bytes} bytes free, publishers wait below "
+                f"{limit_bytes} (storage.disk_free_limit)"
+            )
+        if node.http is not None and node.http.state == DOWN:
+            found.append(str(node.http.down()))
+        return found
 
     async def _await_startup(self, args: Args, _vhost: str) -> object:
         """The node listens, and HTTP and all vhosts that were started serve. ProcessDown: one does
@@ -176,6 +209,8 @@ class NodeOperations:
             row["retry_in_s"] = watched.retry_in_s if watched is not None else None
             row["refused"] = watched.refused() if watched is not None else []
             row["restarts"] = watched.restarts if watched is not None else 0
+            row["blocked_reason"] = watched.blocked_reason or None if watched is not None else None
+            row["counted_bytes"] = watched.counted_bytes if watched is not None else 0
             row["memory_bytes"] = watched.memory_bytes if watched is not None else 0
             row["connections"] = watched.connections if watched is not None else 0
             row["depth_bytes"] = watched.depth_bytes if watched is not None else 0

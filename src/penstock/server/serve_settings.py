@@ -74,7 +74,8 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """host, port, http_port (None: none): where the broker really listens. data: its directory."""
+    """host, port, http_port (None: none): where the broker really listens. data: its directory.
+    problems: what already keeps clients from being served, such as a vhost that is down."""
 
     host: str
     port: int
@@ -82,3 +83,4 @@ class ReadyFacts:
     memory_bytes: int
     mode: int
     http_port: int | None = None
+    problems: tuple[str, ...] = ()

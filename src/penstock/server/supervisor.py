@@ -11,9 +11,10 @@ An orderly stop (SIGTERM, SIGINT, the operation `stop`) goes from the outside in
 each vhost tells its clients and makes its checkpoint, the lock is given back.
 
 Errors of starting are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
-CorruptionError and others of the directory. A vhost that cannot start is no such error: it is down,
-says why, and the others serve. HTTP is started when clients of AMQP can connect, beside them: its
-port is taken from the beginning, and whoever connects to it sooner waits there.
+CorruptionError and others of the directory. A vhost that cannot start is no such error: it is
+down, the ready line says why, and the others serve. HTTP is started when clients of AMQP can
+connect, beside them: its port is taken from the beginning, and whoever connects to it sooner waits
+there.
 
 Not here: operations of operators (node_operations), one vhost (watched_vhost), the handshake.
 """
@@ -145,6 +146,7 @@ class Supervisor:
                     host=self.settings.host, port=port, data=self.settings.data,
                     memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
                     http_port=None if self.http is None else self.http.port,
+                    problems=tuple(operations.problems()),
                 )  # fmt: skip
                 on_ready(facts)
             await self._stop.wait()
@@ -168,7 +170,9 @@ class Supervisor:
             task.cancel()
         for outcome in await asyncio.gather(ready, stop, return_exceptions=True):
             if isinstance(outcome, VhostDown):
-                logger.error("%s; the others serve", outcome)
+                others = sum(self.is_known(name) for name in self.users.vhosts()) - 1
+                rest = f"{others} other vhosts are not affected" if others else "there is no other"
+                logger.error("%s; %s", outcome, rest)
 
     # ---- vhosts --------------------------------------------------------------------------------
 

@@ -187,7 +187,8 @@ class VhostProcess(LinkedProcess):
         self._link.send({"do": "ready"})
 
     def _pong(self, facts: Facts) -> Facts:
-        depth_bytes = self._vhost.depth_bytes if self._vhost is not None else 0
+        vhost = self._vhost
+        depth_bytes = vhost.depth_bytes if vhost is not None else 0
         connections = len(self._hub.sessions) if self._hub is not None else 0
         return {
             "do": "pong",
@@ -195,6 +196,8 @@ class VhostProcess(LinkedProcess):
             "depth_bytes": depth_bytes,
             "connections": connections,
             "rss_bytes": rss_bytes(self._fs) or 0,
+            "blocked_reason": vhost.blocked_reason if vhost is not None else "",
+            "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
         }
 
     def _told(self, do: str, facts: dict[str, Any]) -> None:

@@ -127,6 +127,10 @@ class WatchedProcess(ABC):
     def _failed(self, status: int) -> None:  # noqa: B027 - nothing, for most
         """Its process has ended with this status (negative: a signal) without being told to."""
 
+    def down(self) -> ProcessDown:
+        """The error that says that it is down, why, and when it is started again."""
+        return self._down(self._why_down())
+
     def _down(self, why: str) -> ProcessDown:
         """What whoever wants something of it is told."""
         return ProcessDown(self.who, why)
@@ -156,7 +160,7 @@ class WatchedProcess(ABC):
         while self.state == STARTING:
             await asyncio.shield(self._settled)
         if self.state != RUNNING:
-            raise self._down(self._why_down())
+            raise self.down()
 
     async def restart(self) -> None:
         """Start it with its failures forgotten: at once if it is down, after an orderly stop if it

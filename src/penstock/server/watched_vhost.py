@@ -16,7 +16,8 @@ What it is told and says beyond the messages of all processes:
 
     to it     start (name, path, settings, refused; with memory) · connection (with a socket)
               memory (bytes) · identity · close_user
-    from it   memory_is · pong, with depth_bytes, connections, rss_bytes
+    from it   memory_is
+              pong, with depth_bytes, connections, rss_bytes, counted_bytes, blocked_reason
 
 Not here: which vhosts there are, what is done about one that is down (supervisor), the process
 itself (vhost_process).
@@ -86,7 +87,9 @@ class WatchedVhost(WatchedProcess):
     """`path`: its directory, which is there. on_down(vhost): it stays down from now on. program:
     what is started, with the descriptor of its end of the link behind.
 
-    Counters of the last pong: depth_bytes, connections, rss_bytes. memory_bytes: what it was told.
+    Of the last pong: depth_bytes, connections, rss_bytes, counted_bytes (RAM for messages),
+    blocked_reason (why publishers wait: "memory", "disk"; "": they do not). memory_bytes: what it
+    was told.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class WatchedVhost(WatchedProcess):
         self.depth_bytes = 0
         self.connections = 0
         self.rss_bytes = 0
+        self.counted_bytes = 0
+        self.blocked_reason = ""
         self.on_memory: Callable[[], None] | None = None  # it has taken what it was told
         self._on_down = on_down
         self._shared: mmap.mmap | None = None  # what its process is handling
@@ -118,7 +123,7 @@ class WatchedVhost(WatchedProcess):
         """The client is the vhost's from now on, and the socket closed here. AMQPConnectionError
         541: it takes no more; the socket is the caller's still."""
         if self.state != RUNNING or self._link is None:
-            raise self._down(self._why_down())
+            raise self.down()
         if self._link.waiting >= WAITING_MAX:
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
@@ -165,6 +170,8 @@ class WatchedVhost(WatchedProcess):
             self.depth_bytes = whole(facts["depth_bytes"])
             self.connections = whole(facts["connections"])
             self.rss_bytes = whole(facts["rss_bytes"])
+            self.counted_bytes = whole(facts["counted_bytes"])
+            self.blocked_reason = str(facts["blocked_reason"])
         elif do == "memory_is" and self.on_memory is not None:
             self.on_memory()
 
@@ -176,7 +183,8 @@ class WatchedVhost(WatchedProcess):
 
     def _life_ended(self) -> None:
         super()._life_ended()
-        self.connections = self.depth_bytes = self.rss_bytes = 0
+        self.connections = self.depth_bytes = self.rss_bytes = self.counted_bytes = 0
+        self.blocked_reason = ""
         if self._shared is not None:
             self._last = self._shared[:]
             self._shared.close()

@@ -109,6 +109,7 @@ def test_counters_come_with_pongs_and_memory_is_acknowledged() -> None:
         while vhost.depth_bytes != 5:
             await asyncio.sleep(0)
         assert (vhost.connections, vhost.rss_bytes) == (6, 7)
+        assert (vhost.counted_bytes, vhost.blocked_reason) == (8, "disk")
 
     with_vhost("good", scenario)
 

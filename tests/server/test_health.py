@@ -1,0 +1,89 @@
+"""What `status`, `health_check`, HTTP and the ready line say of a broker that is not well."""
+
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.storage.data_directory import hash_name
+from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.helpers.wire import open_channel
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LiveBroker]:
+    made = LiveBroker(tmp_path / "data", has_http=True)
+    yield made
+    made.stop()
+
+
+def get(broker: LiveBroker, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def health_check(broker: LiveBroker) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "health_check", "--data", str(broker.data)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_broker_whose_disk_is_full_is_not_healthy(broker: LiveBroker) -> None:
+    broker.start()
+    found = broker.control("status")
+    assert found["is_healthy"] is True
+    assert found["problems"] == []
+    assert found["disk_free_bytes"] > found["disk_free_limit_bytes"] == 50 << 20
+    assert health_check(broker) == (0, "ok\n")
+    broker.stop()
+
+    broker.environment["PENSTOCK_STORAGE_DISK_FREE_LIMIT"] = str(1 << 60)
+    broker.start()
+    with open_channel(broker):
+        wait_until(
+            lambda: broker.control("list_vhosts")[0]["blocked_reason"] == "disk", "the alarm"
+        )
+    found = broker.control("status")
+    assert found["is_ready"] is True
+    assert found["is_healthy"] is False
+    blocked, disk = found["problems"]
+    assert blocked == "vhost '/' is low on disk: publishers wait"
+    assert disk.startswith(f"the disk of {broker.data} has ")
+    code, told = health_check(broker)
+    assert code == 69
+    assert told.splitlines()[0] == f"penstock: {blocked}"
+    assert told.splitlines()[1].startswith(f"penstock: the disk of {broker.data} has ")
+    assert get(broker, "/health") == (200, {"status": "publishers wait", "low_on": ["disk"]})
+
+
+def test_the_only_vhost_is_down(broker: LiveBroker) -> None:
+    broker.start()
+    with open_channel(broker) as wire:
+        wire.declare("q", durable=True, exclusive=False)
+    broker.stop()
+    (checkpoint,) = (broker.data / "vhosts" / hash_name(b"/")).glob("checkpoint-*")
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    checkpoint.write_bytes(data)
+    broker.start()
+    assert " is ready" not in broker.ready_line
+    assert "listens, but vhost '/' is down: " in broker.ready_line
+    assert checkpoint.name in broker.ready_line
+    assert "there is no other" in broker.log_text()
+    assert "the others serve" not in broker.log_text()
+    code, told = health_check(broker)
+    assert code == 69
+    assert "penstock: vhost '/' is down: " in told
+    assert get(broker, "/health")[0] == 503

@@ -102,7 +102,7 @@ class CheckpointJob(Job):
 
 
 class BackupJob(Job):
-    """A backup of the vhost into a free directory."""
+    """A backup of the vhost into a free directory, verified before the job is done."""
 
     def __init__(self, vhost: VHost, path: str) -> None:
         super().__init__(vhost)
@@ -113,7 +113,7 @@ class BackupJob(Job):
         self.vhost.engine.check()
         part = self._part
         if part.step():
-            return 0.0 if part.checkpoint_number else PAUSE_S
+            return PAUSE_S if part.is_waiting else 0.0
         self._fresh.finish()
         self.result = {
             "linked": part.linked, "copied": part.copied, "copied_bytes": part.copied_bytes,

@@ -46,7 +46,7 @@ def _finish(driver: Driver) -> None:
 
 
 def backup(driver: Driver, path: str | Path) -> None:
-    """A backup of the box into a free path."""
+    """A backup of the box into a free path, verified."""
     with driver.gate, driver.guard:
         engine = driver.core.engine
         engine.check()
@@ -58,7 +58,7 @@ def backup(driver: Driver, path: str | Path) -> None:
             with driver.gate, driver.guard:
                 is_going = part.step()
                 driver.turn()
-            if not part.checkpoint_number:
+            if part.is_waiting:
                 _pause()
         fresh.finish()
     except BaseException:

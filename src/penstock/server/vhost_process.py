@@ -54,7 +54,8 @@ from penstock.server.session import Session
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
-WORKERS: Final = 3  # a sync, a read ahead and the combining of files do not wait for each other
+# A sync, a read ahead, combining and the verifying of a backup do not wait for each other.
+WORKERS: Final = 4
 CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost stops
 LOCKED_S: Final = 60.0  # for another process to leave the directory
 LOCKED_AGAIN_S: Final = 0.2

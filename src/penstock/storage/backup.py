@@ -1,37 +1,41 @@
-"""Backup: a copy of a running store, exact as of one checkpoint, made beside the traffic.
+"""Backup: a copy of a running store, exact as of one moment, made beside the traffic.
 
-A checkpoint is already everything that a store needs to start, but for the log after its cut. So a
-backup is a fresh checkpoint and the files that it names:
+A checkpoint holds everything that a store needs to start, except for the log after its cut. So a
+backup is a new checkpoint and the files that it names:
 
-    checkpoint        made first; from before its cut nothing is deleted (`engine.pins`)
-    sealed .rdq+.hint, own files      never changed any more: hard links, which cost no room;
-                      copied where the disk knows no links, or the backup is on another disk
+    checkpoint        made first, and *whole*: messages that are dequeued after its cut are written
+                      all the same, because the copy has no log (checkpointer.py); from before its
+                      cut on nothing is deleted (`engine.pins`)
+    sealed .rdq+.hint, own files      never change: hard links, which need no room; copied where
+                      the disk knows no links, or the backup is on another disk
     pages of streams  sealed: linked, with their index; the active one copied up to the position at
-                      the cut, its index left out; the head written anew, as of the cut
+                      the cut, without its index; the head written anew, as of the cut
     staged pages      copied, those that decided batches still have to move
     .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
                       the checkpoint, and so is harmless
-    checkpoint-<n>    written anew: no log behind it, and clean, for nothing followed it
-    VERSION           last (`fresh_directory.py`)
+    checkpoint-<n>    written anew: with no log after it, and clean, because nothing followed it
+    VERSION           last (`fresh_directory.py`), after the copy of each vhost was verified
 
 Each file and directory is synced before VERSION is. What was published after the cut is not in the
-backup, what was acknowledged after it is still there: it is the store as of the cut. A linked file
-is one file: damage to it is damage to both, so keep a backup on another disk too.
+backup, what was acknowledged after it is still there: the copy is the store as of the cut. A linked
+file is one file: damage to it is damage to both, so keep a backup on another disk too.
 
-`step` does a little and returns; its owner calls it between other work, as it does `tick`. Deleting
-waits until the end, so the disk needs room for what dies meanwhile.
+`step` does a little and returns; its owner calls it between other work, as it does `tick`. The copy
+is verified by a worker (verify.py). Deleting waits until the end, so the disk needs room for what
+dies meanwhile.
 
-Failure: any OSError, DiskFullError when the checkpoint has no room; the source goes on, what was
-kept from deletion is deleted, the copy stays UNFINISHED and the next one begins anew. A crash
-leaves the same; what was to be deleted is then found as orphans by the next start.
+Failure: any OSError, DiskFullError when the checkpoint has no room, CorruptionError when the copy
+does not verify, as a rule because the source is damaged. The source goes on, what was kept from
+deletion is deleted, the copy stays UNFINISHED and the next one begins again. A crash leaves the
+same; what was to be deleted is then found as orphans by the next start.
 """
 
 import errno
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Final
 
-from penstock.errors import DiskFullError
+from penstock.errors import CorruptionError, DiskFullError
 from penstock.storage import checkpoint
 from penstock.storage.adoption import is_adopted
 from penstock.storage.batches import decode_section
@@ -53,6 +57,7 @@ from penstock.storage.stream_meta import (
     encode_head,
     encode_tail,
 )
+from penstock.storage.verify import Report, verify
 
 COPY_BYTES: Final = 1 << 20  # in one step
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP)
@@ -61,11 +66,13 @@ _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.
 class Backup:
     """The backup of one running engine into a data directory in the making.
 
-    checkpoint_number: of the checkpoint that it holds, 0 until that is made. linked, copied: files.
+    checkpoint_number: of the checkpoint that it holds, 0 until that is made. is_waiting: the next
+    step needs something that the disk has not done yet. linked, copied: files.
     """
 
     def __init__(self, engine: StorageEngine, fresh: FreshDirectory) -> None:
         self.checkpoint_number: int = 0
+        self.is_waiting: bool = True
         self.linked: int = 0
         self.copied: int = 0
         self.copied_bytes: int = 0
@@ -92,6 +99,7 @@ class Backup:
         try:
             yield from self._checkpoint()
             number = self.checkpoint_number
+            self.is_waiting = False
             manifest = checkpoint.read(engine.fs, engine.path, number, engine.state.vhost)
             name = engine.fs.read(engine.path + "/.vhost").removesuffix(b"\n")
             target = self._fresh.vhost(name)
@@ -107,6 +115,7 @@ class Backup:
             self._write_checkpoint(manifest, target)
         finally:
             self._unpin()
+        yield from self._verify(target)
 
     def _checkpoint(self) -> Iterator[bool]:
         """Wait for a checkpoint whose cut is after the pin."""
@@ -114,10 +123,10 @@ class Backup:
         checkpoints = engine.checkpoints
         while checkpoints.phase != IDLE:
             yield self._slice()
-        engine.upkeep.begin_checkpoint()
+        engine.upkeep.begin_checkpoint(is_whole=True)
         while checkpoints.phase == IDLE:  # a large commit is under way: no cut within it
             yield True
-            engine.upkeep.begin_checkpoint()
+            engine.upkeep.begin_checkpoint(is_whole=True)
         before = checkpoints.count
         while checkpoints.count == before:
             if checkpoints.phase == IDLE:
@@ -195,12 +204,12 @@ class Backup:
                 if ending not in ("page", "idx") or not stem.isdecimal():
                     continue
                 base = int(stem)
-                is_last = base == position.page_base
+                is_last = base == position.page_base and position.page_bytes > 0
                 if position.first_offset <= base < position.page_base or (
                     is_last and is_adopted(fs, f"{source}/{stem}.page")
                 ):
                     yield from self._link(source, inner, name)
-                elif is_last and ending == "page" and position.page_bytes:
+                elif is_last and ending == "page":
                     length = position.page_bytes
                     yield from self._copy(f"{source}/{name}", f"{inner}/{name}", length)
             p = position
@@ -257,6 +266,28 @@ class Backup:
         self.copied += 1
         self.copied_bytes += length
 
+    def _verify(self, target: str) -> Iterator[bool]:
+        """Have a worker verify the copy of this vhost. CorruptionError names its first problem."""
+        fs = self._fs
+        found: list[Report] = []
+        errors: list[BaseException] = []
+        self._engine.submit(lambda: verify(fs, target), _keep(found), errors.append)
+        self.is_waiting = True
+        while not found and not errors:
+            self._engine.check()
+            yield True
+        self.is_waiting = False
+        if errors:
+            raise errors[0]
+        (report,) = found
+        if not report.is_fine:
+            problem, n = report.problems[0], len(report.problems)
+            others = f" (and {n - 1} others)" if n > 1 else ""
+            raise CorruptionError(
+                problem.path, problem.position,
+                f"the backup does not verify: {problem.text}{others}; the copy is not finished",
+            )  # fmt: skip
+
     def _make(self, path: str) -> None:
         self._fs.mkdir(path)
         self._directories[path] = None
@@ -300,6 +331,14 @@ class Backup:
             )
 
 
+def _keep(found: list[Report]) -> Callable[[object], None]:
+    def done(result: object) -> None:
+        assert isinstance(result, Report)
+        found.append(result)
+
+    return done
+
+
 def backup(engines: list[StorageEngine], directory: str) -> list[Backup]:
     """A whole backup of these engines, now; each has a FileSystem of its own, over the same disk.
     `directory` must be free or an unfinished backup (NotAStoreError). Fails as the head says."""
@@ -311,7 +350,7 @@ def backup(engines: list[StorageEngine], directory: str) -> list[Backup]:
             done.append(part)
             while part.step():
                 engine.flush()
-                engine.poll(wait=not part.checkpoint_number)
+                engine.poll(wait=part.is_waiting)
     except BaseException:
         for part in done:
             part.abandon()

@@ -13,7 +13,8 @@
 
 What may be left out of the slices is only what a *durable* dequeue took since the cut [4]: every
 queue's `limbo` has what left RAM meanwhile. A purged entry is written all the same, because its
-slot will be read for its references.
+slot will be read for its references. The checkpoint of a backup is *whole*: it leaves nothing out,
+because its copy has no log that says what was dequeued after the cut.
 
 A checkpoint that runs out of space is given up: nothing that it wrote is named by anything, the
 one before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops
@@ -75,6 +76,7 @@ class Checkpointer:
         self.count: int = 0
         self.phase: str = IDLE
         self._is_clean = False
+        self._is_whole = False
         self._reset()
 
     def _reset(self) -> None:
@@ -101,14 +103,17 @@ class Checkpointer:
 
     # ---- the cut -------------------------------------------------------------------------------
 
-    def begin(self, *, is_clean: bool = False) -> None:
-        """The cut, now. The caller sees to it that no checkpoint and no large commit is running."""
+    def begin(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
+        """The cut, now. The caller sees to it that no checkpoint and no large commit is running.
+        is_whole: it is complete without the log after its cut, as a backup needs it: messages that
+        are dequeued meanwhile are written too."""
         assert self.phase == IDLE
         engine = self._engine
         state, store = engine.state, engine.state.store
         segment, position, lsn = engine.log.position()
         self._reset()
         self._is_clean = is_clean
+        self._is_whole = is_whole
         ticks = state.ticks
         ticks.epoch += 1
         store.cut(ticks.epoch)
@@ -178,7 +183,7 @@ class Checkpointer:
         queue, section, owed = listing.queue, listing.section, listing.owed
         durable = self._engine.log.durable_lsn
         for x in queue.limbo or ():
-            if x.is_purged or x.lsn > durable:
+            if self._is_whole or x.is_purged or x.lsn > durable:
                 owed[x.entry.seq] = x.entry
         if listing.is_small or not self._load_bodies(queue, section):
             for piece in listing.pieces:

@@ -74,15 +74,15 @@ class Upkeep:
         store = self._engine.state.store
         return store.written_bytes + store.released_bytes
 
-    def begin_checkpoint(self, *, is_clean: bool = False) -> None:
-        """The cut of a checkpoint, if none is in progress, and no large commit or adoption is under
-        way."""
+    def begin_checkpoint(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
+        """The cut of a checkpoint (see Checkpointer.begin), if none is in progress, and no large
+        commit or adoption is under way."""
         engine = self._engine
         if engine.checkpoints.phase != IDLE or engine.is_committing:
             return
         if engine.state.streams.adopting:
             return  # it would name pages that are not there yet
-        engine.checkpoints.begin(is_clean=is_clean)
+        engine.checkpoints.begin(is_clean=is_clean, is_whole=is_whole)
         self._cut_bytes = engine.log.appended_bytes
         self._cut_records = engine.log.appended_records
         self._cut_store_bytes = self._store_bytes()

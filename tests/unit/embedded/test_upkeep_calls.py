@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,43 @@ def test_a_backup_beside_the_traffic_is_one_moment(box: penstock.Box, tmp_path: 
         assert found == [b"%d" % i for i in range(len(found))]
         lengths.append(len(found))
     assert at_least <= lengths[0] <= lengths[1] <= lengths[2] <= n
+
+
+@pytest.fixture
+def durable_box(tmp_path: Path) -> Iterator[penstock.Box]:
+    with penstock.open(tmp_path / "box.d") as box:
+        yield box
+
+
+def test_a_backup_beside_transactions_has_every_message_on_exactly_one_side(
+    durable_box: penstock.Box, tmp_path: Path
+) -> None:
+    """Messages that are consumed after the cut, and so never reach a file of the box, are in it."""
+    box = durable_box
+    engine = box._driver.core.engine
+    engine.options = replace(engine.options, slice_ms=0, slice_entries=8)  # many steps
+    a, b = box.queue("a"), box.queue("b")
+    n = 2000
+    a.put_many([b"%d" % i for i in range(n)])
+    stop = threading.Event()
+
+    def move() -> None:
+        while not stop.is_set() and len(a):
+            with box.transaction():
+                for job in a.get_many(20):
+                    b.put(job.body)
+                    job.ack()
+
+    mover = Aside(move)
+    until(lambda: len(b) > 0)
+    for i in range(2):
+        box.backup(str(tmp_path / f"copy{i}"))
+    stop.set()
+    mover.result()
+    for i in range(2):
+        with penstock.open(tmp_path / f"copy{i}") as copy:
+            left, moved = bodies(copy.queue("a")), bodies(copy.queue("b"))
+        assert sorted(map(int, left + moved)) == list(range(n))
 
 
 def test_a_backup_needs_a_free_path(box: penstock.Box, tmp_path: Path) -> None:

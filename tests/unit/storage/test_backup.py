@@ -126,7 +126,7 @@ def test_what_died_meanwhile_is_deleted_in_the_end() -> None:
     engine.checkpoint()
     assert engine.fs.exists(queue.path)
     while work.step():
-        pass
+        engine.poll()
     engine.poll(wait=True)
     assert not engine.fs.exists(queue.path)
     assert engine.pins == 0

@@ -263,10 +263,10 @@ class QueueContract:
         job = q.get()
         job.nack(delay=0)
         assert q.get().attempts == 1
-        box.queue("q", dead_letter_to=None)
-        q.put(b"c")
-        q.get().reject()
-        assert (len(q), len(dead)) == (0, 0)
+        other = box.queue("other")
+        other.put(b"c")
+        other.get().reject()
+        assert (len(other), len(dead)) == (0, 0)
 
     def test_nack_puts_it_back_at_its_place(self, box: Any) -> None:
         q = box.queue("q")

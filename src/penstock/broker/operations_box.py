@@ -5,7 +5,7 @@ the rest it asks for by penstock.call, and here is what it may ask. The user's p
 of the like methods of AMQP. Every operation is answered at once, or when the log has settled it.
 
     box.queue       name                        exists, arguments, whole_bytes (of memory sizes)
-    box.declare     name, arguments             a durable queue, made or given other arguments
+    box.declare     name, arguments             a durable queue, as queue.declare of AMQP
     box.queues      after, n                    names behind `after`, sorted: those the user may use
     box.queue_info  name                        ready, unacked, delayed, info (counters)
     box.room        name, bytes, count          null: there is room; or limit, given, allowed
@@ -155,11 +155,7 @@ def _declare(call: BoxCall) -> None:
     if isinstance(target, str):
         check_read(channel, "queue", name)
         check_write(channel, "exchange", target)
-    if vhost.has_queue(name):
-        queue = vhost.find_queue(name, channel.handler)
-        lsn = 0 if queue.arguments == arguments else vhost.set_options(queue, arguments)
-    else:
-        lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=channel.handler)[1]
+    _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=channel.handler)
     call.settled(lsn, None)
 
 

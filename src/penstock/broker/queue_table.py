@@ -264,32 +264,6 @@ class QueueTable:
         if warning is not None:
             self._opener.warn(f"{what}: {warning}")
 
-    def set_arguments(self, queue: Served, arguments: dict[str, object]) -> int:
-        """Other x-arguments from here on, durably if the queue is. ChannelError 406; a stream's
-        are fixed."""
-        what = self.called(queue.name)
-        if not isinstance(queue, ServedQueue):
-            check_equivalent(what, arguments, queue.arguments)
-            return 0
-        options = check_arguments(what, arguments)
-        amq = queue.amq
-        if options.priorities != amq.options.priorities:
-            raise refusals.precondition_failed(
-                f"invalid arg 'x-max-priority' for {what}: received {options.priorities}, expected "
-                f"{amq.options.priorities}, which is fixed for the life of a queue"
-            )
-        old_bytes = amq.options.max_memory_bytes or 0
-        if options.max_memory_bytes != amq.options.max_memory_bytes:
-            self._check_memory(what, options, old_bytes)
-        lsn = 0
-        if amq.is_durable:
-            lsn = factory.store_arguments(self._engine, amq.name, encode_arguments(arguments))
-        amq.set_options(options)
-        queue.is_immediate = options.ttl_ms == 0
-        self._opener.register(amq.backing, options)
-        queue.arguments = arguments
-        return lsn
-
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(

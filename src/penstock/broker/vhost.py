@@ -36,7 +36,6 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import EXPIRES
 from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
@@ -251,17 +250,6 @@ class VHost:
     def purge_queue(self, queue: Served) -> tuple[int, int]:
         """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
         return self.table.purge(queue)
-
-    def set_options(self, queue: Served, arguments: dict[str, object]) -> int:
-        """Other x-arguments for a queue that is there, durably if it is. The LSN. ChannelError
-        406."""
-        before = queue.arguments
-        lsn = self.table.set_arguments(queue, arguments)
-        if before.get(EXPIRES) != arguments.get(EXPIRES):
-            self.clockwork.expire_unused(queue.name, arguments)
-        if isinstance(queue, ServedQueue):
-            self.clockwork.touch(queue)
-        return lsn
 
     def owner_gone(self, owner: object) -> None:
         """A connection is no more: its exclusive queues are deleted at once."""

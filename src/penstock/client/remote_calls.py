@@ -86,25 +86,47 @@ def pause(driver: RemoteDriver, pause_s: float, deadline: float | None) -> Call[
 
 
 def declare(driver: RemoteDriver, name: object, given: Mapping[str, object]) -> Call[RemoteState]:
-    """The queue of this name, made when missing, with the options that are given."""
+    """The queue of this name, made with the given options when it is missing. One that is there is
+    taken as it is; OptionError if a given option differs from it: other clients declare it, too."""
     name = spellings.check_name(name)
     found = yield from operate(driver, "box.queue", {"name": name})
     if found["exists"] and is_stream(found["arguments"]):
         raise OptionError("name", name, "a name that no stream has")
     current = QueueOptions.from_arguments(found["arguments"]) if found["exists"] else None
     options = current
-    if current is None or given:
-        options = spellings.queue_options(given, current, found["whole_bytes"])
-    assert options is not None
-    if options != current:
+    if current is None:
+        options = spellings.queue_options(given, None, found["whole_bytes"])
         arguments = options.arguments()
         yield from operate(driver, "box.declare", {"name": name, "arguments": arguments})
+    else:
+        _check_same(name, given, current, found["whole_bytes"])
+    assert options is not None
     state = driver.states.get(name)
     if state is None or state.is_deleted:
         state = driver.states[name] = RemoteState(name, options)
     state.options = options
     state.mode = spellings.own_mode(options)
     return state
+
+
+def _check_same(
+    name: str, given: Mapping[str, object], current: QueueOptions, whole_bytes: int
+) -> None:
+    """OptionError that names the first given option that is not what the queue has."""
+    spellings.queue_options(
+        given, current, whole_bytes
+    )  # all of them, for those that are no options
+    before = current.arguments()
+    for option, value in given.items():
+        after = spellings.queue_options({option: value}, current, whole_bytes).arguments()
+        for argument in sorted({*before, *after}):
+            if before.get(argument) != after.get(argument):
+                expected = (
+                    f"what the queue '{name}' was declared with: {argument} is "
+                    f"{before.get(argument, 'not set')}, not {after.get(argument, 'not set')} "
+                    "(leave the option out to take the queue as it is, or delete the queue first)"
+                )
+                raise OptionError(option, value, expected)
 
 
 def has(driver: RemoteDriver, name: str) -> Call[bool]:

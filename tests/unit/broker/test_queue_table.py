@@ -285,21 +285,7 @@ def test_purge(rig: VHostRig) -> None:
     assert rig.vhost.purge_queue(passing) == (0, 0)
 
 
-# --- other arguments ---
-
-
-def test_arguments_can_be_changed_for_good(rig: VHostRig) -> None:
-    queue = rig.queue(arguments={"x-max-length": 5, "x-max-priority": 2})
-    rig.put(queue, *[b"%d" % n for n in range(5)])
-    new: dict[str, object] = {"x-max-length": 2, "x-max-priority": 2}
-    rig.answered(rig.vhost.set_options(queue, new))
-    rig.tick()
-    assert queue.amq.len() == 2
-    queue = classic(rig.crash().find_queue("q"))
-    assert (queue.arguments, queue.amq.options.max_length) == (new, 2)
-    error = refused(rig.vhost.set_options, queue, {"x-max-priority": 3})
-    assert "fixed for the life of a queue" in error.text
-    assert queue.arguments == new
+# --- memory ---
 
 
 def test_strict_memory_limits(rig: VHostRig) -> None:

@@ -96,9 +96,6 @@ STEPS: list[Step] = [
     published("prio", priority=1),
     published("prio", delay_ms=60_000),
     checkpointed,
-    lambda rig: rig.vhost.set_options(
-        rig.vhost.find_queue("plain"), {"x-mine": b"\xfe", "x-max-length": 5}
-    ),
     lambda rig: rig.vhost.unbind_queue("prio", "x", "k", {"a": [1, b"\xff"]}),
     deleted("prio"),  # and with it x, and with that y
     declared("prio", arguments={"x-max-priority": 2}, auto_delete=True),

@@ -51,7 +51,7 @@ def test_two_boxes_share_their_queues(broker: LiveBroker, box: Any) -> None:
         same.put_many([b"a", b"b"])
         job = same.get()
         assert (len(q), q.unacked) == (1, 1)
-        other.queue("q", max_attempts=7)
+        other.queue("q", max_attempts=5)
         with pytest.raises(OptionError, match="priorities: given 3, expected 0"):
             box.queue("q", priorities=3)
     until(lambda: len(q) == 2)  # what the other had in hand is back
@@ -59,6 +59,29 @@ def test_two_boxes_share_their_queues(broker: LiveBroker, box: Any) -> None:
         job.ack()
     again = q.get()
     assert (again.body, again.is_redelivered, again.attempts) == (b"a", True, 0)
+
+
+def test_a_queue_that_is_there_is_taken_as_it_is_or_refused(broker: LiveBroker, box: Any) -> None:
+    declare = QueueDeclare(queue="theirs", durable=True, arguments={"x-max-length": 9})
+    with penstock.client.connect(broker.url) as connection:
+        channel = connection.channel()
+        channel.ask(declare).result(LONG_S)
+        assert bodies(box.queue("theirs")) == []
+        box.queue("theirs", max_length=9)
+        for options, text in (
+            (
+                {"max_length": 9, "max_attempts": 5},
+                "max_attempts: given 5, expected what the queue 'theirs' was declared with: "
+                "x-delivery-limit is not set, not 4",
+            ),
+            ({"dead_letter_to": "dead"}, "dead_letter_to: .* x-dead-letter-exchange is not set"),
+            ({"max_length": None}, "max_length: .* x-max-length is 9"),
+            ({"durability": "os"}, "durability: .* x-durability is not set, not os"),
+            ({"max_lenght": 5}, "unknown option 'max_lenght', did you mean 'max_length'"),
+        ):
+            with pytest.raises(OptionError, match=text):
+                box.queue("theirs", **options)
+        channel.ask(declare).result(LONG_S)  # and so it still is what it was
 
 
 def test_messages_of_other_clients(broker: LiveBroker, box: Any) -> None:

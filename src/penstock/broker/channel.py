@@ -96,6 +96,7 @@ class Channel(ConsumerChannel):
         self.transaction: ChannelTransaction | None = None
         self.spooled: SpooledPublish | None = None
         self.unacked: Unacked = Unacked()
+        self.returning: list[Delivered] = []  # requeued, and not back in their queues yet
         self.consumers: dict[str, Consumer] = {}
         self.prefetch: int = 0  # for all consumers together, 0: no limit
         self.consumer_prefetch: int = 0  # of each consumer to come
@@ -293,7 +294,22 @@ class Channel(ConsumerChannel):
         return taken
 
     def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
-        """Deliveries that failed: back to their places, or dead-lettered."""
+        """Deliveries that failed: dead-lettered, or back to their places, at `give_back`."""
+        if requeue:
+            self.returning += delivered
+            return
+        self.give_back()
+        self._settle_failed(delivered, requeue=False)
+
+    def give_back(self) -> None:
+        """Put back what was requeued. Whoever handles the client's methods calls this before the
+        next method that is no basic.reject or basic.nack, and at the end of what was read, so
+        requeues that come together are one record and one step of each queue."""
+        if self.returning:
+            returning, self.returning = self.returning, []
+            self._settle_failed(returning, requeue=True)
+
+    def _settle_failed(self, delivered: list[Delivered], *, requeue: bool) -> None:
         by_source: dict[Source, list[int]] = {}
         for one in delivered:
             by_source.setdefault(one.source, []).append(one.tag)
@@ -367,6 +383,7 @@ class Channel(ConsumerChannel):
             return
         self.is_closed = True
         self.can_deliver = False
+        self.give_back()
         self.backlog.clear()
         if self.is_waiting:
             self.handler.send_cancels()

@@ -307,6 +307,7 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
     for requeue in (True, False):
         rejected = [one for _, one, is_requeue in transaction.rejected if is_requeue is requeue]
         channel.reject(rejected, requeue=requeue)
+    channel.give_back()
     channel.update()
     channel.answer(lsn, TxCommitOk())
 

@@ -47,6 +47,8 @@ from penstock.codec.spec import (
     NOT_IMPLEMENTED,
     RESOURCE_ERROR,
     BasicCancel,
+    BasicNack,
+    BasicReject,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -108,6 +110,7 @@ class ConnectionHandler(ChannelOwner):
         self._cancels: list[tuple[Channel, BasicCancel]] | None = None
         self._held: deque[Event] = deque()  # kept while the vhost is short of something
         self._backlog: int = 0
+        self._returning: Channel | None = None  # whose requeues go back at the end of their run
         self._is_paused: bool = False
         self._is_lost: bool = False
         self._told_blocked: bool = False
@@ -248,11 +251,24 @@ class ConnectionHandler(ChannelOwner):
                 self._handle_closing(event)
             else:
                 self._guarded(event)
+        self._give_back()
         self._look_at_reading()
+
+    def _give_back(self) -> None:
+        """What a run of basic.reject and basic.nack requeued goes back, together."""
+        channel, self._returning = self._returning, None
+        if channel is None:
+            return
+        try:
+            channel.give_back()
+        except Exception as error:  # noqa: BLE001 - it is answered or reported
+            self.failed(channel, error)
 
     def _guarded(self, event: Event) -> None:
         """Handle an event; what goes wrong ends its channel or the connection."""
         try:
+            if self._returning is not None and not goes_on_returning(event, self._returning):
+                self._give_back()
             self._handle(event)
         except Exception as error:  # noqa: BLE001 - it is answered or reported
             self._went_wrong(getattr(event, "channel", 0), error, event)
@@ -383,6 +399,8 @@ class ConnectionHandler(ChannelOwner):
             handler = BASIC_METHODS.get(method.INDEX)
             if handler is not None:
                 handler(channel, method)
+                if channel.returning:
+                    self._returning = channel
             else:
                 self._on_topology_method(channel, method)
 
@@ -433,6 +451,7 @@ class ConnectionHandler(ChannelOwner):
                 self._held.append(event)
             else:
                 self._guarded(event)
+        self._give_back()
         self._look_at_reading()
 
     def _look_at_reading(self) -> None:
@@ -517,6 +536,15 @@ class ConnectionHandler(ChannelOwner):
             "send_oct": self.sent_bytes,
             "client_properties": facts.client_properties,
         }
+
+
+def goes_on_returning(event: Event, channel: Channel) -> bool:
+    """Whether an event belongs to the run of requeues that a channel has begun."""
+    return (
+        isinstance(event, MethodReceived)
+        and event.channel == channel.number
+        and isinstance(event.method, BasicReject | BasicNack)
+    )
 
 
 def with_ids(error: AMQPError, event: Event) -> AMQPError:

@@ -183,7 +183,12 @@ class ServedQueue(Served):
         self.acked += len(tags)
 
     def requeue(self, tags: list[int]) -> None:
-        self.amq.requeue(tags, OS)
+        """Back to their places, one attempt more. Without room to log that, they go back all the
+        same, and the attempt is not counted."""
+        try:
+            self.amq.requeue(tags, OS)
+        except DiskFullError:
+            self.amq.release(tags, OS)
 
     def discard(self, tags: list[int]) -> None:
         """Dead-letter them, or drop them. Without room to move one, it goes back to its place."""

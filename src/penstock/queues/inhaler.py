@@ -12,6 +12,7 @@ disk still, so paging it out again writes nothing.
     what
                    is in q2 joins q3
     q3 -> q4       `betas_to_alphas`: a run of bodies
+    back_rows -> q4, back    `back_to_alphas`: the same of what came back
     q1 -> q4       `settle`: q3 and all behind it is empty
 
 An entry whose slot or body fails its check is set aside: it is not delivered, stays alive, so that
@@ -33,6 +34,7 @@ from penstock.queues.rows import (
     ON_SLOT,
     PERSISTENT,
     Row,
+    Rows,
 )
 from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
 from penstock.storage import queue_segment
@@ -142,20 +144,32 @@ def _row_of_message(seq: int, message: Message) -> Row:
 def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
     """A run of bodies from the front of q3 to the rear of q4: what lies in one segment, at most so
     many bytes and messages, but one at least. False if all of it was damaged and set aside."""
-    rows = _take_run(state, run_bytes, messages_max)
+    entries = _read_run(state, state.q3, run_bytes, messages_max)
+    for entry in entries:
+        state.q4.append(entry)
+        state.alpha_bytes += alpha_bytes(entry.message)
+    return bool(entries)
+
+
+def back_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
+    """The same of the first of the rows that came back: into q4 or back."""
+    state.place(_read_run(state, state.back_rows, run_bytes, messages_max))
+
+
+def _read_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Entry]:
+    """The entries of a run from the front of a part; what is damaged is set aside. OSError: all is
+    where it was."""
+    rows = _take_run(state, part, run_bytes, messages_max)
     damaged: list[tuple[Row, CorruptionError]] = []
     try:
         entries = _load_good(state, rows, damaged)
     except OSError:
         for row in reversed(rows):
-            state.q3.append_left(row)
+            part.append_left(row)
         raise
     for row, error in damaged:
         set_aside(state, row.seq, row.size, error)
-    for entry in entries:
-        state.q4.append(entry)
-        state.alpha_bytes += alpha_bytes(entry.message)
-    return bool(entries)
+    return entries
 
 
 def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
@@ -228,17 +242,16 @@ def _load_good(
         return entries
 
 
-def _take_run(state: VQState, run_bytes: int, messages_max: int) -> list[Row]:
-    q3 = state.q3
-    rows = [q3.pop_first()]
+def _take_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Row]:
+    rows = [part.pop_first()]
     taken = rows[0].size + ALPHA_BYTES
     border = state.segment_end(rows[0].seq)
-    while q3.count and len(rows) < messages_max and taken < run_bytes:
-        row = q3.first()
+    while part.count and len(rows) < messages_max and taken < run_bytes:
+        row = part.first()
         taken += row.size + ALPHA_BYTES
         if row.seq >= border or taken > run_bytes:
             break
-        q3.drop_first()
+        part.drop_first()
         rows.append(row)
     return rows
 

@@ -128,6 +128,7 @@ class Paging:
             and not state.q3.count
             and not state.delta.count
             and not state.disk_pending.count
+            and not state.back_rows.count
             and state.ram_bytes() <= state.target_bytes
         ):
             state.is_flowed = False

@@ -6,6 +6,7 @@ publish takes a little of: at most four messages, and none after the one that pa
 left over is done by `resume` in slices of 256.
 
 The order is RabbitMQ's: alphas of q1 from the front, then those of q4 from the rear, become betas;
+between the two those that came back (vq_requeue.py), in any order, for they stay among q4's seqs;
 betas that are too many are rolled into delta, q3 from its rear down to the first segment border
 behind its head, then q2 from its front. How many betas may stay is its ratio,
 
@@ -25,9 +26,10 @@ which tells its owner and goes on in RAM.
 """
 
 from collections import deque
+from heapq import heapify, heappop
 from typing import Final
 
-from penstock.message import Entry
+from penstock.message import Entry, seq_of
 from penstock.queues import inhaler
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rows import (
@@ -142,6 +144,8 @@ def push_alphas_to_betas(
     unused = quota - left
     before = state.alpha_bytes
     left = push_q1(state, left, bytes_max=bytes_max)
+    if left and state.back:
+        left = push_back(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
     if left:
         left = push_q4(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
     return left + unused
@@ -165,9 +169,37 @@ def push_q1_to_delta(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> 
     return left
 
 
+def push_back(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """What came back and is in RAM becomes rows, which still stand beside q4. What is left of the
+    quota; 0 once the bytes are passed."""
+    taken: list[Entry] = []
+    moved = 0
+    order = state.back_order
+    while quota > 0 and order and moved < bytes_max:
+        entry = state.back.pop(order.pop())  # a heap without its last place is a heap
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    taken.sort(key=seq_of)
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        for entry in taken:
+            state.back[entry.seq] = entry
+            order.append(entry.seq)
+        heapify(order)
+        raise
+    state.alpha_bytes -= moved
+    for row in rows:
+        state.back_rows.insert(row)
+    return quota if moved < bytes_max else 0
+
+
 def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
-    """q4 from its rear to the front of q3. What is left of the quota; 0 once the bytes are
-    passed."""
+    """q4 from its rear to the front of q3, and the rows beside it that come after what is left of
+    it; nothing is in `back`. What is left of the quota; 0 once the bytes are passed."""
+    if not state.q4:
+        return quota
     taken, moved, left = _take(state.q4, quota, bytes_max, from_rear=True)
     try:
         rows = page_out(state, taken)
@@ -175,8 +207,10 @@ def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
         state.q4.extend(taken)
         raise
     state.alpha_bytes -= moved
+    if state.back_rows.count and state.back_rows.last_seq() > rows[0].seq:
+        state.back_rows.move_above(rows[0].seq, state.q3)
     for row in reversed(rows):
-        state.q3.append_left(row)
+        state.q3.insert(row)
     return left
 
 
@@ -235,14 +269,12 @@ def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
 
 def _largest_pending(state: VQState) -> Entry:
     order = state.pending_order
-    if order is None or not order or len(order) > 2 * len(state.ram_pending) + 64:
-        order = sorted(state.ram_pending)
+    if order is None or len(order) > 2 * len(state.ram_pending) + 64:
+        order = [-seq for seq in state.ram_pending]
+        heapify(order)
         state.pending_order = order
     while True:
-        if not order:
-            order = sorted(state.ram_pending)
-            state.pending_order = order
-        entry = state.ram_pending.pop(order.pop(), None)
+        entry = state.ram_pending.pop(-heappop(order), None)
         if entry is not None:
             return entry
 
@@ -360,6 +392,7 @@ def roll(state: VQState, writes: int) -> bool:
     before = state.delta.count
     if state.target_bytes >= UNLIMITED and not state.eager:
         return False
+    state.join_rows()
     if state.eager:
         _roll_gammas(state, ROLL_ROWS)
     if state.q2.count or state.q3.count:
@@ -486,9 +519,10 @@ def _write_missing_slots(state: VQState, rows: list[Row]) -> None:
 def _step_to_lazy(state: VQState, written: _Step) -> bool:
     """Everything in RAM on its way into q3 and delta; the last step makes the queue lazy."""
     written.note(push_alphas_to_betas(state, written.messages, bytes_max=written.bytes_left()))
+    state.join_rows()
     if state.q2.count:
         push_betas_to_deltas(state, ROLL_ROWS)
-    if state.q1 or state.q4 or state.q2.count:
+    if state.ram_messages() or state.q2.count:
         return True
     state.becomes_lazy = False
     state.is_lazy = True

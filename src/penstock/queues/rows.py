@@ -279,6 +279,33 @@ class Rows:
         self.count += other.count
         other.clear()
 
+    def extend_left(self, other: "Rows") -> None:
+        """Move all rows of another, which come before all of these, here."""
+        self._blocks[0:0] = other._blocks
+        self.count += other.count
+        other.clear()
+
+    def move_above(self, seq: int, to: "Rows") -> None:
+        """Move the rows above a seq to another, all of whose rows come after them: whole blocks,
+        and a part of one."""
+        blocks = self._blocks
+        at = self._block_of(seq + 1)
+        tail = blocks[at + 1 :]
+        if at >= 0:
+            block = blocks[at]
+            i = self._place(block, seq + 1)
+            if i < block.hi:
+                upper = block.data[i * ROW_BYTES : block.hi * ROW_BYTES]
+                tail.insert(0, Block(upper, 0, block.hi - i))
+                block.hi = i
+            del blocks[at if block.lo == block.hi else at + 1 :]
+        else:
+            blocks.clear()
+        n = sum([block.hi - block.lo for block in tail])
+        self.count -= n
+        to._blocks[0:0] = tail
+        to.count += n
+
     def clear(self) -> None:
         """Forget all rows."""
         self._blocks = []

@@ -9,8 +9,8 @@ arrives here. So paging is not what makes a message safe: it only moves it out o
                on a flowed queue, a step of the Purger follows
     fetch      the head of q4; if that is empty, a run of q3 is read into it first
     settle     pending messages die in one DEQUEUE record per call
-    requeue    back to the old place: before q3's head into q4, if it is in RAM or there is room;
-               before delta into q3; else delta grows
+    requeue    back to the old place: before q3's head to what came back; before delta into q3;
+               else delta grows
 
 It is also the `Holder` of its QueueIndex: what a checkpoint must materialise is what is in q1, q4
 and pending and on no slot yet.
@@ -22,6 +22,7 @@ becomes of the dead is the business of whoever owns one (amq_queue.py).
 """
 
 from collections.abc import Callable
+from heapq import heappush
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError
@@ -186,15 +187,18 @@ class VariableQueue(VqLease):
         state = self.state
         if not state.len:
             return None
-        if state.q4:
+        if state.head_in_ram():
             entry = state.q4[0]
             return self._waits_for(entry.seq, entry.message.persistent)
         row = self._first_row()
         return None if row is None else self._waits_for(row.seq, row.flags & PERSISTENT != 0)
 
     def _first_row(self) -> Row | None:
-        """The front of q3, which delta refills if it is empty."""
+        """The head, which is not in RAM: the first that came back, or the front of q3, which delta
+        refills if it is empty."""
         state = self.state
+        if state.back_rows.count:
+            return state.back_rows.first()
         if not state.q3.count:
             inhaler.deltas_to_betas(state, purger.load_rows(state))
             self.paging.tell_set_aside()
@@ -210,7 +214,7 @@ class VariableQueue(VqLease):
         while state.len:
             if self.held() is not None:
                 return None
-            if not state.q4:
+            if (state.has_back or not state.q4) and not state.head_in_ram():
                 if not self._read_run():
                     return None
                 if self.held() is not None:  # the head was damaged, and this is another one
@@ -225,7 +229,7 @@ class VariableQueue(VqLease):
     def _fetch(self, *, ack_required: bool) -> Delivery | None:
         """The head; None if there is none, or it was damaged and is set aside now."""
         state = self.state
-        if not state.q4 and not self._read_run():
+        if (state.has_back or not state.q4) and not state.head_in_ram() and not self._read_run():
             return None
         entry = state.q4[0]
         message = entry.message
@@ -271,14 +275,23 @@ class VariableQueue(VqLease):
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
 
     def _read_run(self) -> bool:
-        """The next run of q3 becomes q4. False if there is none."""
+        """The next run of what came back, or of q3, becomes q4. False if there is none."""
         state = self.state
+        state.join_rows()
         while True:
+            if state.back_rows.count:
+                run = min(self._read_bytes, state.target_bytes // 4)
+                inhaler.back_to_alphas(state, min(run, self.paging.room_for(run)), READ_MESSAGES)
+                self.paging.tell_set_aside()
+                if state.head_in_ram():
+                    return True
+                state.join_rows()
+                continue
             if not state.q3.count:
                 inhaler.deltas_to_betas(state, purger.load_rows(state))
                 self.paging.tell_set_aside()
             if not state.q3.count:
-                return bool(state.q4)
+                return state.head_in_ram()
             run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)
             room = self.paging.room_for(run)
             run = min(run, room)
@@ -305,10 +318,7 @@ class VariableQueue(VqLease):
     def _note_pending(self, seq: int) -> None:
         order = self.state.pending_order
         assert order is not None
-        if not order or seq > order[-1]:
-            order.append(seq)
-        else:
-            self.state.pending_order = None
+        heappush(order, -seq)
 
     def drop(self, *, ack_required: bool = True) -> Head | None:
         state = self.state
@@ -317,16 +327,17 @@ class VariableQueue(VqLease):
             return None
         seq = head.tag
         row: Row | None = None
-        if state.q4:
+        if state.head_in_ram():
             entry = state.q4[0]
         else:
-            row = state.q3.first()
+            row = self._first_row()
+            assert row is not None, "there is a head"
             entry = inhaler.take_entry(state, row) if not ack_required else inhaler.as_entry(row)
         self._delivered(seq, entry.message.persistent)
         if not ack_required:
             self._die(entry, self._mode)  # it may fail: the head is the head until it has not
         if row is not None:
-            state.q3.drop_first()
+            (state.back_rows if state.back_rows.count else state.q3).drop_first()
         else:
             state.q4.popleft()
             state.alpha_bytes -= alpha_bytes(entry.message)
@@ -341,13 +352,14 @@ class VariableQueue(VqLease):
             else:
                 state.ram_pending[seq] = entry
                 state.pending_bytes += alpha_bytes(entry.message)
-                state.pending_order = None
+                if state.pending_order is not None:
+                    self._note_pending(seq)
         self._after()
         return head
 
     def head(self) -> Head | None:
         state = self.state
-        if state.q4:
+        if state.head_in_ram():
             entry = state.q4[0]
             m = entry.message
             return Head(entry.seq, m.id, m.size, m.expiry_ms)

@@ -53,6 +53,8 @@ class VqHolder(Holder):
     def get(self, seq: int) -> Entry | None:
         state = self._state
         held = state.ram_pending.get(seq)
+        if held is None:
+            held = state.back.get(seq)
         if held is not None:
             return held
         for alphas in (state.q4, state.q1):
@@ -71,7 +73,11 @@ class VqHolder(Holder):
         return found
 
     def unsettled(self) -> list[Entry]:
-        return [entry for entry in self._state.ram_pending.values() if not entry.on_slot]
+        state = self._state
+        found = [entry for entry in state.ram_pending.values() if not entry.on_slot]
+        if state.back:
+            found += [entry for entry in state.back.values() if not entry.on_slot]
+        return found
 
     def materialised(self, entries: list[Entry]) -> None:
         """They are on their slots, and so is all before them: they come in ascending order."""

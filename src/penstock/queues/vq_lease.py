@@ -43,7 +43,7 @@ class VqLease(VqPending):
         bodies: list[bytes] = []
         left = bytes_max
         try:
-            while len(entries) < messages_max and (state.q4 or self._refill()):
+            while len(entries) < messages_max and (state.head_in_ram() or self._refill()):
                 size = self._take_run(entries, bodies, messages_max, left, now_ms)
                 if size < 0:
                     break
@@ -60,9 +60,9 @@ class VqLease(VqPending):
         return [Taken(self._index, entries, bodies, self._mark_for(entries))]
 
     def _refill(self) -> bool:
-        """q4 is empty: what comes next is read into it. False if nothing does."""
+        """The head is not in RAM: what comes next is read. False if nothing does."""
         inhaler.settle(self.state, purger.load_rows(self.state))
-        return bool(self.state.q4) or (self.state.len > 0 and self._read_run())
+        return self.state.head_in_ram() or (self.state.len > 0 and self._read_run())
 
     def _take_run(
         self, entries: list[Entry], bodies: list[bytes], messages_max: int, bytes_max: int,
@@ -75,7 +75,7 @@ class VqLease(VqPending):
         is_over = False
         holds = self.mark.holds
         try:
-            while q4 and len(entries) < messages_max:
+            while len(entries) < messages_max and state.head_in_ram():
                 entry = q4[0]
                 message = entry.message
                 size = message.size

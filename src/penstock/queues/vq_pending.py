@@ -304,8 +304,8 @@ class VqPending(BackingQueue):
             if file:
                 self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
             state.transient_attempts.pop(seq, None)
-        for alphas in (state.q4, state.q1) if state.has_transients else ():
-            for entry in alphas:
+        if state.has_transients:
+            for entry in [*state.q4, *state.q1, *state.back.values()]:
                 if not entry.message.persistent:
                     self._release(entry)
         state.clear_ready()

@@ -7,6 +7,7 @@ paged out stays out.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from heapq import merge
 from itertools import islice
 from typing import Final
 
@@ -40,7 +41,10 @@ def everything(state: VQState) -> Iterator[Found]:
 def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
     """Ready messages above a seq, ascending; damaged ones are left out. run: how many are read from
     disk at once; whoever wants a few asks for no more."""
-    yield from _alphas(state, state.q4, after)
+    if state.has_back:
+        yield from _head(state, after, run)
+    else:
+        yield from _alphas(state, state.q4, after)
     yield from _bodies(state, state.q3.rows(after), run)
     delta = state.delta
     start = max(delta.start, after + 1)
@@ -50,6 +54,17 @@ def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Fou
         start = stop
     yield from _bodies(state, state.q2.rows(after), run)
     yield from _alphas(state, state.q1, after)
+
+
+def _head(state: VQState, after: int, run: int) -> Iterator[Found]:
+    """q4 and what came back to it."""
+    back = deque(state.back[seq] for seq in sorted(state.back))
+    alphas = merge(_alphas(state, state.q4, after), _alphas(state, back, after), key=_seq_of_found)
+    return merge(alphas, _bodies(state, state.back_rows.rows(after), run), key=_seq_of_found)
+
+
+def _seq_of_found(found: Found) -> int:
+    return found[0]
 
 
 def _alphas(state: VQState, entries: deque[Entry], after: int) -> Iterator[Found]:
@@ -126,7 +141,7 @@ def paged_transients(state: VQState) -> Iterator[tuple[int, int, int, int]]:
     """Transient messages that are paged out and ready: (seq, id, store file, whether the segment's
     files have something of it). What cannot be read is left out: it holds no more than a reference
     in the transient store, which is gone with the process."""
-    for rows in (state.q3, state.q2):
+    for rows in (state.back_rows, state.q3, state.q2):
         for row in rows.rows():
             if not row.flags & PERSISTENT:
                 file = inhaler.store_file_of(state, row) if row.flags & IN_STORE else 0

@@ -14,28 +14,40 @@ is made, the QueueIndex says: a bitmap per segment at most. A persistent message
 body and slot together, so it becomes a gamma at once, as RabbitMQ's essay of 2011 has it; a
 transient one becomes a beta, and gets its slot when it is rolled into delta.
 
+Beside q4 stands what came back. A message that is requeued belongs where its seq was, which is
+before q4's head or somewhere among its first messages, and to merge it into a deque of a million
+would cost a walk over all of them for each reject. So what is not before q4's head waits in `back`
+(in RAM) and `back_rows` (its body is not), and `head_in_ram` brings the first of it to q4's head
+when its turn has come. Both belong to the stretch of seqs that q4 covers: before q3.
+
+    fetch <-  min(q4, back, back_rows)  <-  q3 ...
+
 What `check` asserts, in default mode:
 
     [V1] q1 holds something => q3 does        [V2] q2 holds something => delta does
-    [V3] delta holds something => q3 does     [V4] empty <=> q3 and q4 are empty
-    [V5] seqs ascend through q4, q3, delta, q2, q1; nothing is two of ready, pending and leased
+    [V3] delta holds something => q3 does     [V4] empty <=> q3, q4 and back are empty
+    [V5] seqs ascend through q4, q3, delta, q2, q1, and within back_rows, which comes before q3 as
+         `back` does; nothing is two of ready, pending and leased
     [V6] delta.start + delta.count <= delta.end: holes are dead, pending or leased
     [V7] no counter is negative, and each is the sum of what it counts
+    [V8] the seqs of back are those of its heap; `has_back` is set if it or back_rows holds any
 
-in lazy mode [V1] to [V4] are: q1, q2 and q4 are empty, and all is in q3 and delta. A queue on its
-way to lazy still follows the rules of default mode.
+in lazy mode [V1] to [V4] are: q1, q2, q4 and back are empty, and all is in q3 and delta. A queue on
+its way to lazy still follows the rules of default mode.
 
 Bytes in RAM are counted honestly: an alpha with body, header and its objects (ALPHA_BYTES), a row
 with 32 bytes, pending messages like all others.
 """
 
+from bisect import bisect_left
 from collections import deque
+from heapq import heappop, heappush
 from typing import Final
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, Message, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rates import Rates
-from penstock.queues.rows import ON_SLOT, ROW_BYTES, Rows
+from penstock.queues.rows import ON_SLOT, ROW_BYTES, Row, Rows
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 
@@ -97,10 +109,17 @@ class VQState:
         self.delta: Delta = Delta()
         self.q3: Rows = Rows(start, now_s)
         self.q4: deque[Entry] = deque()
+        # What came back and is not before q4's head, by seq; those seqs, a heap; rows.
+        self.back: dict[int, Entry] = {}
+        self.back_order: list[int] = []
+        self.back_rows: Rows = Rows(start, now_s)
+        self.has_back: bool = False  # or had, until `head_in_ram` is asked
         # Fetched, not yet settled: in RAM, and paged out. Largest seqs are paged out first.
         self.ram_pending: dict[int, Entry] = {}
         self.disk_pending: Rows = Rows(start, now_s)
-        self.pending_order: list[int] | None = None  # seqs, ascending, some stale; None: unsorted
+        # A heap of the seqs of ram_pending, negative, and of some that are pending no more; None
+        # until somebody asks for the largest.
+        self.pending_order: list[int] | None = None
         self.has_transients: bool = False  # or had
         # Transient messages of delta: segment -> bitmap of seqs. Persistent: see QueueIndex.
         self.delta_transients: dict[int, bytearray] = {}
@@ -115,7 +134,7 @@ class VQState:
         self.len: int = 0  # ready
         self.bytes: int = 0  # bodies of the ready
         self.unacked_bytes: int = 0  # bodies of the pending
-        self.alpha_bytes: int = 0  # counted: q1 and q4
+        self.alpha_bytes: int = 0  # counted: q1, q4 and back
         self.pending_bytes: int = 0  # counted: ram_pending
         self.q1_bytes: int = 0  # counted: q1, part of alpha_bytes
         self.target_bytes: int = UNLIMITED  # the smallest limit
@@ -130,7 +149,7 @@ class VQState:
 
     def ram_bytes(self) -> int:
         """Bytes counted in RAM."""
-        rows = self.q2.count + self.q3.count + self.disk_pending.count
+        rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
         return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
 
     def add_alpha(self, entry: Entry) -> None:
@@ -145,7 +164,56 @@ class VQState:
 
     def ram_messages(self) -> int:
         """Alphas, the ready ones."""
-        return len(self.q1) + len(self.q4)
+        return len(self.q1) + len(self.q4) + len(self.back)
+
+    # ---- what came back ------------------------------------------------------------------------
+
+    def place(self, entries: list[Entry]) -> None:
+        """Entries, ascending, that come before q3 are ready and in RAM: those before q4's head are
+        its head now, the others wait in `back`."""
+        if not entries:
+            return
+        q4 = self.q4
+        if not q4 or entries[0].seq > q4[-1].seq:
+            q4.extend(entries)
+        else:
+            n = len(entries)
+            if entries[-1].seq > q4[0].seq:
+                n = bisect_left(entries, q4[0].seq, key=seq_of)
+                for entry in entries[n:]:
+                    self.back[entry.seq] = entry
+                    heappush(self.back_order, entry.seq)
+                self.has_back = True
+            q4.extendleft(reversed(entries[:n]))
+        self.alpha_bytes += sum([alpha_bytes(entry.message) for entry in entries])
+
+    def place_row(self, row: Row) -> None:
+        """A row that comes before q3 is ready."""
+        self.back_rows.insert(row)
+        self.has_back = True
+
+    def head_in_ram(self) -> bool:
+        """Whether the head of the queue is in RAM: then it is q4[0]. If not it is the first of
+        back_rows, or, if q4 and back are empty, of what is behind them."""
+        q4 = self.q4
+        if not self.has_back:
+            return bool(q4)
+        order, rows = self.back_order, self.back_rows
+        if order and (not q4 or order[0] < q4[0].seq):
+            if rows.count and rows.first_seq() < order[0]:
+                return False
+            q4.appendleft(self.back.pop(heappop(order)))
+        elif rows.count:
+            return bool(q4) and q4[0].seq < rows.first_seq()
+        elif not order:
+            self.has_back = False
+        return bool(q4)
+
+    def join_rows(self) -> None:
+        """If nothing in RAM stands between them any more, the rows that came back are the front of
+        q3."""
+        if self.back_rows.count and not self.q4 and not self.back:
+            self.q3.extend_left(self.back_rows)
 
     def is_pending(self, seq: int) -> bool:
         """Whether a message was fetched and is not settled."""
@@ -157,8 +225,14 @@ class VQState:
         """All that was ready is dead."""
         self.engine.let_go(self.q1)
         self.engine.let_go(self.q4)
+        if self.back:
+            self.engine.let_go(deque(self.back.values()))
         self.q1 = deque()
         self.q4 = deque()
+        self.back = {}
+        self.back_order = []
+        self.back_rows.clear()
+        self.has_back = False
         self.q2.clear()
         self.q3.clear()
         self.delta.clear()
@@ -169,8 +243,9 @@ class VQState:
     def count_bytes(self) -> None:
         """Count the ready bytes anew, when delta is empty: of a damaged slot nobody knew the
         size."""
-        alphas = sum(e.message.size for q in (self.q1, self.q4) for e in q)
-        self.bytes = alphas + sum(r.size for rows in (self.q2, self.q3) for r in rows.rows())
+        alphas = sum(e.message.size for q in (self.q1, self.q4, self.back.values()) for e in q)
+        parts = (self.q2, self.q3, self.back_rows)
+        self.bytes = alphas + sum(r.size for rows in parts for r in rows.rows())
 
     # ---- transients in delta -------------------------------------------------------------------
 
@@ -238,16 +313,17 @@ class VQState:
         return seqs
 
     def ids(self) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-        """The seqs of q4, q3, delta, q2, q1."""
+        """The seqs of q4 with what came back to it, q3, delta, q2, q1."""
+        head = sorted([*[e.seq for e in self.q4], *self.back, *self.back_rows.seqs()])
         return (
-            [e.seq for e in self.q4], self.q3.seqs(), self.delta_seqs(), self.q2.seqs(),
-            [e.seq for e in self.q1],
+            head, self.q3.seqs(), self.delta_seqs(), self.q2.seqs(), [e.seq for e in self.q1],
         )  # fmt: skip
 
     def info(self) -> dict[str, int | float | str]:
         """What BackingQueue.info gives."""
-        betas = self.q2.count_without(ON_SLOT) + self.q3.count_without(ON_SLOT)
-        rows = self.q2.count + self.q3.count
+        parts = (self.q2, self.q3, self.back_rows)
+        betas = sum([part.count_without(ON_SLOT) for part in parts])
+        rows = sum([part.count for part in parts])
         rates = self.rates
         leased = self.index.leased
         return {
@@ -269,7 +345,7 @@ class VQState:
             "q1": len(self.q1),
             "q2": self.q2.count,
             "q3": self.q3.count,
-            "q4": len(self.q4),
+            "q4": len(self.q4) + len(self.back) + self.back_rows.count,
             "is_flowed": self.is_flowed,
             "target_bytes": self.target_bytes,
             "disk_reads": self.disk_reads,
@@ -293,6 +369,10 @@ class VQState:
             assert (self.len == 0) == (not q3 and not q4), "[V4] empty <=> q3 and q4 are"
         order = [*q4, *q3, *delta, *q2, *q1]
         assert order == sorted(set(order)), f"[V5] not in order: {self.ids()}"
+        alone = [e.seq for e in self.q4]
+        assert alone == sorted(alone), f"[V5] q4 is not in order: {alone}"
+        assert sorted(self.back_order) == sorted(self.back), "[V8] back and its heap differ"
+        assert self.has_back or not (self.back or self.back_rows.count), "[V8] has_back"
         pending = {*self.ram_pending, *self.disk_pending.seqs()}
         assert len(pending) == len(self.ram_pending) + self.disk_pending.count, "[V5] pending twice"
         assert pending.isdisjoint(order), "[V5] ready and pending"
@@ -302,7 +382,8 @@ class VQState:
         assert d.start + d.count <= d.end, f"[V6] delta {d.start} + {d.count} > {d.end}"
         assert len(delta) == d.count, f"[V6] delta counts {d.count}, the index has {len(delta)}"
         assert self.len == len(order), f"[V7] len {self.len}, there are {len(order)}"
-        alphas = sum(alpha_bytes(e.message) for q in (self.q1, self.q4) for e in q)
+        held_ready = [*self.q1, *self.q4, *self.back.values()]
+        alphas = sum(alpha_bytes(e.message) for e in held_ready)
         assert self.alpha_bytes == alphas, f"[V7] alpha bytes {self.alpha_bytes}, {alphas}"
         in_q1 = sum(alpha_bytes(e.message) for e in self.q1)
         assert self.q1_bytes == in_q1, f"[V7] q1 bytes {self.q1_bytes}, there are {in_q1}"
@@ -311,11 +392,12 @@ class VQState:
         unacked = sum(e.message.size for e in self.ram_pending.values())
         unacked += sum(row.size for row in self.disk_pending.rows())
         assert self.unacked_bytes == unacked, f"[V7] unacked {self.unacked_bytes}, {unacked}"
-        known = sum(e.message.size for q in (self.q1, self.q4) for e in q)
-        known += sum(row.size for rows in (self.q2, self.q3) for row in rows.rows())
+        known = sum(e.message.size for e in held_ready)
+        parts = (self.q2, self.q3, self.back_rows)
+        known += sum(row.size for rows in parts for row in rows.rows())
         assert self.bytes >= known, f"[V7] ready bytes {self.bytes}, in RAM {known}"
         assert self.delta.count or self.bytes == known, f"[V7] ready bytes {self.bytes}, {known}"
         for seq in order:
             assert seq < self.index.next_seq, f"seq {seq} was never given"
-        is_out = q3 or delta or self.disk_pending.count
+        is_out = q3 or delta or self.disk_pending.count or self.back_rows.count
         assert not self.is_flowed or is_out or self.ram_bytes() > self.target_bytes, "not recovered"

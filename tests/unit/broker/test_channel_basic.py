@@ -193,6 +193,46 @@ def test_rejected_messages_come_back_to_their_place_redelivered(rig: BrokerRig) 
     assert deliveries(c) == [(4, False, b"2")]
 
 
+def test_rejects_of_one_read_go_back_in_one_record(rig: BrokerRig) -> None:
+    """A get behind them in the same bytes sees them all."""
+    c = rig.client().open()
+    declared(c, durable=True)
+    for i in range(60):
+        c.publish(1, "", "q", b"%d" % i, delivery_mode=2)
+    for _ in range(50):
+        c.send(1, BasicGet(queue="q"))
+    rig.turn()
+    assert len(c.bodies()) == 50
+    before = rig.vhost.engine.last_lsn
+    rejects = [BasicReject(delivery_tag=tag, requeue=True) for tag in range(50, 0, -1)]
+    methods = [*rejects, *[BasicGet(queue="q") for _ in range(3)]]
+    c.raw(b"".join([c.protocol.send(1, method) for method in methods]))
+    assert rig.vhost.engine.last_lsn == before + 1
+    rig.turn()
+    assert c.bodies() == [b"0", b"1", b"2"]
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 60
+
+
+def test_a_reject_without_requeue_among_requeues(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    declared(c)
+    for i in range(3):
+        c.publish(1, "", "q", b"%d" % i)
+        c.send(1, BasicGet(queue="q"))
+    rig.turn()
+    assert len(c.bodies()) == 3
+    methods = [
+        BasicReject(delivery_tag=1, requeue=True), BasicReject(delivery_tag=2, requeue=False),
+        BasicNack(delivery_tag=0, multiple=True, requeue=True),
+    ]  # fmt: skip
+    c.raw(b"".join([c.protocol.send(1, method) for method in methods]))
+    for _ in range(2):
+        c.send(1, BasicGet(queue="q"))
+    rig.turn()
+    assert c.bodies() == [b"0", b"2"]
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 2
+
+
 def test_what_is_unacked_comes_back_when_its_client_goes(rig: BrokerRig) -> None:
     c, other = rig.client().open(), rig.client().open()
     declared(c)

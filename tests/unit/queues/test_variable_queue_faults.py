@@ -370,6 +370,8 @@ def test_a_move_to_its_own_end_while_delta_is_read(way: str, mode: int) -> None:
     world.page()
     world.q.requeue(tags_of(got)[::2], OS)
     state = real(world.q).state
+    purger.push_q4(state, 80)
+    state.join_rows()
     purger.push_betas_to_deltas(state, 80)
     assert state.delta.start <= 16 < 28 < state.delta.end, "it is around those that are pending"
     for tag in tags_of(got)[1::2]:

@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
 from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
@@ -164,11 +165,14 @@ class BrokerRig:
     """See the head of this module."""
 
     def __init__(
-        self, *, mode: int = DISK, memory_bytes: int = 64 << 20, fs: FaultyFileSystem | None = None
-    ) -> None:
+        self, *, mode: int = DISK, memory_bytes: int = 64 << 20,
+        fs: FaultyFileSystem | None = None, limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self.fs = fs or FaultyFileSystem()
         self.clock = ManualClock()
-        self.settings = VHostSettings(mode=mode, memory_bytes=memory_bytes, storage=OPTIONS)
+        self.settings = VHostSettings(
+            mode=mode, memory_bytes=memory_bytes, storage=OPTIONS, limits=limits or Limits()
+        )
         self.events: list[tuple[str, str]] = []
         self.clients: list[RigClient] = []
         self.data: DataDirectory | None = None

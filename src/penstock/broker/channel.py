@@ -36,7 +36,7 @@ from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import PRECONDITION_FAILED, BasicCancel
-from penstock.errors import ChannelError
+from penstock.errors import AMQPError, ChannelError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 
@@ -65,6 +65,10 @@ class ChannelOwner(Peer):
     def failed(self, channel: "Channel", error: Exception) -> None:
         """An answer that came later has raised this: close the channel or the connection, as an
         error of a method would. A failure of the engine is raised again."""
+
+    @abstractmethod
+    def close_channel(self, number: int, error: AMQPError) -> None:
+        """End a channel with an error."""
 
     @abstractmethod
     def hold_cancels(self) -> None:
@@ -195,6 +199,7 @@ class Channel(ConsumerChannel):
     def cancelled(self, consumer: Consumer) -> None:
         if self.consumers.pop(consumer.tag, None) is None or self.is_closed:
             return
+        self.vhost.usage.consumer_bytes -= consumer.held_bytes
         if self.handler.has_capability("consumer_cancel_notify"):
             self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
 
@@ -272,10 +277,13 @@ class Channel(ConsumerChannel):
     def _ack_later(self, tags: list[int], multiples: list[bool]) -> None:
         transaction = self.transaction
         assert transaction is not None, "it is in one"
+        n = 0
         for tag, is_multiple in zip(tags, multiples, strict=True):
             for one, delivered in self.take(tag, is_multiple=is_multiple, method_id=80):
                 transaction.ack(one, delivered)
+                n += 1
         self.update()
+        transaction.count_settled(n)
 
     def take(self, tag: int, *, is_multiple: bool, method_id: int) -> list[tuple[int, Delivered]]:
         """(tag, delivery) of what a method settles; they are not unacked any more. ChannelError 406
@@ -398,6 +406,7 @@ class Channel(ConsumerChannel):
         consumers = list(self.consumers.values())
         self.consumers = {}
         for consumer in consumers:
+            self.vhost.usage.consumer_bytes -= consumer.held_bytes
             consumer.is_cancelled = True
             consumer.queue.detach(consumer)
         self.release_all()

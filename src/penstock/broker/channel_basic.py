@@ -115,6 +115,7 @@ def on_consume(channel: Channel, method: Method) -> None:
             f"invalid arg 'x-priority' of consumer '{tag}': expected an integer, not {priority!r}"
         )
         raise ChannelError(PRECONDITION_FAILED, text)
+    vhost.usage.check_consumers(len(channel.consumers))
     consumer = Consumer(
         tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
@@ -122,6 +123,7 @@ def on_consume(channel: Channel, method: Method) -> None:
     )  # fmt: skip
     queue.attach(consumer)
     channel.consumers[tag] = consumer
+    vhost.usage.consumer_bytes += consumer.held_bytes
     queue.used_at_ms = vhost.clock.wall_ms()
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
@@ -149,6 +151,7 @@ def on_cancel(channel: Channel, method: Method) -> None:
     assert isinstance(method, BasicCancel)
     consumer = channel.consumers.pop(method.consumer_tag, None)
     if consumer is not None:
+        channel.vhost.usage.consumer_bytes -= consumer.held_bytes
         consumer.is_cancelled = True
         queue = consumer.queue
         queue.detach(consumer)
@@ -232,6 +235,7 @@ def _reject(
     if transaction is not None:
         for one, delivered in taken:
             transaction.reject(one, delivered, requeue=requeue)
+        transaction.count_settled(len(taken))
     else:
         channel.reject([delivered for _, delivered in taken], requeue=requeue)
     channel.update()
@@ -278,7 +282,11 @@ def on_tx_select(channel: Channel, method: Method) -> None:
 
 
 def _begin(channel: Channel) -> None:
-    channel.transaction = channel.publisher.transaction = ChannelTransaction(channel.vhost)
+    def end(error: ChannelError) -> None:
+        channel.handler.close_channel(channel.number, error)
+
+    transaction = ChannelTransaction(channel.vhost, end)
+    channel.transaction = channel.publisher.transaction = transaction
 
 
 def _open(channel: Channel) -> ChannelTransaction:

@@ -22,7 +22,10 @@ comes behind them on this connection, and the client is not read until it is ove
 connection.blocked if it understands that. A client that only consumes notices nothing.
 
 **Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them the client
-is not read. Unfinished bodies and unacked deliveries are counted for the vhost (`account`).
+is not read. Unfinished bodies and unacked deliveries are counted for the vhost (`account`). A
+message that has begun and makes no progress for a minute ends the connection: it holds memory that
+others wait for. A user's channels and publish rate have limits (usage.py); a user that publishes
+too fast is read later.
 """
 
 from collections import deque
@@ -115,6 +118,11 @@ class ConnectionHandler(ChannelOwner):
         self._is_lost: bool = False
         self._told_blocked: bool = False
         self._counted_bytes: int = 0
+        self._is_throttled: bool = False
+        # Channel -> (what was unfinished, since when), as of the last look.
+        self._stalled: dict[int, tuple[int, float]] = {}
+        connection.room = vhost.body_room
+        vhost.usage.connections += 1
         given = facts.client_properties.get("capabilities")
         self._capabilities: dict[str, Any] = given if isinstance(given, dict) else {}
         vhost.handlers.add(self)
@@ -165,6 +173,8 @@ class ConnectionHandler(ChannelOwner):
             return
         self._is_lost = self.is_closed = True
         self._held.clear()
+        self.connection.forget_unfinished()
+        self.vhost.usage.connections -= 1
         self._end_channels()
         self.vhost.handlers.discard(self)
         self.account()
@@ -238,6 +248,32 @@ class ConnectionHandler(ChannelOwner):
             change += channel.count_bytes()
         if change:
             self.vhost.add_other(change)
+
+    def held(self) -> tuple[int, str]:
+        return (
+            self.connection.unfinished_bytes,
+            f"connection {self.name} of user '{self.facts.user}'",
+        )
+
+    def relieve(self, reason: str) -> None:
+        self.fail(AMQPConnectionError(RESOURCE_ERROR, reason))
+        self.account()
+
+    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+        is_read = not self._is_paused and self.is_open_to_output
+        unfinished = self.connection.unfinished() if is_read and not self.is_closed else {}
+        before, self._stalled = self._stalled, {}
+        for number, left in unfinished.items():
+            mark = left if number else self.received_bytes
+            old = before.get(number)
+            since_s = now_s if old is None or old[0] != mark else old[1]
+            self._stalled[number] = (mark, since_s)
+            if now_s - since_s > most_s:
+                where = f"the message on channel {number}" if number else "a frame"
+                text = f"{where} has begun and made no progress for {most_s:g} s"
+                self.vhost.event("warning", f"connection {self.name} ends: {text}")
+                self.relieve(text)
+                return
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -339,10 +375,27 @@ class ConnectionHandler(ChannelOwner):
             n = channel.publisher.run(event.routes, event.headers, event.bodies)
         finally:
             channel.note_publishes()
+        self._count_published(n)
         if n < len(event.routes):
             self._hold(
                 PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
             )
+
+    def _count_published(self, count: int) -> None:
+        """A user who publishes faster than the limit allows is not read for a while."""
+        vhost = self.vhost
+        if self._is_throttled or not vhost.usage.has_publish_rates:
+            return
+        now_s = vhost.clock.monotonic()
+        delay_s = vhost.usage.delay_s(self.facts.user, count, now_s)
+        if delay_s > 0.0:
+            self._is_throttled = True
+            self._look_at_reading()
+            vhost.call_at(now_s + delay_s, self._unthrottle)
+
+    def _unthrottle(self) -> None:
+        self._is_throttled = False
+        self._look_at_reading()
 
     def _hold(self, event: Event) -> None:
         """Keep it until there is room again."""
@@ -369,12 +422,12 @@ class ConnectionHandler(ChannelOwner):
             spooled.finish()
         finally:
             channel.note_publishes()
+        self._count_published(1)
 
     def _on_channel_method(self, event: MethodReceived) -> None:
         number, method = event.channel, event.method
         if isinstance(method, ChannelOpen):
-            self.channels[number] = Channel(self, self.vhost, number, self.output)
-            self._say(number, ChannelOpenOk())
+            self._open_channel(number)
             return
         if isinstance(method, ChannelCloseOk):
             return
@@ -414,6 +467,11 @@ class ConnectionHandler(ChannelOwner):
             handler(channel, method)
         finally:
             in_flight.end()
+
+    def _open_channel(self, number: int) -> None:
+        self.vhost.usage.channel_opened(self.facts.user)
+        self.channels[number] = Channel(self, self.vhost, number, self.output)
+        self._say(number, ChannelOpenOk())
 
     def _on_connection_method(self, method: Method) -> None:
         if isinstance(method, ConnectionClose):
@@ -455,7 +513,7 @@ class ConnectionHandler(ChannelOwner):
         self._look_at_reading()
 
     def _look_at_reading(self) -> None:
-        pause = bool(self._held) or self._backlog > BACKLOG_MAX
+        pause = bool(self._held) or self._backlog > BACKLOG_MAX or self._is_throttled
         if pause != self._is_paused:
             self._is_paused = pause
             if pause:
@@ -495,6 +553,7 @@ class ConnectionHandler(ChannelOwner):
     def _drop_channel(self, number: int) -> None:
         channel = self.channels.pop(number, None)
         if channel is not None:
+            self.vhost.usage.channel_closed(self.facts.user)
             self._backlog -= len(channel.backlog)
             channel.close()
             change = channel.count_bytes()

@@ -19,15 +19,18 @@ Not here: channels (channel.py), what a consumer is sent (deliver.py).
 
 from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.roles import Owing
+from penstock.codec.fields import decode_table, encode_table
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 
 if TYPE_CHECKING:
     from penstock.broker.roles import Source
     from penstock.broker.served_queue import Served
+
+CONSUMER_BYTES: Final = 500  # measured: a consumer without arguments
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,7 +65,7 @@ class Consumer:
         self.is_exclusive: bool = is_exclusive
         self.priority: int = priority
         self.prefetch: int = prefetch
-        self.arguments: dict[str, object] = arguments
+        self._arguments: bytes = encode_table(arguments) if arguments else b""
         self.unacked: int = 0
         self.is_cancelled: bool = False
         self.delivered: int = 0
@@ -71,6 +74,16 @@ class Consumer:
         self.front: bytes = b""
         self.fresh: bytes = b""
         self.redelivered: bytes = b""
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments of its basic.consume, which are kept encoded, decoded at each call."""
+        return decode_table(self._arguments)[0] if self._arguments else {}
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in RAM, about."""
+        return CONSUMER_BYTES + len(self._arguments)
 
     def is_ready(self) -> bool:
         """Whether it may be given a message now."""

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Callable
 from typing import Final
 
-from penstock.codec.fields import decode_table, encode_table
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX, decode_table, encode_table
 from penstock.codec.spec import PRECONDITION_FAILED
 from penstock.errors import ChannelError
 
@@ -92,7 +92,11 @@ class OperationArgs:
         """A dict that AMQP can carry as a field table, with the values as AMQP would bring them."""
         value = self.table(name)
         try:
-            return decode_table(encode_table(value))[0]
+            data = encode_table(value)
+            if len(data) - 4 > ARGUMENTS_BYTES_MAX:
+                expected = f"a table of at most {ARGUMENTS_BYTES_MAX} bytes"
+                raise self._wrong(name, value, f"{expected}, encoded as AMQP does")
+            return decode_table(data)[0]
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise self._wrong(name, value, f"what AMQP can carry ({error})"[:300]) from error
 

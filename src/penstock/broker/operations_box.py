@@ -40,6 +40,7 @@ from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.unacked import Delivered
 from penstock.broker.vhost import VHost
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.spec import NOT_FOUND
 from penstock.errors import AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
@@ -147,8 +148,12 @@ def _declare(call: BoxCall) -> None:
     if not name:
         raise wrong(f"box.declare: argument 'name': expected a text of 1 to {NAME_BYTES_MAX} bytes")
     check_configure(channel, "queue", name)
+    data = json.dumps(given).encode()
+    if len(data) > ARGUMENTS_BYTES_MAX:
+        expected = f"at most {ARGUMENTS_BYTES_MAX}"
+        raise wrong(f"box.declare: argument 'arguments': {len(data)} bytes of JSON, {expected}")
     try:
-        arguments = decode_arguments(json.dumps(given).encode())
+        arguments = decode_arguments(data)
     except (ValueError, TypeError, RecursionError, AMQPError) as error:
         raise wrong(f"box.declare: argument 'arguments': {error}") from None
     target = arguments.get("x-dead-letter-exchange")

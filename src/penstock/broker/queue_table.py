@@ -58,20 +58,23 @@ EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
 NAME_BYTES_MAX: Final = 255
 GENERATED: Final = "amq.gen-"
+STORED_BYTES: Final = 2 << 10  # of a queue that nobody has opened yet: its index and its record
 
 
 class QueueTable:
     """Of one vhost. served: the open queues by name; stored: the names of the others.
 
-    is_strict: queues' own memory limits beyond the budget are refused. on_leased_deleted(name,
+    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): refuses a
+    queue that would be one too many, by an error. on_leased_deleted(name,
     messages by reader): a queue was deleted while they were leased."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
         streams: StreamTable, monitor: MemoryMonitor, *, clock: Clock, rng: random.Random,
-        is_strict: bool,
+        is_strict: bool, check_new: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         self.served: dict[str, Served] = {}
+        self._served_bytes: int = 0
         self.stored: dict[str, None] = {}
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
@@ -84,6 +87,7 @@ class QueueTable:
         self._clock = clock
         self._rng = rng
         self._is_strict = is_strict
+        self._check_new = check_new
         self._owned: dict[object, list[Served]] = {}
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
         for queue in engine.state.routing.queues.values():
@@ -91,7 +95,7 @@ class QueueTable:
                 self.stored[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
         for stream in streams.stored():
             stream.used_at_ms = self.start_ms
-            self.served[stream.name] = stream
+            self._serve(stream)
 
     # ---- finding -------------------------------------------------------------------------------
 
@@ -119,9 +123,23 @@ class QueueTable:
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
         )  # fmt: skip
         queue.used_at_ms = self.start_ms
-        self.served[name] = queue
+        self._serve(queue)
         del self.stored[name]
         return queue
+
+    def _serve(self, queue: Served) -> None:
+        self.served[queue.name] = queue
+        self._served_bytes += queue.held_bytes
+
+    @property
+    def count(self) -> int:
+        """How many queues and streams there are, opened or not."""
+        return len(self.served) + len(self.stored)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they take in RAM without their messages, about."""
+        return self._served_bytes + STORED_BYTES * len(self.stored)
 
     def called(self, name: str) -> str:
         """A queue, for people."""
@@ -188,6 +206,8 @@ class QueueTable:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
+        if self._check_new is not None:
+            self._check_new(name)
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
@@ -203,7 +223,7 @@ class QueueTable:
         options = check_stream_arguments(what, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
         stream.used_at_ms = self._clock.wall_ms()
-        self.served[name] = stream
+        self._serve(stream)
         self.declared += 1
         self._topology.router.queue_added()
         return stream
@@ -242,7 +262,7 @@ class QueueTable:
             arguments=arguments, owner=owner if exclusive else None,
         )  # fmt: skip
         queue.used_at_ms = self._clock.wall_ms()
-        self.served[name] = queue
+        self._serve(queue)
         self.declared += 1
         if exclusive:
             self._owned.setdefault(owner, []).append(queue)
@@ -318,6 +338,7 @@ class QueueTable:
         if isinstance(queue, ServedQueue):
             self._opener.forget(queue.amq)
         del self.served[queue.name]
+        self._served_bytes -= queue.held_bytes
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
             if not owned:

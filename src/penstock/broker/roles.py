@@ -34,6 +34,18 @@ class Peer(ABC):
     def blocked(self, reason: str) -> None:
         """The vhost is short of something; "": no longer."""
 
+    @abstractmethod
+    def held(self) -> tuple[int, str]:
+        """Bytes that its unfinished messages take in RAM, and what to call it."""
+
+    @abstractmethod
+    def relieve(self, reason: str) -> None:
+        """End it, so that what it holds is free; the client is told the reason."""
+
+    @abstractmethod
+    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+        """End it if a message that has begun made no progress for more than `most_s`."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Source(ABC):

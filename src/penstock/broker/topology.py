@@ -48,6 +48,7 @@ TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2
+EXCHANGE_BYTES: Final = 1100  # measured: a durable exchange without arguments, in all its places
 
 # name -> (type, is internal) of the exchanges that are always there
 SYSTEM: Final[dict[str, tuple[str, bool]]] = {
@@ -62,9 +63,10 @@ SYSTEM: Final[dict[str, tuple[str, bool]]] = {
 
 
 class Exchange:
-    """What an exchange was declared as. is_system: it is always there."""
+    """What an exchange was declared as. is_system: it is always there. ValueError, TypeError: the
+    arguments hold what AMQP has no type for."""
 
-    __slots__ = ("arguments", "auto_delete", "durable", "internal", "is_system", "name", "type")
+    __slots__ = ("_arguments", "auto_delete", "durable", "internal", "is_system", "name", "type")
 
     def __init__(
         self, name: str, type_name: str, *, durable: bool, auto_delete: bool = False,
@@ -75,23 +77,39 @@ class Exchange:
         self.durable: bool = durable
         self.auto_delete: bool = auto_delete
         self.internal: bool = internal
-        self.arguments: dict[str, object] = arguments or {}
+        self._arguments: bytes = _encoded(arguments or {})
         self.is_system: bool = is_system
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments, which are kept encoded, decoded at each call."""
+        return _decoded(self._arguments)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in RAM, about."""
+        return EXCHANGE_BYTES + 2 * len(self._arguments)
 
 
 class Topology:
-    """Of one vhost, as the engine's state has it. has_queue: is there a queue of that name?"""
+    """Of one vhost, as the engine's state has it. has_queue: is there a queue of that name?
+    check_exchange(name), check_binding(exchange): refuse what would be too much, by an error."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
         on_event: Callable[[str, str], None],
+        check_exchange: Callable[[str], None] | None = None,
+        check_binding: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
         self.router: Router = Router(has_queue)
+        self._exchange_bytes: int = 0
         self._engine = engine
         self._vhost = vhost
         self._has_queue = has_queue
         self._on_event = on_event
+        self._check_new: Callable[[str], None] = check_exchange or _unlimited
+        self._check_binding: Callable[[str], None] = check_binding or _unlimited
         for name, (type_name, internal) in SYSTEM.items():
             self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
 
@@ -99,6 +117,12 @@ class Topology:
         if exchange.name:  # the router knows the default one by itself
             self.router.declare(exchange.name, exchange.type, exchange.arguments)
         self.exchanges[exchange.name] = exchange
+        self._exchange_bytes += exchange.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What exchanges and bindings take in RAM, about."""
+        return self._exchange_bytes + self.router.held_bytes
 
     def called(self, name: str) -> str:
         """An exchange, for people."""
@@ -181,6 +205,7 @@ class Topology:
                 f"invalid type for arg '{ALTERNATE}' in {self.called(name)}: received "
                 f"{shown(alternate)}, expected a text (longstr)"
             )
+        self._check_new(name)
         exchange = Exchange(
             name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
             arguments=arguments,
@@ -277,7 +302,7 @@ class Topology:
 
     def _forget(self, name: str) -> None:
         self.router.delete(name)
-        del self.exchanges[name]
+        self._exchange_bytes -= self.exchanges.pop(name).held_bytes
 
     # ---- bindings ------------------------------------------------------------------------------
 
@@ -288,8 +313,10 @@ class Topology:
         """Bind a queue or an exchange that is there; is_durable: it is. Again: nothing happens.
         ChannelError: 403 (the default exchange), 404, 406 (arguments that make no sense)."""
         exchange = self.check_exchange(source)
-        if not self.router.bind(source, kind, destination, key, arguments):
+        if self.router.has_binding(source, kind, destination, key, arguments):
             return 0
+        self._check_binding(source)
+        self.router.bind(source, kind, destination, key, arguments)
         if not (is_durable and exchange.durable):
             return 0
         binding = Binding(source, kind, destination, key, arguments)
@@ -337,6 +364,10 @@ class Topology:
         return one.lsn
 
 
+def _unlimited(_name: str) -> None:
+    """Nobody has set a limit."""
+
+
 def _exchange_of(stored: routing_table.Exchange) -> Exchange:
     flags = stored.flags
     return Exchange(
@@ -357,7 +388,7 @@ def _exchange_record(exchange: Exchange) -> bytes:
 def _stored_binding(binding: Binding) -> routing_table.Binding:
     return routing_table.Binding(
         _bytes(binding.source), binding.kind.encode(), _bytes(binding.destination),
-        _bytes(binding.key), _encoded(binding.arguments),
+        _bytes(binding.key), binding.encoded,
     )  # fmt: skip
 
 

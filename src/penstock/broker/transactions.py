@@ -13,11 +13,17 @@ by the engine's Transaction; bodies beyond the first MiB wait on disk.
     rollback      what was published was never there; what was acknowledged is unacked again, with
                   its delivery tag, as in RabbitMQ
 
+What the open transactions of a vhost hold in RAM is bounded (usage.py): the largest is ended with
+506 when all of them together hold too much.
+
 What was published is delivered once the commit is settled, and tx.commit-ok is sent then. A commit
 that a queue refuses (reject-publish) or that is too large (506) is rolled back whole.
 
 Not here: the methods (channel_basic.py).
 """
+
+from collections.abc import Callable
+from typing import Final
 
 from penstock.broker.fan_out import Planned, fan_out, plan_all
 from penstock.broker.publish import Collecting, Route, Targets
@@ -26,9 +32,13 @@ from penstock.broker.roles import Source
 from penstock.broker.served_queue import ServedQueue
 from penstock.broker.served_stream import StreamAppend
 from penstock.broker.unacked import Delivered
+from penstock.broker.usage import Hold
 from penstock.broker.vhost import VHost
-from penstock.errors import QueueFullError
+from penstock.errors import ChannelError, QueueFullError
 from penstock.queues.queue_options import DROP_HEAD
+
+PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
+ACK_BYTES: Final = 200
 
 
 class Kept:
@@ -47,10 +57,12 @@ class Kept:
 
 class ChannelTransaction(Collecting):
     """Of one channel, from one commit or rollback to the next. `refusal`: why it cannot commit.
-    `places`: (partition, offset) of what it appended to streams, once it is committed."""
+    `places`: (partition, offset) of what it appended to streams, once it is committed. end(error):
+    close its channel with this error; called when it is the one that holds too much."""
 
-    def __init__(self, vhost: VHost) -> None:
+    def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
+        self._hold: Hold = Hold(end)
         self.refusal: QueueFullError | None = None
         self.returned: list[tuple[Route, bytes, bytes]] = []
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
@@ -70,6 +82,7 @@ class ChannelTransaction(Collecting):
         facts: Facts,
     ) -> None:  # fmt: skip
         queues = targets.queues
+        self.vhost.usage.hold(self._hold, self._held_bytes(targets, header, body, facts))
         if not queues and not targets.streams and route.is_mandatory:
             self.returned.append((route, props, body))
         durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
@@ -83,6 +96,17 @@ class ChannelTransaction(Collecting):
         if self.refusal is None:
             for stream in targets.streams:
                 self._appends.append(stream.begin_append(self._transaction, header, body))
+
+    def _held_bytes(self, targets: Targets, header: bytes, body: bytes, facts: Facts) -> int:
+        """What one more publish takes in RAM. The engine's transaction has its bodies on disk, from
+        some bytes of them on; what is kept for after the commit is in RAM."""
+        is_kept = bool(targets.streams) or not facts.is_persistent
+        for queue in targets.queues:
+            is_kept = is_kept or not queue.is_durable
+        spool_bytes = self.vhost.engine.options.tx_spool_bytes
+        if is_kept or self._transaction.body_bytes + len(body) <= spool_bytes:
+            return PUBLISH_BYTES + len(header) + len(body)
+        return PUBLISH_BYTES + len(header)
 
     def _check_room(self, queue: ServedQueue, size: int) -> None:
         if queue.amq.options.overflow == DROP_HEAD:
@@ -109,6 +133,11 @@ class ChannelTransaction(Collecting):
     def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
         """It is rejected, or requeued, right after the commit."""
         self.rejected.append((delivery_tag, delivered, requeue))
+
+    def count_settled(self, count: int) -> None:
+        """So many deliveries were acknowledged or rejected in it. ChannelError 506: it holds too
+        much; they are in it all the same, so that they go back with its channel."""
+        self.vhost.usage.hold(self._hold, ACK_BYTES * count)
 
     # ---- the end of it -------------------------------------------------------------------------
 
@@ -143,6 +172,7 @@ class ChannelTransaction(Collecting):
                     queue.published += 1
             vhost.dispatch.mark(queue)
         self.places = [append.done() for append in self._appends]
+        vhost.usage.release(self._hold)
         for kept in self._kept:
             fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
                     kept.facts)  # fmt: skip
@@ -151,6 +181,7 @@ class ChannelTransaction(Collecting):
     def rollback(self) -> None:
         """Undo what was published. Its acknowledgements (`taken`, `rejected`) are the channel's to
         undo."""
+        self.vhost.usage.release(self._hold)
         if self._transaction.is_open:
             self._transaction.rollback()
         for queue, plan, _ in self._puts:

@@ -36,6 +36,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
+from penstock.access.limits import LimitTable
 from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
@@ -51,11 +52,14 @@ from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.stream_table import StreamTable
 from penstock.broker.topology import QUEUE, Exchange, Topology
+from penstock.broker.usage import Usage
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
 from penstock.errors import StoppedError
+from penstock.protocol.content import BodyRoom
 from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import Target
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.tick_pace import TickPace
@@ -65,6 +69,10 @@ from penstock.storage.filesystem import FileSystem
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
+HOLDERS_SHOWN: Final = 3
+UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages may hold while memory is short
+STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
+BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
 
 class VHost:
@@ -95,6 +103,12 @@ class VHost:
         self._pace: TickPace = TickPace(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know
         self.headers: AmqpHeaders = AmqpHeaders()
+        self.limits: LimitTable = LimitTable(settings.limits)
+        self.usage: Usage = Usage(name, self.limits, settings.memory_bytes)
+        self.body_room: BodyRoom = BodyRoom(settings.memory_bytes // BODIES_PART)
+        self._stalled_due_s: float = 0.0
+        self._relieved: int = 0  # the round of the monitor for which `_relieve` was called
+        self._usage_bytes: int = 0  # topology, clients, transactions, as the monitor was last told
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
         )
@@ -112,7 +126,9 @@ class VHost:
     def _open(self, rng: random.Random) -> None:
         engine, monitor = self.engine, self.monitor
         self.dispatch: Dispatch = Dispatch(engine, self.mode)
-        self.topology: Topology = Topology(engine, self.name, self.has_queue, self.event)
+        self.topology: Topology = Topology(
+            engine, self.name, self.has_queue, self.event, self._check_exchange, self._check_binding
+        )
         self.opener: QueueOpener = QueueOpener(
             engine, monitor, self.headers, mode=self.mode,
             routes=DeadLetterRoutes(self.topology.router, self.headers, self._taker),
@@ -123,7 +139,7 @@ class VHost:
         )
         self.table: QueueTable = QueueTable(
             engine, self.name, self.topology, self.opener, self.streams, monitor, clock=self.clock,
-            rng=rng, is_strict=self.settings.is_strict,
+            rng=rng, is_strict=self.settings.is_strict, check_new=self._check_queue,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
             engine, self.table, self.opener, self.dispatch, monitor, self.event
@@ -172,8 +188,43 @@ class VHost:
         reason = " and ".join(reasons)
         if reason != self.blocked_reason:
             self.blocked_reason = reason
+            if self.monitor.is_alarmed:
+                self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
                 handler.blocked(reason)
+
+    def _holders(self) -> list[tuple[int, str, Peer]]:
+        """(bytes, name, connection) of those with unfinished messages, the largest first."""
+        found = [(*peer.held(), peer) for peer in self.handlers]
+        return sorted((one for one in found if one[0]), key=_bytes_first, reverse=True)
+
+    def _largest_holders(self) -> str:
+        named = [f"{name}: {format_bytes(n)}" for n, name, _ in self._holders()[:HOLDERS_SHOWN]]
+        return "memory: the largest unfinished messages: " + ("; ".join(named) or "none")
+
+    def _relieve(self) -> None:
+        """The memory alarm is on. If what clients have begun, and not what queues hold, is why it
+        cannot end, the connections that hold the most of it are ended, one after the other."""
+        most = self.monitor.budget_bytes // UNFINISHED_PART
+        holders = self._holders()
+        held = sum(n for n, _, _ in holders)
+        for n, name, peer in holders:
+            if held <= most:
+                return
+            held -= n
+            text = f"memory is short: unfinished messages hold {format_bytes(n)}, more than others'"
+            self.event("warning", f"{name} ends: {text}")
+            peer.relieve(text)
+
+    def _watch_unfinished(self, now_s: float) -> None:
+        if self.monitor.is_alarmed and self.monitor.rounds != self._relieved:
+            self._relieved = self.monitor.rounds
+            self._relieve()
+        most_s = self.settings.limits.stalled_body_s
+        if now_s >= self._stalled_due_s:
+            self._stalled_due_s = now_s + most_s / STALLED_LOOKS
+            for peer in list(self.handlers):
+                peer.look_at_stalled(now_s, most_s)
 
     def _alert(self, alert: Alert) -> None:
         for call in self.on_alert:
@@ -192,6 +243,30 @@ class VHost:
         """Another budget from here on: what the vhost gets of the whole broker's."""
         self.monitor.budget_bytes = memory_bytes
         self.monitor.watermark_bytes = memory_bytes
+        self.usage.memory_bytes = memory_bytes
+        self.body_room.bytes_max = memory_bytes // BODIES_PART
+
+    # ---- limits --------------------------------------------------------------------------------
+
+    @property
+    def topology_bytes(self) -> int:
+        """What queues, exchanges and bindings take in RAM, about, without messages."""
+        return self.topology.held_bytes + self.table.held_bytes
+
+    def _check_queue(self, name: str) -> None:
+        self.usage.check_queue(name, self.table.count, self.topology_bytes)
+
+    def _check_exchange(self, name: str) -> None:
+        self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes)
+
+    def _check_binding(self, exchange: str) -> None:
+        self.usage.check_binding(exchange, self.router.binding_count, self.topology_bytes)
+
+    def _count_usage(self) -> None:
+        now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transaction_bytes
+        if now != self._usage_bytes:
+            self.add_other(now - self._usage_bytes)
+            self._usage_bytes = now
 
     @property
     def depth_bytes(self) -> int:
@@ -378,11 +453,12 @@ class VHost:
         now_s = self.clock.monotonic()
         wall_ms = self.clock.wall_ms()
         has_more = self.clockwork.tick(wall_ms, now_s)
-        for call in (self.streams.tick, self.leases.tick, *self.on_tick):
+        for call in (self.streams.tick, self.leases.tick, self._watch_unfinished, *self.on_tick):
             try:
                 call(now_s)
             except Exception as error:  # noqa: BLE001 - it is reported
                 self.dispatch.mistake("a tick", error)
+        self._count_usage()
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
@@ -422,3 +498,7 @@ class VHost:
         """As a crash would: nothing is written, files are closed, the lock is given back."""
         self.engine.stop(StoppedError("the vhost was abandoned"))
         self.engine.close()
+
+
+def _bytes_first(holder: tuple[int, str, Peer]) -> int:
+    return holder[0]

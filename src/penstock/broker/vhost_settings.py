@@ -8,6 +8,7 @@ Not here: the spelling of options and the files they come from (penstock.config)
 
 from dataclasses import dataclass, field
 
+from penstock.access.limits import Limits
 from penstock.storage.durability import DISK
 from penstock.storage.options import StorageOptions
 
@@ -17,7 +18,8 @@ class VHostSettings:
     """mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may
     be counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the
     engine. staging_timeout_s: age at which staged files that no batch names are swept;
-    lease_alert_s: age from which a lease is told of. Both in seconds."""
+    lease_alert_s: age from which a lease is told of. Both in seconds. limits: of users and of the
+    vhost, where an operator has set no others."""
 
     mode: int = DISK
     memory_bytes: int = 1 << 30
@@ -25,3 +27,4 @@ class VHostSettings:
     storage: StorageOptions = field(default_factory=StorageOptions)
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
+    limits: Limits = field(default_factory=Limits)

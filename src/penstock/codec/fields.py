@@ -33,6 +33,7 @@ from typing import Final
 from penstock.errors import AMQPConnectionError
 
 NESTING_MAX: Final = 32
+ARGUMENTS_BYTES_MAX: Final = 8192  # of a table in the arguments of a method, as servers take it
 SHORTSTR_BYTES_MAX: Final = 255
 
 Table = dict[str, object]

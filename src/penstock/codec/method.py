@@ -15,19 +15,26 @@ none is SYNTAX_ERROR (fields.py). Nothing here knows which method may come when:
 
 from typing import ClassVar, Final, Self
 
-from penstock.codec.fields import Table, decode_table
-from penstock.errors import AMQPConnectionError
+from penstock.codec.fields import Table, check_table, decode_table
+from penstock.errors import AMQPConnectionError, ChannelError
 
 _FRAME_ERROR: Final = 501
 _COMMAND_INVALID: Final = 503
+_PRECONDITION_FAILED: Final = 406
 
 
 class FieldReader:
-    """Takes the fields of one method, in their order, from behind its two ids."""
+    """Takes the fields of one method, in their order, from behind its two ids.
 
-    def __init__(self, payload: bytes) -> None:
+    table_bytes_max: bytes of the longest table that is decoded, 0 for no limit. A longer one is
+    read as an empty table, and `error` says so.
+    """
+
+    def __init__(self, payload: bytes, table_bytes_max: int = 0) -> None:
         self.payload = payload
         self.at = 4
+        self.table_bytes_max = table_bytes_max
+        self.error: ChannelError | None = None
 
     def cannot_decode(self) -> AMQPConnectionError:
         """The error for a payload that is too short or too long for its method."""
@@ -64,6 +71,11 @@ class FieldReader:
         """A field table."""
         if len(self.payload) - self.at < 4:
             raise self.cannot_decode()
+        size = int.from_bytes(self.payload[self.at : self.at + 4], "big")
+        if 0 < self.table_bytes_max < size:
+            self.at = check_table(self.payload, self.at, len(self.payload))
+            self.error = table_too_long(size, self.table_bytes_max)
+            return {}
         table, self.at = decode_table(self.payload, self.at)
         return table
 
@@ -108,8 +120,20 @@ class Method:
         return f"{type(self).__name__}({fields})"
 
 
-def decode_fields(methods: dict[int, type[Method]], payload: bytes) -> Method:
-    """The method of a method frame's payload, looked up by its ids."""
+def table_too_long(size_bytes: int, most_bytes: int) -> ChannelError:
+    """406 for a table of arguments that is longer than it may be."""
+    text = f"a table of {size_bytes} bytes in the arguments of a method: at most {most_bytes}"
+    return ChannelError(_PRECONDITION_FAILED, f"{text} are allowed")
+
+
+def decode_fields(
+    methods: dict[int, type[Method]], payload: bytes, table_bytes_max: int = 0
+) -> Method:
+    """The method of a method frame's payload, looked up by its ids.
+
+    table_bytes_max: bytes of the longest table that it may have, 0 for no limit. A longer one is
+    checked and not built: ChannelError 406, when everything else about the payload is right.
+    """
     index = int.from_bytes(payload[:4], "big")
     method = methods.get(index) if len(payload) >= 4 else None
     if method is None:
@@ -118,7 +142,10 @@ def decode_fields(methods: dict[int, type[Method]], payload: bytes) -> Method:
         class_id, method_id = index >> 16, index & 0xFFFF
         text = f"unknown method {method_id} of class {class_id}"
         raise AMQPConnectionError(_COMMAND_INVALID, text, class_id, method_id)
-    reader = FieldReader(payload)
+    reader = FieldReader(payload, table_bytes_max)
     decoded = method.decode(reader)
     reader.end()
+    if reader.error is not None:
+        reader.error.class_id, reader.error.method_id = index >> 16, index & 0xFFFF
+        raise reader.error
     return decoded

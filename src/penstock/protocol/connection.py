@@ -7,7 +7,7 @@ else goes the long way, frame by frame: machine.py, where the states and the rep
 Untrusted sizes. A frame's size is checked against frame_max before anything else, a body's against
 body_bytes_max, a field's against its frame. So at most one frame is held that is not whole, and
 `unfinished_bytes` of bodies, which the owner bounds by not reading any more. A body beyond
-spool_bytes is handed on in parts.
+spool_bytes is handed on in parts, and one beyond 64 KiB that finds no place in `room`.
 
 Errors. What the peer did wrong is raised as AMQPConnectionError, with RabbitMQ's reply codes and,
 where clients show them, its words; `events_before_error` has what the same bytes told before. The
@@ -30,7 +30,13 @@ from penstock.codec.frames import (
 from penstock.codec.method import Method
 from penstock.codec.spec import ConnectionTuneOk
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.content import ChannelInput, is_route, whole_publish
+from penstock.protocol.content import (
+    AWAITS_HEADER,
+    AWAITS_METHOD,
+    ChannelInput,
+    is_route,
+    whole_publish,
+)
 from penstock.protocol.events import AckRun, Event, ProtocolHeaderReceived, PublishRun
 from penstock.protocol.machine import CHANNEL_MAX, ConnectionMachine
 from penstock.protocol.states import ChannelState, ConnectionState, ProtocolMistake, Role
@@ -141,6 +147,25 @@ class Connection(ConnectionMachine):
     def channels(self) -> list[int]:
         """The channels that are not closed."""
         return list(self._channels)
+
+    def unfinished(self) -> dict[int, int]:
+        """Channel -> bytes of its unfinished message that are still to come, -1 if even its header
+        is; 0 -> bytes of a frame that has begun, if there is one."""
+        found = {
+            number: -1 if channel.awaits == AWAITS_HEADER else channel.remaining_bytes
+            for number, channel in self._channels.items()
+            if channel.awaits != AWAITS_METHOD
+        }
+        if self._tail_bytes:
+            found[0] = self._tail_bytes
+        return found
+
+    def forget_unfinished(self) -> None:
+        """The peer has gone: what it has begun will not end."""
+        for channel in self._channels.values():
+            self._reset(channel, is_ready=False)
+        self._tails = []
+        self._tail_bytes = 0
 
     # ------------------------------------------------------------------------------ sending
 

@@ -71,6 +71,22 @@ def _whole_body(data: bytes, at: int, number: int, size: int) -> int:
     return end if held == size else 0
 
 
+class BodyRoom:
+    """RAM for the bodies that several connections are assembling. A body that finds no room in it
+    is handed on in parts, so that it can go to disk. bytes_max: set by the owner, at any time."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Take so much; False if there is not so much."""
+        if self.taken_bytes + size_bytes > self.bytes_max:
+            return False
+        self.taken_bytes += size_bytes
+        return True
+
+
 class ChannelInput:
     """What a Connection knows of one channel that is not closed."""
 
@@ -87,6 +103,7 @@ class ChannelInput:
         self.is_spooling = False
         self.remaining_bytes = 0
         self.held_bytes = 0
+        self.room_bytes = 0  # that its body has taken of the BodyRoom
         self._pieces: list[bytes] = []
         self._small: list[bytes] = []
 
@@ -128,5 +145,6 @@ class ChannelInput:
         self.is_spooling = False
         self.remaining_bytes = 0
         self.held_bytes = 0
+        self.room_bytes = 0
         self._pieces.clear()
         self._small.clear()

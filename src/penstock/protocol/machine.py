@@ -12,11 +12,13 @@ to `_events`, in order. What the peer did wrong is raised as AMQPConnectionError
 
 The codes are RabbitMQ's, and the texts where clients show them. Where it fails without one (an
 unknown method, a body longer than its header says) they are the specification's. A body beyond
-body_bytes_max closes the channel only: ChannelFault. Bytes, frames and sending: connection.py.
+body_bytes_max, or a table of more than ARGUMENTS_BYTES_MAX in the arguments of a method, closes the
+channel only: ChannelFault. Bytes, frames and sending: connection.py.
 """
 
 from typing import Final
 
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.frames import (
     FRAME_BODY,
     FRAME_HEADER,
@@ -25,11 +27,12 @@ from penstock.codec.frames import (
     FRAME_METHOD,
     FRAME_OVERHEAD_BYTES,
 )
-from penstock.codec.method import Method
+from penstock.codec.method import Method, decode_fields
 from penstock.codec.spec import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
     FRAME_ERROR,
+    METHODS,
     NOT_ALLOWED,
     PRECONDITION_FAILED,
     UNEXPECTED_FRAME,
@@ -47,6 +50,7 @@ from penstock.protocol.content import (
     AWAITS_BODY,
     AWAITS_HEADER,
     AWAITS_METHOD,
+    BodyRoom,
     ChannelInput,
     is_route,
 )
@@ -65,6 +69,7 @@ from penstock.protocol.states import ChannelState, ConnectionState, Machines, Ro
 
 _PUBLISH: Final = 0x003C0028
 CHANNEL_MAX: Final = 65535
+ROOMLESS_BYTES: Final = 64 << 10  # a smaller body is always assembled in RAM
 
 # The peer's answers that count after a close.
 _CLOSES: Final = (
@@ -104,6 +109,7 @@ class ConnectionMachine:
         self.pause_after_open = pause_after_open
         self.is_broken = False
         self.events_before_error: list[Event] = []
+        self.room: BodyRoom | None = None  # for larger bodies; None: there is always room
         self.unfinished_bytes = 0  # of messages that are being assembled, on all channels
         self._is_server = role is Role.SERVER
         self._machines = Machines(role)
@@ -227,7 +233,11 @@ class ConnectionMachine:
             channel.begin(payload[6:], None)
             self._count(channel.held_bytes)
             return
-        method = decode_method(payload)
+        try:
+            method = decode_fields(METHODS, payload, ARGUMENTS_BYTES_MAX if self._is_server else 0)
+        except ChannelError as error:
+            self._fault(channel, error)
+            return
         after = self._machines.channel_in.get((channel.state, method.INDEX))
         if after is None:
             if isinstance(method, ChannelOpen):
@@ -256,10 +266,20 @@ class ConnectionMachine:
             raise _unexpected(f"expected content header for class 60, {text}")
         size = int.from_bytes(payload[4:12], "big")
         if size > self.body_bytes_max:
-            self._fault(channel, size)
+            text = f"message size {size} is larger than configured max size {self.body_bytes_max}"
+            self._fault(
+                channel,
+                ChannelError(PRECONDITION_FAILED, text, _PUBLISH >> 16, _PUBLISH & 0xFFFF),
+            )
             return
         header = payload[12:]
         is_spooling = self._is_server and size > self.spool_bytes
+        room = self.room
+        if room is not None and size > ROOMLESS_BYTES and not is_spooling:
+            if room.take(size):
+                channel.room_bytes = size
+            else:
+                is_spooling = True
         channel.begin_body(header, size, is_spooling)
         self._count(len(header))
         if is_spooling:
@@ -301,15 +321,16 @@ class ConnectionMachine:
             run.bodies.append(channel.body())
         self._reset(channel, is_ready=True)
 
-    def _fault(self, channel: ChannelInput, size: int) -> None:
-        text = f"message size {size} is larger than configured max size {self.body_bytes_max}"
-        error = ChannelError(PRECONDITION_FAILED, text, _PUBLISH >> 16, _PUBLISH & 0xFFFF)
+    def _fault(self, channel: ChannelInput, error: ChannelError) -> None:
+        """The channel takes nothing more: the owner is to close it with this error."""
         channel.state = ChannelState.FAULTED
         self._reset(channel, is_ready=False)
         self._events.append(ChannelFault(channel.number, error))
 
     def _reset(self, channel: ChannelInput, *, is_ready: bool) -> None:
         self._count(-channel.held_bytes)
+        if self.room is not None:
+            self.room.taken_bytes -= channel.room_bytes
         channel.reset(is_ready)
 
     def _count(self, change_bytes: int) -> None:

@@ -21,8 +21,12 @@ any-with-x, where only x-match itself is none. With no conditions `all` selects 
 """
 
 from abc import ABC, abstractmethod
+from datetime import UTC, datetime
+from decimal import Decimal
+from hashlib import blake2b
 from typing import Final
 
+from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import AMQPConnectionError, ChannelError
 from penstock.native import mypyc_attr
 from penstock.routing.topic_trie import TopicTrie
@@ -37,13 +41,21 @@ TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
 
+DIGEST_BYTES: Final = 32
+BINDING_BYTES: Final = 1400  # measured: a durable binding without arguments, in all its places
+ENTRY_BYTES: Final = 110  # measured: one argument, as a headers exchange holds its condition
+
+
 class Binding:
     """From an exchange to a destination, for a key. Two of equal `identity` are one.
 
-    kind: "q" a queue, "e" an exchange. arguments: an AMQP table, decoded; never changed after.
+    kind: "q" a queue, "e" an exchange. encoded: the arguments as an AMQP table, b"" for none: a
+    table of Python objects takes up to 80 times as much. held_bytes: what the binding takes in RAM,
+    about. ValueError, TypeError: the arguments hold what AMQP has no type for.
     """
 
-    __slots__ = ("arguments", "destination", "identity", "key", "kind", "source", "target")
+    __slots__ = ("destination", "encoded", "held_bytes", "identity", "key", "kind", "source",
+                 "target")  # fmt: skip
 
     def __init__(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
@@ -53,9 +65,15 @@ class Binding:
         self.kind: str = kind
         self.destination: str = destination
         self.key: str = key
-        self.arguments: dict[str, object] = arguments
+        self.encoded: bytes = encode_table(arguments) if arguments else b""
         self.target: str = kind + destination
-        self.identity: object = (source, self.target, key, comparable(arguments))
+        self.identity: object = (source, self.target, key, _identity_of(arguments))
+        self.held_bytes: int = BINDING_BYTES + 2 * len(self.encoded) + ENTRY_BYTES * len(arguments)
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments, decoded at each call."""
+        return decode_table(self.encoded)[0] if self.encoded else {}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -147,14 +165,15 @@ class HeadersCondition:
     __slots__ = ("is_any", "target", "wanted")
 
     def __init__(self, binding: Binding) -> None:
-        match = match_of(binding.arguments)
+        arguments = binding.arguments
+        match = match_of(arguments)
         has_x = match.endswith("-with-x")
         self.target: str = binding.target
         self.is_any: bool = match.startswith("any")
         # name -> the value in its comparable form, None if the header need only be there
         self.wanted: dict[str, object] = {
             name: None if value is None else comparable(value)
-            for name, value in binding.arguments.items()
+            for name, value in arguments.items()
             if name != "x-match" and (has_x or not name.startswith("x-"))
         }
 
@@ -240,6 +259,44 @@ def comparable(value: object) -> object:
     if isinstance(value, bytearray):
         value = bytes(value)
     return (type(value).__name__, value)
+
+
+def _identity_of(arguments: dict[str, object]) -> bytes:
+    """Bytes that are equal for arguments that are `comparable` to each other, and for no others."""
+    if not arguments:
+        return b""
+    text = _canonical(arguments)
+    return text if len(text) <= DIGEST_BYTES else blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+
+def _canonical(value: object) -> bytes:
+    """The value as bytes that have its kind in front and their length behind that."""
+    if isinstance(value, dict):
+        parts = [
+            _canonical(name) + _canonical(value[name]) for name in sorted(value, key=_name_bytes)
+        ]
+        return _framed(b"table", b"".join(parts))
+    if isinstance(value, list | tuple):
+        return _framed(b"array", b"".join([_canonical(inner) for inner in value]))
+    if isinstance(value, str):
+        return _framed(b"str", _name_bytes(value))
+    if isinstance(value, bytes | bytearray):
+        return _framed(b"bytes", bytes(value))
+    if isinstance(value, Decimal):
+        value = value.normalize()
+    elif isinstance(value, float) and value == 0.0:
+        value = 0.0  # -0.0 is equal to it
+    elif isinstance(value, datetime):
+        value = value.astimezone(UTC)
+    return _framed(type(value).__name__.encode(), str(value).encode())
+
+
+def _framed(kind: bytes, data: bytes) -> bytes:
+    return b"%b:%d:%b" % (kind, len(data), data)
+
+
+def _name_bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _count_up(counts: dict[str, int], target: str) -> None:

@@ -45,6 +45,8 @@ class Router:
 
     def __init__(self, has_queue: Callable[[str], bool]) -> None:
         self.version: int = 0
+        self.binding_count: int = 0
+        self.held_bytes: int = 0  # of all bindings, about
         self._has_queue = has_queue
         self._exchanges: dict[str, RoutedExchange] = {}
         self._by_source: dict[str, dict[object, Binding]] = {}
@@ -67,6 +69,7 @@ class Router:
     def delete(self, name: str) -> list[str]:
         """An exchange goes, with its bindings and those to it. What `remove_queue` returns."""
         for binding in list(self._by_source.pop(name).values()):
+            self._uncount(binding)
             self._forget_target(binding)
         del self._exchanges[name]
         emptied = self._remove_target("e" + name)
@@ -98,8 +101,17 @@ class Router:
         self._exchanges[source].type.bind(binding)
         self._by_source[source][binding.identity] = binding
         self._by_target.setdefault(binding.target, {})[binding.identity] = binding
+        self.binding_count += 1
+        self.held_bytes += binding.held_bytes
         self._changed()
         return True
+
+    def has_binding(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> bool:
+        """Is there such a binding?"""
+        identity = Binding(source, kind, destination, key, arguments).identity
+        return identity in self._by_source.get(source, {})
 
     def unbind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
@@ -110,6 +122,7 @@ class Router:
         if binding is None:
             return False
         self._exchanges[source].type.unbind(binding)
+        self._uncount(binding)
         self._forget_target(binding)
         self._changed()
         return True
@@ -191,6 +204,10 @@ class Router:
         if self._on_headers:
             self._on_headers = {}
 
+    def _uncount(self, binding: Binding) -> None:
+        self.binding_count -= 1
+        self.held_bytes -= binding.held_bytes
+
     def _forget_target(self, binding: Binding) -> None:
         there = self._by_target[binding.target]
         del there[binding.identity]
@@ -202,6 +219,7 @@ class Router:
         emptied: list[str] = []
         for identity, binding in self._by_target.pop(target, {}).items():
             self._exchanges[binding.source].type.unbind(binding)
+            self._uncount(binding)
             left = self._by_source[binding.source]
             del left[identity]
             if not left:

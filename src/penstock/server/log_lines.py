@@ -34,7 +34,7 @@ ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
 WARNINGS: Final = frozenset(
     {
         "disk_full", "torn_tail", "warning", "memory_alarm", "crashed", "lease_old", "batch_waits",
-        "batch_unroutable",
+        "batch_unroutable", "memory_holders",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once

@@ -26,6 +26,15 @@ class Told(Peer):
     def blocked(self, reason: str) -> None:
         self._seen.append(reason)
 
+    def held(self) -> tuple[int, str]:
+        return 0, "nobody"
+
+    def relieve(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+        """It has nothing unfinished."""
+
 
 @pytest.fixture
 def rig() -> VHostRig:

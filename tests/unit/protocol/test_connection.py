@@ -5,10 +5,12 @@ import itertools
 import pytest
 
 from penstock.codec import spec
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.frames import HEARTBEAT_FRAME, PROTOCOL_HEADER, header_frame
 from penstock.codec.method import Method
 from penstock.errors import AMQPConnectionError
 from penstock.protocol.connection import CLIENT, SERVER, Connection
+from penstock.protocol.content import BodyRoom
 from penstock.protocol.events import (
     AckRun,
     ChannelFault,
@@ -262,6 +264,56 @@ def test_a_body_that_is_too_large_is_a_fault_of_its_channel() -> None:
     assert connection.channel_state(1) is ChannelState.CLOSED
     open_channel(connection, 1)
     assert connection.receive(publish(body=b"x" * 10)) != []
+
+
+def test_a_table_in_arguments_that_is_too_long_is_a_fault_of_its_channel() -> None:
+    connection = opened()
+    exact: dict[str, object] = {"x": "y" * (ARGUMENTS_BYTES_MAX - 7)}
+    (event,) = connection.receive(frame(1, spec.QueueDeclare(queue="q", arguments=exact)))
+    assert event == MethodReceived(1, spec.QueueDeclare(queue="q", arguments=exact))
+    long: dict[str, object] = {"x": "y" * (ARGUMENTS_BYTES_MAX - 6)}
+    for method in (
+        spec.QueueDeclare(arguments=long), spec.QueueBind(arguments=long),
+        spec.QueueUnbind(arguments=long), spec.ExchangeDeclare(arguments=long),
+        spec.ExchangeBind(arguments=long), spec.ExchangeUnbind(arguments=long),
+        spec.BasicConsume(arguments=long),
+    ):  # fmt: skip
+        connection = opened()
+        (event,) = connection.receive(frame(1, method) + publish(body=b"y"))
+        assert isinstance(event, ChannelFault)
+        assert (event.error.code, event.error.class_id) == (406, method.CLASS_ID)
+        assert event.error.method_id == method.METHOD_ID
+        assert f"a table of {ARGUMENTS_BYTES_MAX + 1} bytes" in event.error.text
+
+
+def test_larger_bodies_share_the_room_there_is() -> None:
+    """What finds no place comes in parts; what ends, whole or not, gives its place back."""
+    room = BodyRoom(150_000)
+    one, two = opened(frame_max=8192), opened(frame_max=8192)
+    one.room = two.room = room
+    body = bytes(100_000)
+    begun = publish(body=body, frame_max=8192)[:20_000]
+    assert one.receive(begun) == []
+    assert room.taken_bytes == 100_000
+    assert isinstance(two.receive(begun)[0], PublishBegan)
+    assert room.taken_bytes == 100_000
+    (run,) = one.receive(publish(body=body, frame_max=8192)[20_000:])
+    assert isinstance(run, PublishRun)
+    assert room.taken_bytes == 0
+    one.receive(begun)
+    assert room.taken_bytes == 100_000
+    one.forget_unfinished()
+    assert (room.taken_bytes, one.unfinished_bytes, one.unfinished()) == (0, 0, {})
+
+
+def test_unfinished_tells_what_is_still_to_come() -> None:
+    connection = opened(frame_max=8192)
+    open_channel(connection, 2)
+    connection.receive(frame(2, spec.BasicPublish(routing_key="q")))
+    connection.receive(publish(body=bytes(10_000), frame_max=8192)[: -10_000 + 8184 - 8])
+    assert connection.unfinished() == {1: 10_000 - 8184, 2: -1}
+    connection.receive(b"\x03\x00")
+    assert connection.unfinished() == {1: 10_000 - 8184, 2: -1, 0: 2}
 
 
 def test_heartbeats() -> None:

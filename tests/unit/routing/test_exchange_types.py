@@ -5,8 +5,17 @@ from decimal import Decimal
 
 import pytest
 
+from penstock.codec.fields import encode_table
 from penstock.errors import AMQPConnectionError, ChannelError
-from penstock.routing.exchange_types import TYPES, Binding, comparable, make_exchange_type
+from penstock.routing.exchange_types import (
+    BINDING_BYTES,
+    DIGEST_BYTES,
+    ENTRY_BYTES,
+    TYPES,
+    Binding,
+    comparable,
+    make_exchange_type,
+)
 
 DELAYED_AS: dict[str, object] = {"x-delayed-type": "topic"}
 
@@ -147,6 +156,22 @@ def test_a_value_equals_itself_and_no_value_of_another_kind(value: object) -> No
     equal = [other for other in others if holds({"h": value}, {"h": other})]
     assert [repr(other) for other in equal] == [repr(value)]
     hash(comparable(value))
+    twins = [other for other in others if to("q", "", {"h": value}).identity
+             == to("q", "", {"h": other}).identity]  # fmt: skip
+    assert [repr(other) for other in twins] == [repr(value)]
+
+
+def test_a_binding_keeps_its_arguments_as_bytes() -> None:
+    """A table of Python objects would take forty times as much."""
+    arguments: dict[str, object] = {f"{n:x}": None for n in range(1200)}
+    binding = to("q", "k", arguments)
+    assert binding.arguments == arguments
+    assert binding.encoded == encode_table(arguments)
+    assert isinstance(binding.identity, tuple)
+    assert len(binding.identity[3]) <= DIGEST_BYTES
+    assert to("q", "k", dict(reversed(arguments.items()))).identity == binding.identity
+    assert to("q", "k", arguments | {"0": 1}).identity != binding.identity
+    assert BINDING_BYTES + 1200 * ENTRY_BYTES < binding.held_bytes < 200_000
 
 
 @pytest.mark.parametrize("match", ["some", "", "ALL", 1, None, True])

@@ -1,0 +1,101 @@
+"""Limits: how much of everything one user and one vhost may have; by default, and set by operators.
+
+Two tables say which limits there are: those of a user and those of a vhost, by the names that
+`set_user_limits` and `set_vhost_limits` take (RabbitMQ's, where it has the limit), each with the
+field of `Limits` that holds its default. A number below 0 is no limit, 0 is none at all.
+
+`Limits` is what a broker is configured with: [limits] in penstock.toml. `LimitTable` is that and
+what operators have set for single users and vhosts; each process has one and is sent the changes.
+
+Not here: counting, and what is said to a client who reached a limit (broker.usage, supervisor).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import OptionError
+
+MAX_CONNECTIONS: Final = "max-connections"
+MAX_CHANNELS: Final = "max-channels"
+MAX_PUBLISH_RATE: Final = "max-publish-rate"
+MAX_QUEUES: Final = "max-queues"
+MAX_EXCHANGES: Final = "max-exchanges"
+MAX_BINDINGS: Final = "max-bindings"
+
+LIMIT_MAX: Final = 1_000_000_000
+EXPECTED: Final = f"a whole number up to {LIMIT_MAX}, or -1 for no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The defaults: -1 for no limit. user_connections: of one user, in all vhosts. user_channels,
+    user_publish_rate (messages a second): of one user in each vhost. channel_consumers: of one
+    channel. stalled_body_s: seconds for which an unfinished message may make no progress."""
+
+    user_connections: int = 4096
+    user_channels: int = 32_768
+    user_publish_rate: int = -1
+    vhost_connections: int = -1
+    vhost_queues: int = 100_000
+    vhost_exchanges: int = 100_000
+    vhost_bindings: int = 1_000_000
+    channel_consumers: int = 32_768
+    stalled_body_s: float = 60.0
+
+
+# name -> field of Limits
+OF_USERS: Final[Mapping[str, str]] = {
+    MAX_CONNECTIONS: "user_connections",
+    MAX_CHANNELS: "user_channels",
+    MAX_PUBLISH_RATE: "user_publish_rate",
+}
+OF_VHOSTS: Final[Mapping[str, str]] = {
+    MAX_CONNECTIONS: "vhost_connections",
+    MAX_QUEUES: "vhost_queues",
+    MAX_EXCHANGES: "vhost_exchanges",
+    MAX_BINDINGS: "vhost_bindings",
+}
+
+
+def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dict[str, int]:
+    """The limits that are given. OptionError: an unknown name, or no number."""
+    found: dict[str, int] = {}
+    for name, value in given.items():
+        if name not in names:
+            raise OptionError("limit", name, list(names))
+        if type(value) is not int or not -LIMIT_MAX <= value <= LIMIT_MAX:
+            raise OptionError(name, value, EXPECTED)
+        found[name] = value
+    return found
+
+
+class LimitTable:
+    """`defaults`, and what was set for single vhosts and users: name -> limits."""
+
+    def __init__(self, defaults: Limits) -> None:
+        self.defaults: Limits = defaults
+        self.vhosts: dict[str, dict[str, int]] = {}
+        self.users: dict[str, dict[str, int]] = {}
+        self.has_publish_rates: bool = defaults.user_publish_rate >= 0
+
+    def set(self, vhosts: dict[str, dict[str, int]], users: dict[str, dict[str, int]]) -> None:
+        """These are the limits that operators have set, and no others."""
+        self.vhosts, self.users = vhosts, users
+        self.has_publish_rates = self.defaults.user_publish_rate >= 0 or any(
+            MAX_PUBLISH_RATE in own for own in users.values()
+        )
+
+    def of_user(self, user: str, name: str) -> int:
+        """The user's limit of this name; below 0: none."""
+        own = self.users.get(user)
+        if own is not None and name in own:
+            return own[name]
+        return int(getattr(self.defaults, OF_USERS[name]))
+
+    def of_vhost(self, vhost: str, name: str) -> int:
+        """The vhost's limit of this name; below 0: none."""
+        own = self.vhosts.get(vhost)
+        if own is not None and name in own:
+            return own[name]
+        return int(getattr(self.defaults, OF_VHOSTS[name]))

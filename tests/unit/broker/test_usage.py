@@ -1,0 +1,339 @@
+"""What one user can have of a vhost, and what happens beyond that: limits, transactions, bodies."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.access.limits import Limits
+from penstock.access.permissions import everything
+from penstock.broker.usage import CHANNEL_BYTES, CONNECTION_BYTES
+from penstock.codec.frames import content_frames, method_frame
+from penstock.codec.spec import (
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicPublish,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConnectionClose,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
+)
+from tests.helpers.broker_rig import BrokerRig, RigClient
+
+MIB = 1 << 20
+
+
+def rig_of(memory_bytes: int = 64 * MIB, **limits: int) -> BrokerRig:
+    return BrokerRig(memory_bytes=memory_bytes, limits=replace(Limits(), **limits))
+
+
+def opened_tx(rig: BrokerRig, user: str = "guest") -> RigClient:
+    client = rig.client(everything(user)).open(1)
+    client.call(1, TxSelect(), TxSelectOk)
+    return client
+
+
+def begun(client: RigClient, channel: int, size: int, frames: int) -> None:
+    """The beginning of a message of `size` bytes: so many frames of 8,184 of them."""
+    method = method_frame(channel, BasicPublish(routing_key="q").encode())
+    content = content_frames(channel, b"\0\0", bytes(size), 8192)
+    client.raw(method + content[: 8 + 14 + frames * 8192])
+
+
+# --- limits by number ---
+
+
+def test_a_user_opens_no_more_channels_than_the_limit() -> None:
+    rig = rig_of(user_channels=3)
+    first, other = rig.client(everything("u")), rig.client(everything("u"))
+    stranger = rig.client(everything("v"))
+    first.open(1).open(2)
+    other.open(1)
+    other.send(2, ChannelOpen())
+    rig.turn()
+    (close,) = other.methods(ConnectionClose)
+    assert close.reply_code == 530
+    assert "number of channels opened for user 'u' has reached the maximum allowed user limit" in (
+        close.reply_text
+    )
+    stranger.open(1)
+    other.lose()
+    first.call(2, ChannelClose(), ChannelCloseOk)
+    first.open(2).open(3)
+
+
+def test_an_operator_sets_another_limit_for_one_user() -> None:
+    rig = rig_of(user_channels=1)
+    rig.vhost.limits.set({}, {"u": {"max-channels": 2}, "w": {"max-channels": -1}})
+    rig.client(everything("u")).open(1).open(2)
+    many = rig.client(everything("w"))
+    for number in range(1, 20):
+        many.open(number)
+    client = rig.client(everything("v")).open(1)
+    client.send(2, ChannelOpen())
+    rig.turn()
+    assert [close.reply_code for close in client.methods(ConnectionClose)] == [530]
+
+
+def test_queues_of_a_vhost_have_a_limit() -> None:
+    rig = rig_of(vhost_queues=2)
+    client = rig.client().open(1)
+    for name in ("a", "b"):
+        client.call(1, QueueDeclare(queue=name, durable=name == "a"), QueueDeclareOk)
+    client.call(1, QueueDeclare(queue="a", durable=True), QueueDeclareOk)  # it is there
+    close = client.call(1, QueueDeclare(queue="c"), ChannelClose)
+    assert close.reply_code == 406
+    assert close.reply_text == (
+        "PRECONDITION_FAILED - cannot declare queue 'c': queue limit in vhost '/' (2) is reached"
+    )
+
+
+def test_exchanges_and_bindings_of_a_vhost_have_a_limit() -> None:
+    rig = rig_of(vhost_exchanges=8, vhost_bindings=1)  # seven are always there
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    client.call(1, ExchangeDeclare(exchange="x", type="direct"), ExchangeDeclareOk)
+    close = client.call(1, ExchangeDeclare(exchange="y", type="direct"), ChannelClose)
+    assert "cannot declare exchange 'y': exchange limit in vhost '/' (8) is reached" in (
+        close.reply_text
+    )
+    client.send(1, ChannelCloseOk())
+    client.open(1)
+    for _ in range(2):
+        client.call(1, QueueBind(queue="q", exchange="x", routing_key="k"), QueueBindOk)
+    close = client.call(1, QueueBind(queue="q", exchange="x", routing_key="l"), ChannelClose)
+    assert "binding limit in vhost '/' (1) is reached" in close.reply_text
+    assert rig.vhost.router.binding_count == 1
+
+
+def test_consumers_of_a_channel_have_a_limit() -> None:
+    rig = rig_of(channel_consumers=2)
+    client = rig.client().open(1).open(2)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in (1, 1, 2):
+        client.call(number, BasicConsume(queue="q"), BasicConsumeOk)
+    client.send(1, BasicConsume(queue="q"))
+    rig.turn()
+    (close,) = client.methods(ConnectionClose)
+    assert (close.reply_code, close.reply_text) == (
+        530, "NOT_ALLOWED - reached maximum (2) of consumers per channel"
+    )  # fmt: skip
+
+
+# --- limits by memory ---
+
+
+def test_topology_takes_half_of_the_memory_at_most() -> None:
+    rig = rig_of(memory_bytes=MIB)
+    client = rig.client().open(1)
+    for _ in range(100):
+        client.send(1, QueueDeclare())
+        rig.turn()
+        if client.methods(ChannelClose):
+            break
+        assert client.methods(QueueDeclareOk)
+    else:
+        raise AssertionError("nothing was refused")
+    assert MIB // 2 <= rig.vhost.topology_bytes < MIB // 2 + (64 << 10)
+    rig.vhost.tick()
+    assert rig.vhost.blocked_reason == ""
+
+
+def test_what_lasts_is_counted_and_given_back() -> None:
+    rig = rig_of()
+    rig.vhost.tick()
+    before = rig.vhost.monitor.other_bytes
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q", exclusive=True), QueueDeclareOk)
+    client.call(1, ExchangeDeclare(exchange="x", type="fanout"), ExchangeDeclareOk)
+    client.call(1, QueueBind(queue="q", exchange="x"), QueueBindOk)
+    client.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.vhost.tick()
+    held = rig.vhost.monitor.other_bytes - before
+    assert CONNECTION_BYTES + CHANNEL_BYTES + 10_000 < held < 64 << 10
+    client.lose()
+    rig.vhost.delete_exchange("x")
+    rig.vhost.tick()
+    assert rig.vhost.monitor.other_bytes == before
+    assert rig.vhost.usage.client_bytes == 0
+
+
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+def test_an_open_transaction_is_bounded(delivery_mode: int) -> None:
+    rig = rig_of(memory_bytes=4 * MIB)
+    client = opened_tx(rig)
+    client.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    sent = 0
+    while not (closed := client.methods(ChannelClose)):
+        client.publish(1, "", "q", bytes(1000), delivery_mode=delivery_mode)
+        sent += 1
+        rig.turn()
+        assert sent < 5000
+    assert closed[0].reply_code == 506
+    assert "the transaction holds" in closed[0].reply_text
+    assert rig.vhost.usage.transaction_bytes == 0
+    assert sent >= MIB // 1600
+    client.send(1, ChannelCloseOk())
+    client.open(1)
+    assert client.call(1, QueueDeclare(queue="q", passive=True), QueueDeclareOk).message_count == 0
+
+
+def test_the_largest_transaction_is_ended_first() -> None:
+    rig = rig_of(memory_bytes=4 * MIB)
+    large, small = opened_tx(rig, "u"), opened_tx(rig, "v")
+    small.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    for _ in range(500):
+        large.publish(1, "", "q", bytes(1000))
+    for _ in range(450):
+        small.publish(1, "", "q", bytes(1000))
+    rig.turn()
+    assert [close.reply_code for close in large.methods(ChannelClose)] == [506]
+    small.call(1, TxCommit(), TxCommitOk)
+    assert rig.vhost.usage.transaction_bytes == 0
+    assert rig.vhost.served("q").len() == 450  # type: ignore[union-attr]
+
+
+def test_what_a_bounded_transaction_acknowledged_goes_back() -> None:
+    rig = rig_of(memory_bytes=MIB)
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    n = 1500
+    for _ in range(n):
+        client.publish(1, "", "q", b"")
+    for _ in range(n):
+        client.send(1, BasicGet(queue="q"))
+    rig.turn()
+    client.call(1, TxSelect(), TxSelectOk)
+    client.raw(method_frame(1, b"\x00\x3c\x00\x50" + (0).to_bytes(8) + b"\x01"))
+    rig.turn()
+    assert [close.reply_code for close in client.methods(ChannelClose)] == [506]
+    assert rig.vhost.served("q").len() == n  # type: ignore[union-attr]
+
+
+# --- unfinished bodies ---
+
+
+def test_larger_bodies_go_to_disk_while_they_arrive() -> None:
+    """A sixteenth of the memory is for them; what is more does not stay in RAM."""
+    rig = rig_of(memory_bytes=16 * MIB)
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in range(2, 22):
+        client.open(number)
+        begun(client, number, 300_000, 30)
+    rig.vhost.tick()
+    assert client.handler.connection.unfinished_bytes <= MIB + 20 * 100
+    assert rig.vhost.body_room.taken_bytes <= MIB
+    assert rig.vhost.blocked_reason == ""
+    client.lose()
+    assert rig.vhost.body_room.taken_bytes == 0
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_body_that_went_to_disk_is_delivered_whole(persistent: bool) -> None:
+    rig = rig_of(memory_bytes=MIB)
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q", durable=persistent), QueueDeclareOk)
+    client.call(1, BasicConsume(queue="q", no_ack=True), BasicConsumeOk)
+    body = bytes(range(256)) * 400
+    method = method_frame(1, BasicPublish(routing_key="q").encode())
+    frames = content_frames(1, b"\x10\x00\x02" if persistent else b"\0\0", body, 8192)
+    data = method + frames
+    for at in range(0, len(data), 5000):
+        client.raw(data[at : at + 5000])
+    rig.turn()
+    assert client.bodies() == [body]
+
+
+def test_a_message_without_progress_ends_its_connection() -> None:
+    rig = rig_of(stalled_body_s=60)
+    idle, slow = rig.client().open(1), rig.client().open(1)
+    begun(idle, 1, 20_000, 1)
+    begun(slow, 1, 20_000, 1)
+    frame = content_frames(1, b"\0\0", bytes(20_000), 108)[22:130]  # a body frame of 100 bytes
+    for _ in range(8):
+        rig.clock.advance(15)
+        rig.vhost.tick()
+        slow.raw(frame)
+        rig.turn()
+    (close,) = idle.methods(ConnectionClose)
+    assert close.reply_code == 506
+    assert "made no progress for 60 s" in close.reply_text
+    assert slow.methods(ConnectionClose) == []
+    assert idle.handler.connection.unfinished_bytes == 0
+
+
+def test_a_frame_without_progress_ends_its_connection() -> None:
+    rig = rig_of(stalled_body_s=60)
+    client = rig.client().open(1)
+    client.raw(b"\x01\x00\x01\x00")
+    for _ in range(8):
+        rig.clock.advance(15)
+        rig.vhost.tick()
+        rig.turn()
+    assert [close.reply_code for close in client.methods(ConnectionClose)] == [506]
+
+
+def test_while_memory_is_short_the_largest_unfinished_messages_go_first() -> None:
+    rig = rig_of(memory_bytes=2 * MIB)
+    greedy, modest = rig.client(everything("u")), rig.client(everything("v")).open(1)
+    for number in range(1, 41):
+        greedy.open(number)
+        begun(greedy, number, 60_000, 7)
+    begun(modest, 1, 60_000, 3)
+    rig.clock.advance(3)
+    rig.vhost.tick()
+    rig.vhost.tick()
+    rig.turn()
+    (close,) = greedy.methods(ConnectionClose)
+    assert "unfinished messages hold 2.2 MiB" in close.reply_text
+    named = [text for kind, text in rig.events if kind == "memory_holders"]
+    assert named == [
+        "memory: the largest unfinished messages: connection c0 of user 'u': 2.2 MiB; connection "
+        "c1 of user 'v': 24 KiB"
+    ]
+    assert modest.methods(ConnectionClose) == []
+    rig.clock.advance(3)
+    rig.vhost.tick()
+    assert rig.vhost.blocked_reason == ""
+
+
+# --- publish rate ---
+
+
+def test_a_user_that_publishes_too_fast_is_read_later() -> None:
+    rig = rig_of(user_publish_rate=100)
+    fast, other = rig.client(everything("u")).open(1), rig.client(everything("v")).open(1)
+    other.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for _ in range(90):
+        fast.publish(1, "", "q", b"x")
+    assert not fast.outlet.is_paused
+    for _ in range(100):
+        fast.publish(1, "", "q", b"x")
+    assert fast.outlet.is_paused
+    other.publish(1, "", "q", b"x")
+    assert not other.outlet.is_paused
+    assert rig.vhost.served("q").len() == 191  # type: ignore[union-attr]  # nothing is lost
+    rig.clock.advance(1.1)
+    rig.vhost.tick()
+    assert not fast.outlet.is_paused
+
+
+def test_without_a_limit_nobody_is_read_later() -> None:
+    rig = rig_of()
+    client = rig.client().open(1)
+    for _ in range(1000):
+        client.publish(1, "", "q", b"x")
+    assert not client.outlet.is_paused
+    assert isinstance(client.call(2, ChannelOpen(), ChannelOpenOk), ChannelOpenOk)

@@ -4,17 +4,23 @@ Each checks what the user may do, has the vhost do it, and answers: at once, or,
 durable, when it is as safe as the vhost's mode says (`Channel.answer`). Errors and their texts are
 the vhost's (topology.py).
 
-Permissions are RabbitMQ's: a queue that dead-letters needs read access to itself and write access
-to the exchange it names, an exchange with an alternate the same; binding needs write access to what
-is bound and read access to the source.
+Permissions are RabbitMQ's (channel_access.py); binding needs write access to what is bound and read
+access to the source. Passive declares need none.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.channel import Channel
-from penstock.broker.channel_access import check_configure, check_read, check_write
-from penstock.broker.channel_basic import queue_named
+from penstock.broker.channel_access import (
+    check_configure,
+    check_exchange_to_declare,
+    check_read,
+    check_write,
+    queue_to_declare,
+)
+from penstock.broker.channel_basic import REPLY_TO, queue_named
+from penstock.broker.refusals import not_found
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     ExchangeBind,
@@ -48,11 +54,7 @@ def on_exchange_declare(channel: Channel, method: Method) -> None:
     if method.passive:
         vhost.check_exchange(method.exchange)
     else:
-        check_configure(channel, "exchange", method.exchange)
-        alternate = method.arguments.get("alternate-exchange")
-        if isinstance(alternate, str):
-            check_read(channel, "exchange", method.exchange)
-            check_write(channel, "exchange", alternate)
+        check_exchange_to_declare(vhost, channel.identity, method.exchange, method.arguments)
         lsn = vhost.declare_exchange(
             method.exchange, method.type, durable=method.durable, auto_delete=method.auto_delete,
             internal=method.internal, arguments=method.arguments,
@@ -98,19 +100,17 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
     assert isinstance(method, QueueDeclare)
     vhost = channel.vhost
     lsn = 0
+    if method.queue.startswith(REPLY_TO):
+        _declare_reply_queue(channel, method)
+        return
     if method.passive:
         queue = vhost.find_queue(queue_named(channel, method.queue), channel.handler)
     else:
-        # The name of the server's choice is nobody's yet, and everybody may configure it.
-        if method.queue:
-            check_configure(channel, "queue", method.queue)
-        exchange = method.arguments.get("x-dead-letter-exchange")
-        if isinstance(exchange, str) and method.queue:
-            check_read(channel, "queue", method.queue)
-            check_write(channel, "exchange", exchange)
+        name = queue_to_declare(vhost, channel.identity, method.queue, method.arguments)
         queue, lsn = vhost.declare_queue(
-            method.queue, durable=method.durable, exclusive=method.exclusive,
+            name, durable=method.durable, exclusive=method.exclusive,
             auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
+            is_reserved_allowed=not method.queue,
         )  # fmt: skip
     channel.queue_name = queue.name
     queue.used_at_ms = vhost.clock.wall_ms()
@@ -120,6 +120,17 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         consumer_count=queue.consumers.count,
     )
     channel.answer(lsn, None if method.nowait else answer)
+
+
+def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:
+    """Direct reply-to: a responder asks whether the requester is still there, or whether there is
+    direct reply-to at all. Anybody may; nothing is declared. ChannelError 404: it is not."""
+    name = method.queue
+    if name != REPLY_TO and not channel.vhost.has_queue(name):
+        raise not_found(channel.vhost.table.called(name))
+    channel.queue_name = name
+    answer = QueueDeclareOk(queue=name, message_count=0, consumer_count=1)
+    channel.answer(0, None if method.nowait else answer)
 
 
 def on_queue_bind(channel: Channel, method: Method) -> None:

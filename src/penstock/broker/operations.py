@@ -33,6 +33,14 @@ from penstock.broker import operations_streams as streams
 from penstock.broker import operations_upkeep as upkeep
 from penstock.broker import vhost_info
 from penstock.broker.channel import Channel
+from penstock.broker.channel_access import (
+    CONFIGURE,
+    READ,
+    WRITE,
+    check,
+    check_exchange_to_declare,
+    queue_to_declare,
+)
 from penstock.broker.operation_args import OperationArgs, Reply
 from penstock.broker.operations_messages import answer_when_settled, error_of
 from penstock.broker.refusals import access_refused
@@ -41,9 +49,6 @@ from penstock.codec.spec import NOT_FOUND
 from penstock.errors import ChannelError
 
 BOX: Final = "box."
-CONFIGURE: Final = "configure"
-WRITE: Final = "write"
-READ: Final = "read"
 OPERATOR: Final = everything("operator")
 
 
@@ -58,19 +63,7 @@ class Caller:
 
     def check(self, verb: str, kind: str, name: str) -> None:
         """ChannelError 403 unless the user may do this to that queue or exchange."""
-        identity = self.identity
-        asked = name or "amq.default"
-        if verb == CONFIGURE:
-            may = identity.may_configure(asked)
-        elif verb == WRITE:
-            may = identity.may_write(asked)
-        else:
-            may = identity.may_read(asked)
-        if not may:
-            raise access_refused(
-                f"{verb} access to {kind} '{asked}' in vhost '{self.vhost.name}' refused for user "
-                f"'{identity.name}'"
-            )
+        check(self.vhost, self.identity, verb, kind, name)
 
     def check_tags(self, op: str, tags: tuple[str, ...]) -> None:
         """ChannelError 403 unless the user has one of these tags."""
@@ -112,21 +105,17 @@ def call(
 
 def _declare_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:
     """{queue, messages, consumers}."""
-    name = args.name("queue")
+    given = args.name("queue")
     durable = args.flag("durable", True)
     auto_delete = args.flag("auto_delete")
     arguments = args.field_table("arguments")
     args.done()
-    if name:
-        caller.check(CONFIGURE, "queue", name)
-    target = arguments.get("x-dead-letter-exchange")
-    if isinstance(target, str):
-        caller.check(READ, "queue", name)
-        caller.check(WRITE, "exchange", target)
     vhost = caller.vhost
+    name = queue_to_declare(vhost, caller.identity, given, arguments)
     queue, lsn = vhost.declare_queue(
-        name, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=caller.owner
-    )
+        name, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=caller.owner,
+        is_reserved_allowed=not given,
+    )  # fmt: skip
     found = {
         "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
     }  # fmt: skip
@@ -169,11 +158,7 @@ def _declare_exchange(caller: Caller, args: OperationArgs, reply: Reply) -> None
     internal = args.flag("internal")
     arguments = args.field_table("arguments")
     args.done()
-    caller.check(CONFIGURE, "exchange", name)
-    alternate = arguments.get("alternate-exchange")
-    if isinstance(alternate, str):
-        caller.check(READ, "exchange", name)
-        caller.check(WRITE, "exchange", alternate)
+    check_exchange_to_declare(caller.vhost, caller.identity, name, arguments)
     lsn = caller.vhost.declare_exchange(
         name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
     )

@@ -32,7 +32,12 @@ from typing import Final
 from penstock.broker import operations_streams
 from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.channel import Channel
-from penstock.broker.channel_access import check_configure, check_read, check_write, refused
+from penstock.broker.channel_access import (
+    check_configure,
+    check_read,
+    check_write,
+    queue_to_declare,
+)
 from penstock.broker.operation_args import NAME_BYTES_MAX, OperationArgs, Reply
 from penstock.broker.operation_args import refused as wrong
 from penstock.broker.operations_messages import answer_when_settled, error_of
@@ -74,7 +79,7 @@ class BoxCall:
         name = self.args.name("name")
         if check is None:
             if not is_of_user(self.channel, name):
-                raise refused(self.channel, "read", "queue", name)
+                check_read(self.channel, "queue", name)
         else:
             check(self.channel, "queue", name)
         return self.vhost.find_queue(name, self.channel.handler)
@@ -130,7 +135,7 @@ def _queue(call: BoxCall) -> None:
     name = call.args.name("name")
     call.args.done()
     if not is_of_user(call.channel, name):
-        raise refused(call.channel, "read", "queue", name)
+        check_read(call.channel, "queue", name)
     arguments: object = None
     exists = call.vhost.has_queue(name)
     if exists:
@@ -147,7 +152,6 @@ def _declare(call: BoxCall) -> None:
     channel, vhost = call.channel, call.vhost
     if not name:
         raise wrong(f"box.declare: argument 'name': expected a text of 1 to {NAME_BYTES_MAX} bytes")
-    check_configure(channel, "queue", name)
     data = json.dumps(given).encode()
     if len(data) > ARGUMENTS_BYTES_MAX:
         expected = f"at most {ARGUMENTS_BYTES_MAX}"
@@ -156,10 +160,7 @@ def _declare(call: BoxCall) -> None:
         arguments = decode_arguments(data)
     except (ValueError, TypeError, RecursionError, AMQPError) as error:
         raise wrong(f"box.declare: argument 'arguments': {error}") from None
-    target = arguments.get("x-dead-letter-exchange")
-    if isinstance(target, str):
-        check_read(channel, "queue", name)
-        check_write(channel, "exchange", target)
+    queue_to_declare(vhost, channel.identity, name, arguments)
     _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=channel.handler)
     call.settled(lsn, None)
 

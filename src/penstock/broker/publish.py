@@ -194,10 +194,11 @@ class Publisher:
         if raw[-1] & IMMEDIATE:
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         what = refusals.called("exchange", exchange, vhost.name)
-        if not vhost.router.has(exchange):
-            raise refusals.not_found(what)
+        # First, so that nobody learns what exists where they may not write.
         if not self.identity.may_write(exchange or refusals.DEFAULT):
             raise refusals.no_access("write", "exchange", exchange, vhost.name, self.identity.name)
+        if not vhost.router.has(exchange):
+            raise refusals.not_found(what)
         if vhost.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
         route.by_headers = vhost.router.depends_on_headers(exchange)

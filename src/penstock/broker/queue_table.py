@@ -23,7 +23,7 @@ permissions and the names of queues that a client leaves out (the channel's).
 
 import base64
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.broker import refusals
@@ -170,8 +170,13 @@ class QueueTable:
         if queue.is_exclusive and queue.owner is not owner:
             raise refusals.locked(self.called(queue.name))
 
-    def server_named(self) -> str:
-        """A name that no queue has."""
+    def name_of_servers(self, arguments: Mapping[str, object]) -> str:
+        """A name that no queue has, for a queue with these arguments. ChannelError 406: a stream,
+        whose name its users must know."""
+        if type_of(arguments) == STREAM:
+            raise refusals.precondition_failed(
+                "Cannot declare a server-named queue for type rabbit_stream_queue"
+            )
         while True:
             name = GENERATED + base64.urlsafe_b64encode(self._rng.randbytes(16))[:22].decode()
             if not self.has(name):
@@ -189,11 +194,7 @@ class QueueTable:
         durable = durable and not exclusive  # it ends with its connection
         is_stream = type_of(arguments) == STREAM
         if not name:
-            if is_stream:
-                raise refusals.precondition_failed(
-                    "Cannot declare a server-named queue for type rabbit_stream_queue"
-                )
-            name = self.server_named()
+            name = self.name_of_servers(arguments)
         elif name.startswith("amq.") and not is_reserved_allowed:
             raise refusals.reserved("queue", name)
         what = self.called(name)

@@ -254,3 +254,101 @@ def _words(op: str) -> set[str]:
         "release_query": {"query", "force"},
     }
     return known.get(op, set())
+
+
+# ---- rights, operation by operation --------------------------------------------------------------
+
+# operation -> (its arguments, (verb, name) that it needs). "new" is nothing yet, "q" a queue, "s" a
+# stream, "x" and "y" are exchanges.
+RIGHTS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
+    "declare_queue": ({"queue": "new"}, [("configure", "new")]),
+    "declare_queue that dead-letters": (
+        {"queue": "new", "arguments": {"x-dead-letter-exchange": "x"}},
+        [("configure", "new"), ("read", "new"), ("write", "x")],
+    ),
+    "declare_queue that dead-letters to the default exchange": (
+        {"queue": "new", "arguments": {"x-dead-letter-exchange": ""}},
+        [("configure", "new"), ("read", "new"), ("write", "amq.default")],
+    ),
+    "declare_queue named by the server": ({"queue": ""}, [("configure", "amq.gen-.*")]),
+    "declare_queue named by the server that dead-letters": (
+        {"queue": "", "arguments": {"x-dead-letter-exchange": "x"}},
+        [("configure", "amq.gen-.*"), ("read", "amq.gen-.*"), ("write", "x")],
+    ),
+    "delete_queue": ({"queue": "q"}, [("configure", "q")]),
+    "purge_queue": ({"queue": "q"}, [("read", "q")]),
+    "declare_exchange": ({"exchange": "new"}, [("configure", "new")]),
+    "declare_exchange with an alternate": (
+        {"exchange": "new", "arguments": {"alternate-exchange": "x"}},
+        [("configure", "new"), ("read", "new"), ("write", "x")],
+    ),
+    "delete_exchange": ({"exchange": "x"}, [("configure", "x")]),
+    "bind_queue": ({"queue": "q", "exchange": "x"}, [("write", "q"), ("read", "x")]),
+    "unbind_queue": ({"queue": "q", "exchange": "x"}, [("write", "q"), ("read", "x")]),
+    "bind_exchange": ({"destination": "x", "source": "y"}, [("write", "x"), ("read", "y")]),
+    "unbind_exchange": ({"destination": "x", "source": "y"}, [("write", "x"), ("read", "y")]),
+    "publish": ({"routing_key": "q", "bodies": ["1"]}, [("write", "amq.default")]),
+    "publish to an exchange": (
+        {"exchange": "amq.direct", "routing_key": "q", "bodies": ["1"]}, [("write", "amq.direct")],
+    ),
+    "peek": ({"queue": "q"}, [("read", "q")]),
+    "describe_queue": ({"queue": "q"}, [("read", "q")]),
+    "lease_queue": ({"queue": "q", "reader": "r", "messages": 1, "bytes": 1}, [("read", "q")]),
+    "describe_lease": ({"queue": "q", "reader": "r"}, [("read", "q")]),
+    "commit_batch": (
+        {"query": "k", "batch": 0, "target": {"queue": "q", "dead_letter_to": "s"}, "pages": []},
+        [("write", "q"), ("write", "s")],
+    ),
+    "commit_batch to exchanges": (
+        {"query": "k", "batch": 0, "target": {"exchanges": ["x", ""]}, "pages": []},
+        [("write", "x"), ("write", "amq.default")],
+    ),
+    "describe_stream": ({"queue": "s"}, [("read", "s")]),
+    "box.declare": ({"name": "new", "arguments": {}}, [("configure", "new")]),
+    "box.declare that dead-letters": (
+        {"name": "new", "arguments": {"x-dead-letter-exchange": "x"}},
+        [("configure", "new"), ("read", "new"), ("write", "x")],
+    ),
+    "box.purge": ({"name": "q"}, [("read", "q")]),
+    "box.delete": ({"name": "q"}, [("configure", "q")]),
+    "box.browse": ({"name": "q", "after": None, "n": 1}, [("read", "q")]),
+    "box.read": ({"name": "q", "after": None, "tag": 1, "at": 0, "n": 1}, [("read", "q")]),
+    "box.room": ({"name": "q", "bytes": 1, "count": 1}, [("write", "amq.default")]),
+}  # fmt: skip
+
+
+def with_rights(needs: list[tuple[str, str]], without: int | None) -> Identity:
+    """A user with just these rights, but for one of them."""
+    patterns: dict[str, list[str]] = {"configure": [], "write": [], "read": []}
+    for i, (verb, name) in enumerate(needs):
+        if i != without:
+            patterns[verb].append(f"^{name}$")
+    return Identity(
+        "u", frozenset(), *["|".join(patterns[verb]) for verb in ("configure", "write", "read")]
+    )
+
+
+@pytest.mark.parametrize("what", RIGHTS)
+def test_each_operation_needs_what_the_like_method_needs(what: str) -> None:
+    op = what.split()[0]
+    args, needs = RIGHTS[what]
+    for without in (*range(len(needs)), None):
+        rig = OperationRig()
+        rig.result("declare_queue", queue="q")
+        rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+        for name in ("x", "y"):
+            rig.result("declare_exchange", exchange=name)
+        rig.result("bind_queue", queue="q", exchange="amq.direct", routing_key="q")
+        asked = rig.ask(op, channel_of(rig, with_rights(needs, without)), **args)
+        rig.turn()
+        (answer,) = asked.replies
+        if without is None:
+            is_wrong = isinstance(answer, AMQPError)
+            assert not is_wrong or "page" in str(answer), answer
+        else:
+            verb, name = needs[without]
+            assert isinstance(answer, AMQPError), (without, answer)
+            assert answer.code == 403
+            begin = f"ACCESS_REFUSED - {verb} access to "
+            assert answer.text.startswith(begin), answer
+            assert f"'{name.removesuffix('.*')}" in answer.text

@@ -138,7 +138,7 @@ class QueueLeasedError(PenstockError):
     def __init__(self, queue: str, messages: int, readers: list[str]) -> None:
         super().__init__(
             f"queue {queue!r} is leased: {messages} messages by readers {readers}; commit, release "
-            "(penstock release), or delete with force"
+            "(penstock release_lease), or delete with force"
         )
         self.queue = queue
         self.messages = messages
@@ -170,6 +170,10 @@ class OptionError(PenstockError):
         self.name = name
         self.given = given
         self.expected = expected
+
+
+class MissingPackageError(PenstockError):
+    """Something that Penstock needs for this is not installed; the text says how to install it."""
 
 
 class QueueFullError(PenstockError):

@@ -159,7 +159,7 @@ def test_a_broker_that_is_not_there_is_named(
 ) -> None:
     words = ["pipeline", "check", "flights.toml", "--url", "amqp://127.0.0.1:1"]
     assert main(words) == 69
-    told = capsys.readouterr().err
+    told = capsys.readouterr().out
     assert "flights.toml: [source]: the broker does not answer: no connection to amqp://" in told
     assert "127.0.0.1:1" in told
     words[1] = "run"

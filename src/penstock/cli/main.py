@@ -34,6 +34,7 @@ from penstock.errors import (
     DiskFullError,
     ForkedError,
     LockedError,
+    MissingPackageError,
     NetworkFileSystemError,
     NotAStoreError,
     NotLeasableError,
@@ -69,6 +70,14 @@ class UnavailableError(PenstockError):
     """No broker serves the directory, it went away, or the address to serve at is taken."""
 
 
+class FailedError(PenstockError):
+    """A command did not do what it was asked to. code: the exit code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.exit_code = code
+
+
 class RefusedError(PenstockError):
     """The broker refused a command. code: AMQP's reply code."""
 
@@ -99,6 +108,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     SettledError: EX_SOFTWARE,
     ForkedError: EX_SOFTWARE,
     UnavailableError: EX_UNAVAILABLE,
+    MissingPackageError: EX_UNAVAILABLE,
     PenstockError: EX_SOFTWARE,
     FileNotFoundError: EX_NOINPUT,
     NotADirectoryError: EX_NOINPUT,
@@ -313,6 +323,10 @@ def exit_code(error: BaseException) -> int:
     broker said has one by its reply code."""
     if isinstance(error, AMQPError | RefusedError):
         return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
+    if isinstance(error, FailedError):
+        return error.exit_code
+    if isinstance(error, ConnectionError):  # our own errors are PenstockErrors, too
+        return EX_UNAVAILABLE
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]

@@ -28,20 +28,24 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from penstock.cli import shown
-from penstock.cli.main import EX_DATAERR, EX_OK, UnavailableError
+from penstock.cli.main import EX_DATAERR, EX_OK, EX_TEMPFAIL, EX_UNAVAILABLE, FailedError
 from penstock.cli.pipeline_progress import PipelineProgress, count_of
 from penstock.cli.shown import FORMAT
-from penstock.errors import PenstockError
+from penstock.errors import MissingPackageError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.pipeline import Pipeline
+    from penstock.spark.pipeline import Pipeline, PipelineError
     from penstock.spark.pipeline_file import PipelineSpec
+    from penstock.spark.pipeline_needs import Finding
     from penstock.spark.pipeline_state import PipelineState, RunFacts
 
 BUILT_IN: Final = ("archive", "audit", "dead-letters", "replay")
 STATE_ROOT: Final = "state"
+# What Spark says when a worker did not come up in time, which another run may survive.
+TRY_AGAIN: Final = ("failed to connect back", "timed out", "TimeoutException")
+NOTE: Final = "note"
 LOG_BYTES: Final = 8 << 20  # of Spark's log; a longer one is begun anew
 LOG_SHOWN: Final = 3000  # characters of Spark's log, when Spark does not start
 
@@ -58,7 +62,7 @@ OPTION = click.option(
 )  # fmt: skip
 
 
-class SparkMissingError(PenstockError):
+class SparkMissingError(MissingPackageError):
     """PySpark is not installed."""
 
 
@@ -89,12 +93,13 @@ def run(
     if not is_quiet:
         source = f"{spec.source.kind} {spec.source.name}"
         click.echo(f"{spec.name}: {source}, {spec.trigger}; starting Spark")
+    _check_needs(spec)
     with session(spec, master) as spark:
         from penstock.spark.pipeline import Pipeline
 
         job = Pipeline(spec, spark)
         with stopping(job), PipelineProgress(spec.name, is_quiet=is_quiet) as progress:
-            facts = _run(job, progress)
+            facts = _run(job, progress, spec)
     if form == "json":
         shown.document(vars(facts))
     elif not quiet:
@@ -113,25 +118,25 @@ def check(
     file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
     master: str | None, form: str,
 ) -> None:  # fmt: skip
-    """Say whether a pipeline would run: its keys, columns, broker, and a sample of its rows."""
-    needs_spark()
-    spec = loaded(file, options_of(options), url, http_url)
-    found = []
-    with session(spec, master) as spark:
-        from penstock.spark.pipeline_check import BrokerMissingError
-        from penstock.spark.pipeline_check import check as findings
+    """Say whether a pipeline would run: its keys, columns, packages, broker, a sample of its rows.
 
+    Every problem is told in one run. Nothing is written, and no Python of the pipeline's is run.
+    """
+    spec = loaded(file, options_of(options), url, http_url)
+    found: list[Finding] = []
+    if form == "text":
+        click.echo(f"ok    file: {spec.place}")
+    for finding in _findings(spec, master):
+        found.append(finding)
         if form == "text":
-            click.echo(f"ok    file: {spec.place}")
-        try:
-            for finding in findings(spec, spark):
-                found.append({"kind": finding.kind, "text": finding.text})
-                if form == "text":
-                    click.echo(f"{finding.kind:<5} {finding.text}")
-        except BrokerMissingError as error:
-            raise UnavailableError(str(error)) from None
+            click.echo(f"{finding.kind:<5} {finding.text}")
+    problems = [finding for finding in found if finding.code]
     if form == "json":
-        shown.document({"pipeline": spec.name, "findings": found})
+        told = [{"kind": finding.kind, "text": finding.text} for finding in found]
+        shown.document({"pipeline": spec.name, "findings": told})
+    if problems:
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise FailedError(problems[0].code, f"{spec.name}: {count}: it would not run")
 
 
 @pipeline.command("list")
@@ -192,15 +197,67 @@ def status(file: str | None, url: str | None, form: str) -> None:
     shown.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
 
 
-def _run(job: "Pipeline", progress: PipelineProgress) -> "RunFacts":
+def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
+    """All that can be found out, first what takes no Spark."""
+    from penstock.spark.pipeline_needs import WRONG, Finding, needs
+
+    found = []
+    for finding in needs(spec):
+        found.append(finding)
+        yield finding
+    if any(finding.is_for_spark for finding in found):
+        yield Finding(NOTE, "columns: not checked, because Spark cannot be started")
+        return
+    try:
+        with session(spec, master) as spark:
+            from penstock.spark.pipeline_check import check as checked
+
+            has_source = any(finding.text.startswith("source: ") for finding in found)
+            yield from checked(spec, spark, has_source=has_source)
+    except PenstockError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of Spark, py4j or the JVM
+        yield Finding(WRONG, f"Spark does not start: {_said(error)}{_log_of(spec)}", EX_UNAVAILABLE)
+
+
+def _check_needs(spec: "PipelineSpec") -> None:
+    """FailedError with all that is wrong, before Spark takes its time to start."""
+    from penstock.spark.pipeline_needs import needs
+
+    problems = [finding for finding in needs(spec) if finding.code]
+    if problems:
+        raise FailedError(problems[0].code, "; ".join(finding.text for finding in problems))
+
+
+def _run(job: "Pipeline", progress: PipelineProgress, spec: "PipelineSpec") -> "RunFacts":
     from penstock.client import UnreachableError
+    from penstock.spark.pipeline import PipelineError
 
     try:
         return job.run(progress)
     except UnreachableError as error:
-        raise UnavailableError(
-            f"{error}: is the broker running? --url says which one is meant"
-        ) from None
+        text = f"{error}: is the broker running? --url says which one is meant"
+        raise FailedError(EX_UNAVAILABLE, text) from None
+    except PipelineError as error:
+        raise FailedError(_code_of(error), f"{_said(error)}{_log_of(spec)}") from None
+
+
+def _code_of(error: "PipelineError") -> int:
+    """70 is for mistakes of ours; a run that failed is none as a rule."""
+    if error.is_data:
+        return EX_DATAERR
+    text = str(error)
+    return EX_TEMPFAIL if any(words in text for words in TRY_AGAIN) else EX_UNAVAILABLE
+
+
+def _said(error: Exception) -> str:
+    """The first line of what Spark says, which has many."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _log_of(spec: "PipelineSpec") -> str:
+    log = spark_log(spec.state)
+    return "" if log is None else f" (Spark's log: {log})"
 
 
 # ---- what they share -----------------------------------------------------------------------------

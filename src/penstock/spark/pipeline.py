@@ -51,7 +51,11 @@ OURS: Final = re.compile(r"penstock\.[\w.]*?(\w+Error): ([^\n]*)")
 
 
 class PipelineError(PenstockError):
-    """A pipeline ended with an error: what it was, in a line."""
+    """A pipeline ended with an error: what it was, in a line. is_data: a row was the reason."""
+
+    def __init__(self, text: str, *, is_data: bool = False) -> None:
+        super().__init__(text)
+        self.is_data = is_data
 
 
 class _StopAskedError(Exception):
@@ -304,7 +308,8 @@ class Pipeline:
         more = f"; {failed:,} rows of the batch fail" if failed > 1 else ""
         return PipelineError(
             f"{self._spec.name}: {where}: {row[frames.REASON]}{more}. "
-            'on_error = "dead-letter" would put them into a queue'
+            'on_error = "dead-letter" would put them into a queue',
+            is_data=True,
         )
 
 

@@ -17,6 +17,7 @@ from penstock.errors import ChannelError
 
 ANSWER_S = 30.0
 NOT_FOUND = 404
+NAMES_MAX = 1000  # of one answer
 CLASSIC = "classic"
 
 Heads = dict[int, int]  # partition -> the offset behind its last record
@@ -66,6 +67,19 @@ def described(connection: ClientConnection, name: str) -> dict[str, Any]:
     finally:
         channel.close()
     return dict(found)
+
+
+def names_at(connection: ClientConnection) -> list[str]:
+    """The names of queues and streams that this user may use, as many as one answer holds."""
+    channel = connection.channel()
+    found: list[str] = []
+    try:
+        for op in ("box.queues", "box.streams"):
+            answer: Any = channel.call(op, {"after": "", "n": NAMES_MAX}).result(ANSWER_S)
+            found += [str(name) for name in answer]
+    finally:
+        channel.close()
+    return found
 
 
 def left_of(connection: ClientConnection, name: str, reader: str, done: int) -> int:

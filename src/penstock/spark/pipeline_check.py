@@ -1,131 +1,88 @@
-"""Check: would this pipeline run? Everything that can be known without running it.
+"""Check: would this pipeline run? What takes Spark to know, and no run.
 
-    columns    schema, expect, sql or python, where, partition_by, value, routing_key, on a frame
-               without rows: Spark's own analysis, with the columns that there are
-    broker     it answers; the source is there; exchanges are there, queues are or will be declared
+    columns    schema, expect, sql, where, partition_by, value, routing_key, on a frame without
+               rows: Spark's own analysis, with the columns that there are; do they fit tables
     sample     the first records of the source through schema and expect: how many fit
 
-Each finding is a line that is good, a note, or what is wrong; the first error that makes the rest
-pointless is raised. Nothing is written or declared.
+Each finding is a line that is good, a note, or what is wrong; what is wrong does not end the check,
+unless nothing after it can be known. Nothing is written or declared. A function of the user's
+(`python`) is not run: then the columns behind it are not known, and a note says so.
 
-Not here: the file's own keys and values (pipeline_file.py).
+Not here: the file's own keys and values (pipeline_file.py); packages, Java and brokers, which are
+looked at before Spark is started (pipeline_needs.py).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.client import ClientConnection, UnreachableError
 from penstock.client.stream_tail import First, StreamTail
-from penstock.errors import ChannelError, PenstockError
+from penstock.errors import PenstockError
 from penstock.spark import pipeline_frames as frames
 from penstock.spark.lake_sinks import fitting_table
 from penstock.spark.pipeline import place_of
-from penstock.spark.pipeline_broker import CLASSIC, broker_at, described, has_exchange, has_queue
-from penstock.spark.pipeline_file import ANY_EXCHANGE, FIRST, PipelineFileError, PipelineSpec
+from penstock.spark.pipeline_broker import CLASSIC, broker_at, described
+from penstock.spark.pipeline_file import FIRST, PipelineFileError, PipelineSpec, SinkSpec
+from penstock.spark.pipeline_needs import GOOD, NOTE, Finding, wrong
 
 SAMPLE: Final = 200
 MISFIT_MAX: Final = 0.5  # more of the sample than that, and it is the schema that is wrong
-GOOD: Final = "ok"
-NOTE: Final = "note"
 
 
-class BrokerMissingError(PenstockError):
-    """The broker of a pipeline does not answer: where it was looked for, and why not."""
+def check(spec: PipelineSpec, spark: SparkSession, *, has_source: bool) -> Iterator[Finding]:
+    """One after the other. has_source: the broker has it, as pipeline_needs found."""
+    try:
+        staged = frames.staged(frames.empty_source(spark, spec), spec)
+        data = None if spec.transform.python is not None else frames.good(staged, spec)
+    except PipelineFileError as error:
+        yield wrong(error)
+    else:
+        if data is None:
+            yield Finding(NOTE, "columns: not known behind python, which check does not run")
+        else:
+            yield Finding(GOOD, f"columns: {', '.join(data.columns)}")
+            for number, sink in enumerate(spec.sinks, start=1):
+                yield _sink(spec, number, sink, data)
+    if has_source and spec.source.is_queue and spec.source.path is None:
+        try:
+            yield from _source(spec, spark)
+        except (PenstockError, OSError) as error:
+            yield wrong(error)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """kind: GOOD or NOTE."""
-
-    kind: str
-    text: str
-
-
-def check(spec: PipelineSpec, spark: SparkSession) -> Iterator[Finding]:
-    """One after the other. PipelineFileError, BrokerMissingError, and what the broker says."""
-    data = frames.good(frames.staged(frames.empty_source(spark, spec), spec), spec)
-    yield Finding(GOOD, f"columns: {', '.join(data.columns)}")
-    for number, sink in enumerate(spec.sinks, start=1):
-        rows = frames.sink_rows(data, sink, place_of(spec, number))
+def _sink(spec: PipelineSpec, number: int, sink: SinkSpec, data: DataFrame) -> Finding:
+    place = place_of(spec, number)
+    try:
+        rows = frames.sink_rows(data, sink, place)
         if sink.is_table:
-            fitting_table(spec, sink, rows, place_of(spec, number))
-        yield Finding(GOOD, f"sink {number}: {sink.title}")
-    queues = [sink for sink in spec.sinks if sink.is_queue]
-    if not spec.source.is_queue and not queues:
-        return
-    yield from _broker(spec, spark)
+            fitting_table(spec, sink, rows, place)
+    except (PenstockError, OSError) as error:
+        return wrong(error)
+    return Finding(GOOD, f"sink {number}: {sink.title}")
 
 
-def _broker(spec: PipelineSpec, spark: SparkSession) -> Iterator[Finding]:
-    try:
-        with broker_at(spec.source.url) as connection:
-            yield Finding(GOOD, f"broker: {connection.url}")
-            yield from _targets(spec, connection)
-            if spec.source.is_queue and spec.source.path is None:
-                yield from _source(spec, spark, connection)
-    except UnreachableError as error:
-        raise BrokerMissingError(
-            f"{spec.place}: [source]: the broker does not answer: {error}; is `penstock serve` "
-            "running there? url, PENSTOCK_URL or --url say which one is meant"
-        ) from None
-
-
-def _targets(spec: PipelineSpec, connection: ClientConnection) -> Iterator[Finding]:
-    names = [sink.target for sink in spec.sinks if sink.kind == "queue"]
-    for name in [*names, *([spec.dead_letter] if spec.dead_letter else [])]:
-        if not has_queue(connection, name):
-            yield Finding(NOTE, f"queue {name!r} is not there: it will be declared")
-    for number, sink in enumerate(spec.sinks, start=1):
-        is_named = sink.kind == "exchange" and sink.target != ANY_EXCHANGE
-        if is_named and not has_exchange(connection, sink.target):
-            raise PipelineFileError(place_of(spec, number), f"exchange: no {sink.target!r} there")
-
-
-def _source(
-    spec: PipelineSpec, spark: SparkSession, connection: ClientConnection
-) -> Iterator[Finding]:
+def _source(spec: PipelineSpec, spark: SparkSession) -> Iterator[Finding]:
     name = spec.source.name
-    place = f"{spec.place}: [source]"
-    try:
-        found = described(connection, name)
-        if found["type"] == CLASSIC:
-            yield from _classic(spec, found)
+    with broker_at(spec.source.url) as connection:
+        if described(connection, name)["type"] == CLASSIC:
+            if spec.source.start != FIRST:
+                text = f"start: {name!r} is a classic queue, which begins with its first message"
+                raise PipelineFileError(f"{spec.place}: [source]", f'{text}: "{FIRST}"')
+            yield Finding(NOTE, "sample: none is taken of a classic queue")
+            return
+        if spec.transform.schema is None and not spec.transform.expect:
             return
         tail = StreamTail(connection, name, First())
-    except ChannelError as error:
-        raise PipelineFileError(place, f"queue: {error}") from None
-    records = sum(part.head - part.first for part in tail.parts)
-    parts = f" in {len(tail.parts)} partitions" if len(tail.parts) > 1 else ""
-    yield Finding(GOOD, f"source: stream {name!r}, {records:,} records{parts}")
-    if spec.transform.schema is None and not spec.transform.expect:
-        return
-    rows = [_row(name, record) for record in islice(tail.records(), SAMPLE)]
-    tail.close()
+        rows = [_row(name, record) for record in islice(tail.records(), SAMPLE)]
+        tail.close()
     if not rows:
         yield Finding(NOTE, "sample: the stream is empty")
         return
     yield from _sample(spec, spark, rows)
-
-
-def _classic(spec: PipelineSpec, found: dict[str, Any]) -> Iterator[Finding]:
-    """Of a queue whose messages are given away once: nothing is taken to look at it."""
-    name = spec.source.name
-    if spec.source.start != FIRST:
-        raise PipelineFileError(
-            f"{spec.place}: [source]",
-            f'start: {name!r} is a classic queue, which begins with its first message: "{FIRST}"',
-        )
-    leased = [one for one in found["leases"] if one["reader"] == spec.name]
-    told = sum(int(one["head"]) - int(one["first"]) for one in leased)
-    more = f", {told:,} leased to {spec.name!r}" if told else ""
-    yield Finding(GOOD, f"source: queue {name!r}, {found['ready']:,} messages{more}")
-    yield Finding(NOTE, "sample: none is taken of a classic queue")
 
 
 def _row(stream: str, record: Any) -> tuple[object, ...]:

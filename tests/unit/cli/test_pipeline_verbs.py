@@ -106,12 +106,21 @@ def test_without_pyspark_one_line_says_what_to_install(
         pipeline_verbs.importlib.util, "find_spec",
         lambda name, *more: None if name == "pyspark" else real(name, *more),
     )  # fmt: skip
-    for verb in ("run", "check"):
-        assert main(["pipeline", verb, "flights.toml"]) == 70
-        assert capsys.readouterr().err == (
-            "penstock: pipelines run on Spark, and pyspark is not installed: "
-            "pip install 'penstock[spark]'\n"
-        )
+    assert main(["pipeline", "run", "flights.toml"]) == 69
+    assert capsys.readouterr().err == (
+        "penstock: pipelines run on Spark, and pyspark is not installed: "
+        "pip install 'penstock[spark]'\n"
+    )
+    assert main(["pipeline", "check", "flights.toml"]) == 69
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert lines[0] == "ok    file: flights.toml"
+    assert lines[1].startswith("wrong the package pyspark is not installed: pip install 'pen")
+    assert any(line.startswith("wrong flights.toml: [source]: the broker does") for line in lines)
+    assert any(line.startswith("wrong flights.toml: http_url: the broker does n") for line in lines)
+    assert lines[-1] == "note  columns: not checked, because Spark cannot be started"
+    count = sum(line.startswith("wrong ") for line in lines)
+    assert told.err == f"penstock: flights: {count} problems: it would not run\n"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import aio as aio
+    from penstock.client.client_errors import ConnectionLostError as ConnectionLostError
+    from penstock.client.client_errors import MissingCapabilityError as MissingCapabilityError
+    from penstock.client.client_errors import UnreachableError as UnreachableError
     from penstock.embedded.box import Box as Box
     from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
     from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
@@ -22,10 +25,48 @@ if TYPE_CHECKING:
     from penstock.embedded.queue import Queue as Queue
     from penstock.embedded.stream import Stream as Stream
     from penstock.embedded.stream_record import StreamRecord as StreamRecord
+    from penstock.errors import AMQPConnectionError as AMQPConnectionError
+    from penstock.errors import AMQPError as AMQPError
+    from penstock.errors import ChannelError as ChannelError
+    from penstock.errors import CorruptionError as CorruptionError
+    from penstock.errors import DiskFullError as DiskFullError
+    from penstock.errors import ForkedError as ForkedError
+    from penstock.errors import LockedError as LockedError
+    from penstock.errors import MissingPackageError as MissingPackageError
+    from penstock.errors import NetworkFileSystemError as NetworkFileSystemError
+    from penstock.errors import NotAStoreError as NotAStoreError
+    from penstock.errors import NotLeasableError as NotLeasableError
+    from penstock.errors import OptionError as OptionError
     from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import QueueLeasedError as QueueLeasedError
+    from penstock.errors import SettledError as SettledError
+    from penstock.errors import StoppedError as StoppedError
+    from penstock.errors import StorageError as StorageError
     from penstock.errors import StreamGapError as StreamGapError
+    from penstock.errors import SyncFailedError as SyncFailedError
+    from penstock.errors import TransactionTooLargeError as TransactionTooLargeError
+    from penstock.errors import UnknownLeaseError as UnknownLeaseError
+    from penstock.errors import UnknownQueueError as UnknownQueueError
+    from penstock.errors import VersionError as VersionError
 
 __version__: Final = "0.1.0"
+
+# All that Penstock raises on purpose, by the module that defines it; docs/library-errors.md.
+_ERRORS: Final = {
+    "penstock.errors": (
+        "AMQPConnectionError", "AMQPError", "ChannelError", "CorruptionError", "DiskFullError",
+        "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
+        "NotAStoreError", "NotLeasableError", "OptionError", "PenstockError", "QueueLeasedError",
+        "SettledError", "StoppedError", "StorageError", "StreamGapError", "SyncFailedError",
+        "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError", "VersionError",
+    ),
+    "penstock.embedded.box_errors": (
+        "BoxClosedError", "QueueEmptyError", "QueueFullError", "TransactionError",
+    ),
+    "penstock.client.client_errors": (
+        "ConnectionLostError", "MissingCapabilityError", "UnreachableError",
+    ),
+}  # fmt: skip
 
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
@@ -37,19 +78,19 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
     "Message": ("penstock.embedded.job", "Message"),
     "Stream": ("penstock.embedded.stream", "Stream"),
     "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
-    "QueueEmptyError": ("penstock.embedded.box_errors", "QueueEmptyError"),
-    "QueueFullError": ("penstock.embedded.box_errors", "QueueFullError"),
-    "BoxClosedError": ("penstock.embedded.box_errors", "BoxClosedError"),
-    "TransactionError": ("penstock.embedded.box_errors", "TransactionError"),
-    "PenstockError": ("penstock.errors", "PenstockError"),
-    "StreamGapError": ("penstock.errors", "StreamGapError"),
+    **{name: (module, name) for module, names in _ERRORS.items() for name in names},
 }
 
 __all__ = [
     "open", "aio", "Box", "Queue", "Job", "Message", "Stream", "StreamRecord",
-    "QueueEmptyError", "QueueFullError", "BoxClosedError", "TransactionError", "StreamGapError",
-    "PenstockError",
     "build_kind", "__version__",
+    "AMQPConnectionError", "AMQPError", "BoxClosedError", "ChannelError", "ConnectionLostError",
+    "CorruptionError", "DiskFullError", "ForkedError", "LockedError", "MissingCapabilityError",
+    "MissingPackageError", "NetworkFileSystemError", "NotAStoreError", "NotLeasableError",
+    "OptionError", "PenstockError", "QueueEmptyError", "QueueFullError", "QueueLeasedError",
+    "SettledError", "StoppedError", "StorageError", "StreamGapError", "SyncFailedError",
+    "TransactionError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
+    "UnreachableError", "VersionError",
 ]  # fmt: skip
 
 

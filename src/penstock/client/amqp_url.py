@@ -10,8 +10,9 @@ that: an unknown parameter or a number that is none is an OptionError.
 Without a URL the environment's PENSTOCK_URL counts, then AMQP_URL, then localhost.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -21,6 +22,8 @@ PORT: Final = 5672
 DEFAULT: Final = "amqp://guest:guest@localhost:5672/"
 VARIABLES: Final = ("PENSTOCK_URL", "AMQP_URL")
 EXPECTED: Final = "amqp://user:password@host:port/vhost"
+ESCAPED: Final = "with / in a password as %2F, @ as %40, : as %3A"
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
 PARAMETERS: Final = ("heartbeat", "connection_timeout", "channel_max", "frame_max", "name")
 
 
@@ -32,7 +35,7 @@ class AmqpUrl:
     host: str = "localhost"
     port: int = PORT
     user: str = "guest"
-    password: str = "guest"  # noqa: S105  # every broker's default, for its own host only
+    password: str = field(default="guest", repr=False)  # every broker's, for its own host only
     vhost: str = "/"
     heartbeat_s: int | None = None
     connection_timeout_s: float = 10.0
@@ -44,14 +47,14 @@ class AmqpUrl:
     def parse(cls, text: str) -> "AmqpUrl":
         """From its text; OptionError says what is wrong with it."""
         if text.startswith("amqps://"):
-            raise OptionError("url", _hidden(text), "amqp://: this build has no TLS yet")
+            raise OptionError("url", without_password(text), "amqp://: this build has no TLS yet")
         try:
             parts = urlsplit(text)
             port = parts.port
-        except ValueError as error:
-            raise OptionError("url", _hidden(text), f"{EXPECTED} ({error})") from None
-        if parts.scheme != "amqp" or parts.fragment:
-            raise OptionError("url", _hidden(text), EXPECTED)
+        except ValueError:  # its text may hold a part of the password
+            raise OptionError("url", without_password(text), f"{EXPECTED}, {ESCAPED}") from None
+        if not text.startswith("amqp://") or parts.fragment:
+            raise OptionError("url", without_password(text), EXPECTED)
         values = _parameters(parts.query)
         vhost = unquote(parts.path[1:]) or "/"
         if len(vhost.encode()) > 255:
@@ -85,10 +88,12 @@ class AmqpUrl:
         return f"amqp://{self.user}@{host}:{self.port}/{vhost}"
 
 
-def _hidden(text: str) -> str:
-    """The text without what stands before an @."""
-    scheme, _, rest = text.partition("://")
-    return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else text
+def without_password(text: str) -> str:
+    """The text of a URL, right or wrong, with *** for all that stands before its last @."""
+    if "@" not in text:
+        return text
+    scheme = _SCHEME.match(text)
+    return f"{scheme[0] if scheme else ''}***@{text.rpartition('@')[2]}"
 
 
 def _parameters(query: str) -> dict[str, str]:

@@ -8,15 +8,32 @@ To type checkers `penstock.open` is `open_box`, and gives a Box, whatever it ope
 works on one works on the other, and should not have to say which it got.
 """
 
+import difflib
+import re
 from pathlib import Path
 from typing import Any, Final
 
 URLS: Final = ("amqp://", "amqps://")
+LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def is_url(path: object) -> bool:
-    """Whether it is the URL of a broker."""
-    return isinstance(path, str) and path.startswith(URLS)
+    """Whether it is the URL of a broker. OptionError: it is another URL, or a broker's with a
+    mistake in it; it is not taken for a directory, and its password is not shown."""
+    if not isinstance(path, str):
+        return False
+    if path.startswith(URLS):
+        return True
+    scheme = LIKE_A_URL.match(path)
+    if scheme is not None:
+        from penstock.client.amqp_url import without_password
+        from penstock.errors import OptionError
+
+        near = difflib.get_close_matches(scheme[1].lower(), ["amqp", "amqps"], n=1)
+        hint = f", did you mean {near[0]}:// ?" if near else ""
+        expected = f"a directory, or amqp://user:password@host:port/vhost{hint}"
+        raise OptionError("path", without_password(path), expected)
+    return False
 
 
 def open_any(path: str | Path, **options: Any) -> Any:

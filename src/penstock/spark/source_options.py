@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from penstock.client.amqp_url import AmqpUrl
+from penstock.client.amqp_url import ESCAPED, AmqpUrl, without_password
 from penstock.errors import OptionError
 
 HTTP_PORT: Final = 15672
@@ -174,7 +174,7 @@ def parse_place(given: Mapping[str, str]) -> Place:
     options = lowered(given)
     url, path = options.get("url"), options.get("path")
     if (url is None) == (path is None):
-        both = None if url is None else f"{_hidden(url)} and path {path}"
+        both = None if url is None else f"{without_password(url)} and path {path}"
         raise OptionError("url", both, "either 'url' of a broker or 'path' of a store")
     if path is not None:
         if "httpurl" in options:
@@ -210,18 +210,12 @@ def _http_base(name: str, text: str) -> str:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError as error:
-        raise OptionError(name, _hidden(text), f"{expected} ({error})") from None
+    except ValueError:  # its text may hold a part of the password
+        raise OptionError(name, without_password(text), f"{expected}, {ESCAPED}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise OptionError(name, _hidden(text), expected)
+        raise OptionError(name, without_password(text), expected)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{port or HTTP_PORT}"
-
-
-def _hidden(url: str) -> str:
-    """The URL without what stands before an @."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def lowered(given: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,12 @@
 """AmqpUrl: what each part means, what is left out, what is refused."""
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+import penstock
 from penstock.client.amqp_url import AmqpUrl
 from penstock.errors import OptionError
 
@@ -48,10 +53,53 @@ def test_what_is_wrong_is_told(text: str, said: str) -> None:
         AmqpUrl.parse(text)
 
 
-def test_a_password_is_not_told() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amqp://user:secret@host:port/",
+        "amqp://user:se/secret@host/",  # what stands before the slash is taken for a port
+        "amqp://user:secret@cret@host:port/",
+        "ampq://user:secret@host/",
+        "amqp:/user:secret@host/",
+        "amqp:user:secret@host/",
+        "user:secret@host/",
+        "amqps://user:secret@host/",
+        "amqp://user:secret@[::1/",
+        "amqp://user:secret@host/?hartbeat=5",
+    ],
+)
+def test_a_password_is_not_told(text: str) -> None:
     with pytest.raises(OptionError) as caught:
-        AmqpUrl.parse("amqp://user:secret@host:port/")
+        AmqpUrl.parse(text)
     assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_repr_does_not_show_the_password() -> None:
+    url = AmqpUrl.parse("amqp://user:secret@host/")
+    assert "secret" not in repr(url)
+    assert "user='user'" in repr(url)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ampq://guest:secret@host/", "did you mean amqp:// ?"),
+        ("AMQP://guest:secret@host/", "did you mean amqp:// ?"),
+        ("amqp:/guest:secret@host/", "did you mean amqp:// ?"),
+        ("http://guest:secret@host/", "expected a directory, or amqp://user:password@host"),
+    ],
+)
+@pytest.mark.parametrize("opens", [penstock.open, penstock.aio.open])
+def test_a_url_with_a_mistake_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: Callable[[str], object], text: str,
+    said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=re.escape(said)) as caught:
+        opens(text)
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_environment() -> None:

@@ -130,7 +130,7 @@ class Target(Taker):
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         raise AssertionError("nothing is published here")
 
-    def after_dead_letters(self) -> None:
+    def after_dead_letters(self, hops: int = 0) -> None:
         """None come."""
 
 

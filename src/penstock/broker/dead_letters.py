@@ -28,17 +28,22 @@ from penstock.errors import AMQPError
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.dead_letter import (
     CYCLE,
+    HOPS,
+    HOPS_MAX,
     MISSING,
     DeadLetterRoute,
     Routed,
     Target,
+    far_text,
     is_cycle,
+    is_too_far,
 )
 from penstock.queues.headers import REJECTED
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.router import Router
 
 SHORT_STRING_BYTES_MAX: Final = 255
+DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
 
 
 class DeadLetterRoutes:
@@ -101,6 +106,8 @@ class ExchangeRoute(DeadLetterRoute):
             keys = [key]
         table = self._table(header) if router.depends_on_headers(exchange) else None
         names = router.route(exchange, keys[0], table, keys[1:])
+        if reason != REJECTED and self._is_too_far(header):
+            return Routed(header, [], HOPS, far_text(self._queue))
         cycling = [] if reason == REJECTED else self._cycling(names, header)
         takers: list[Target] = []
         for name in names:
@@ -120,6 +127,12 @@ class ExchangeRoute(DeadLetterRoute):
             return []
         deaths = self._headers.deaths(header)
         return [name for name in names if is_cycle(name, deaths)]
+
+    def _is_too_far(self, header: bytes) -> bool:
+        """Whether it moved through too many queues by itself."""
+        if len(header) < HOPS_MAX * DEATH_BYTES_MIN:
+            return False
+        return is_too_far(self._headers.deaths(header))
 
     def _table(self, header: bytes) -> dict[str, object] | None:
         """The headers as the router wants them; None if there are none, or they are damaged."""

@@ -322,5 +322,5 @@ class DeadLetterStream(StreamTaker):
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         return self._stream.append(header, body, mode)
 
-    def after_dead_letters(self) -> None:
+    def after_dead_letters(self, hops: int = 0) -> None:
         """Readers are woken when the head moves."""

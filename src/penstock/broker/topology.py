@@ -18,7 +18,7 @@ to it along, which may be the last ones of others: `doomed` finds all of them be
 Not here: queues (queue_table.py), what selects among bindings (penstock.routing), permissions.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -265,16 +265,17 @@ class Topology:
         known = set(exchanges)
         gone: set[object] = set()
         taken: Counter[str] = Counter()
-        targets = [(QUEUE, name) for name in queues] + [(EXCHANGE, name) for name in exchanges]
+        targets = deque((QUEUE, name) for name in queues)
+        targets.extend((EXCHANGE, name) for name in exchanges)
         while targets:
-            kind, name = targets.pop(0)
+            kind, name = targets.popleft()
             for binding in self.router.bindings_to(kind, name):
                 source = self.exchanges[binding.source]
                 if not source.auto_delete or binding.identity in gone:
                     continue
                 gone.add(binding.identity)
                 taken[source.name] += 1
-                left = len(self.router.bindings_of(source.name)) - taken[source.name]
+                left = self.router.count_from(source.name) - taken[source.name]
                 if not left and source.name not in known:
                     known.add(source.name)
                     doomed.append(source.name)
@@ -352,7 +353,7 @@ class Topology:
         binding = found[0]  # its arguments are those that were stored
         exchange = self.exchanges[source]
         doomed: list[str] = []
-        if exchange.auto_delete and len(self.router.bindings_of(source)) == 1:
+        if exchange.auto_delete and self.router.count_from(source) == 1:
             doomed = self.doomed([source], [])
         stored = _stored_binding(binding)
         with self._engine.one_record(DISK) as one:

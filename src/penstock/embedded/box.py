@@ -45,6 +45,7 @@ LEVELS: Final[dict[str, int]] = {
     "page_out_failed": logging.WARNING,
     "dead_letter_missing": logging.WARNING,
     "dead_letter_cycle": logging.WARNING,
+    "dead_letter_hops": logging.WARNING,
     "warning": logging.WARNING,
     "alert": logging.WARNING,
     "checkpoint": logging.DEBUG,

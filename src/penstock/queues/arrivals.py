@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.queues.alerts import Alert, Alerts, thresholds_of
 from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, BackingQueue, Delivery, NewMessage
 from penstock.queues.dead_letter import (
+    NESTED_HOPS_MAX,
     DeadLetterRoute,
     DeadLetters,
     Landing,
@@ -71,7 +72,8 @@ class Arrivals(Taker):
     find(name): the queue of that name, for dead letters, or None. route_of(options): where dead
     letters go instead, for owners with more than queues; None: nowhere.
     mode: of what moves by itself; is_durable: False for a queue that is gone after a restart.
-    on_event(kind, text): dead_letter_missing, dead_letter_cycle, corruption, warning.
+    on_event(kind, text): dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption,
+    warning.
     on_alert: an alert fired. on_ready(name): messages became ready by something else than the
     caller's own publish or requeue on this queue: wake whoever waits.
     delay_parts: names of its parts found at the start (delays.find_parts); None: looked for here.
@@ -373,11 +375,14 @@ class Arrivals(Taker):
             ttl_ms = GRACE_MS
         return self._clock.wall_ms() + ttl_ms
 
-    def after_dead_letters(self) -> None:
+    def after_dead_letters(self, hops: int = 0) -> None:
         """Dead letters are never refused: what does not fit pushes out the head, whatever the
         options say of publishes."""
         if self._max_length.is_set:
-            self._trim()
+            if hops < NESTED_HOPS_MAX:
+                self._trim(hops)
+            elif not self._is_trimming:
+                self._must_trim = True
         self._ready()
 
     def _arrive(
@@ -399,7 +404,7 @@ class Arrivals(Taker):
         if self._max_length.is_set and self._max_length.drops_head:
             self._trim()
 
-    def _trim(self) -> bool:
+    def _trim(self, hops: int = 0) -> bool:
         """A slice of what is too much leaves at the head; True if there is more to do at once. A
         queue that is at it already goes on by itself when something comes back to it. On a full
         disk, of which the engine has told, it is tried again at the next tick: what was published
@@ -409,12 +414,14 @@ class Arrivals(Taker):
         bury = None if self.dead_letters.route is None else self._bury_overlong
         self._is_trimming = True
         self._must_trim = True
+        self.dead_letters.hops = hops
         try:
             n = self._max_length.trim(self.backing, SLICE, bury)
         except DiskFullError:
             return False
         finally:
             self._is_trimming = False
+            self.dead_letters.hops = 0
         if n and bury is None:
             self.dead_letters.count(MAXLEN, n)
         self._must_trim = self._max_length.is_over(self.backing)

@@ -11,10 +11,16 @@ by name (`QueueRoute`); the broker asks its exchanges.
 
 A message may come back to a queue that it died in, if somebody rejected it on the way: a decision
 was made each time. A cycle of nothing but automatic deaths would turn for ever, so it ends where
-RabbitMQ ends it: the message is dropped. `is_cycle` is its rule.
+RabbitMQ ends it: the message is dropped. `is_cycle` is its rule. A chain of queues without a cycle
+ends, too: after HOPS_MAX deaths in a row that nobody decided the message is dropped. RabbitMQ has no
+such limit; there each hop costs the publisher's flow control, here it would cost all other clients.
+
+A queue that gets dead letters keeps its limits, so a message may at once die there, too, and move
+on. NESTED_HOPS_MAX of these steps are done in one call, so that a chain needs no stack of its
+length; the queue where it stops goes on at its next tick.
 
 Without a target, or when the target does not exist, the message is dropped too. What is dropped is
-counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle.
+counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle, dead_letter_hops.
 
 What is not durable gets its copy in RAM. If some targets are durable and others not, the durable
 ones share the record, and the others get theirs then: a crash in between takes nothing from them
@@ -38,6 +44,9 @@ from penstock.storage.transaction import Transaction
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 MISSING: Final = "dead_letter_missing"
 CYCLE: Final = "dead_letter_cycle"
+HOPS: Final = "dead_letter_hops"
+HOPS_MAX: Final = 128  # queues that a message dies in without a reject on the way
+NESTED_HOPS_MAX: Final = 8  # that one call makes
 
 
 class Landing:
@@ -62,8 +71,9 @@ class Target(ABC):
         """Publish here what another queue refused. Returns the LSN (0: transient)."""
 
     @abstractmethod
-    def after_dead_letters(self) -> None:
-        """Dead letters have come: keep the limits, wake who waits."""
+    def after_dead_letters(self, hops: int = 0) -> None:
+        """Dead letters have come: keep the limits, wake who waits. hops: how many times messages
+        have moved on in this call already; from NESTED_HOPS_MAX on the limits wait for a tick."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -119,6 +129,19 @@ def is_cycle(target: str, deaths: list[Death]) -> bool:
     return False
 
 
+def is_too_far(deaths: list[Death]) -> bool:
+    """Whether the message died in HOPS_MAX queues (the last death first), and nobody rejected it
+    since."""
+    if len(deaths) < HOPS_MAX:
+        return False
+    return not [death for death in deaths[:HOPS_MAX] if death.reason == REJECTED]
+
+
+def far_text(queue: str) -> str:
+    """The text of the event."""
+    return f"a dead letter died in {HOPS_MAX} queues, last in {queue!r}: dropped"
+
+
 class QueueRoute(DeadLetterRoute):
     """To the queue named `target`, which `find` finds if it exists."""
 
@@ -131,8 +154,13 @@ class QueueRoute(DeadLetterRoute):
 
     def route(self, header: bytes, reason: str) -> Routed:
         target = self._target
-        if reason != REJECTED and is_cycle(target, self._headers.deaths(header)):
-            return Routed(header, [], CYCLE, f"its dead letters come back from {target!r}: dropped")
+        if reason != REJECTED:
+            deaths = self._headers.deaths(header)
+            if is_cycle(target, deaths):
+                text = f"its dead letters come back from {target!r}: dropped"
+                return Routed(header, [], CYCLE, text)
+            if is_too_far(deaths):
+                return Routed(header, [], HOPS, far_text(deaths[0].queue))
         taker = self._find(target.encode("utf-8", "surrogateescape"))
         if taker is None:
             return Routed(header, [], MISSING, f"no queue {target!r} for dead letters: dropped")
@@ -150,6 +178,7 @@ class DeadLetters:
         self.route: DeadLetterRoute | None = None
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
+        self.hops: int = 0  # that led to what the queue buries now; set by the queue
         self._queue = queue
         self._headers = headers
         self._engine = engine
@@ -206,7 +235,7 @@ class DeadLetters:
         if not routed.kind:
             self._last_event = ""
         for taker in routed.takers:
-            taker.after_dead_letters()
+            taker.after_dead_letters(self.hops + 1)
 
     def _routed(self, header: bytes, reason: str, attempts: int) -> Routed:
         if self.route is None:

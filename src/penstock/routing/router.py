@@ -141,6 +141,10 @@ class Router:
         """Does anything leave from this exchange?"""
         return bool(self._by_source.get(exchange))
 
+    def count_from(self, exchange: str) -> int:
+        """How many bindings leave from an exchange."""
+        return len(self._by_source.get(exchange, {}))
+
     def bindings_of(self, exchange: str) -> list[Binding]:
         """The bindings that leave from an exchange, the oldest first."""
         return list(self._by_source.get(exchange, {}).values())

@@ -10,9 +10,11 @@ the second one empty. Patterns are kept as a tree of words:
 
 A key is matched by walking all ways at once, word by word: the nodes that are alive after a word
 are the children of that word and of `*`, and every `#` that was alive stays so. A `#` matches no
-word too, so it is alive as soon as its parent is. Each node is alive at most once per word, so
-"#.#.#.#" costs a few nodes and not a power of the key's length, and a thousand patterns of which
-few share words with the key cost nothing.
+word too, so it is alive as soon as its parent is. Each node is alive at most once per word: only
+a `#` can be reached in two ways, and a stamp on it says for which word it was reached last. So a
+match visits at most as many nodes as there are, for each word of the key: "#.#.#.#" costs a few
+nodes and not a power of the key's length, and a thousand patterns of which few share words with the
+key cost nothing. `visits` counts them.
 
 Invariants: a node without targets and without children is not in the tree. A target that was added
 n times for a pattern is there until it was removed n times (bindings that differ in arguments).
@@ -27,7 +29,7 @@ HASH: Final = "#"
 class TopicNode:
     """One word of some patterns. targets: what ends here, and how often it was added."""
 
-    __slots__ = ("children", "hash", "is_hash", "star", "targets")
+    __slots__ = ("children", "hash", "is_hash", "stamp", "star", "targets")
 
     def __init__(self, is_hash: bool) -> None:
         self.children: dict[str, TopicNode] = {}
@@ -35,6 +37,7 @@ class TopicNode:
         self.hash: TopicNode | None = None
         self.targets: dict[str, int] = {}
         self.is_hash: bool = is_hash
+        self.stamp: int = 0  # of a `#`: the word for which it was made alive last
 
     def child(self, word: str) -> "TopicNode | None":
         """The node below for a word of a pattern."""
@@ -55,10 +58,12 @@ def words_of(text: str) -> list[str]:
 
 
 class TopicTrie:
-    """Patterns and their targets, which are any strings."""
+    """Patterns and their targets, which are any strings. visits: nodes that matches visited."""
 
     def __init__(self) -> None:
+        self.visits: int = 0
         self._root: TopicNode = TopicNode(False)
+        self._stamp: int = 0  # one for each word of each match
 
     def add(self, pattern: str, target: str) -> None:
         """`target` is to be found for keys that `pattern` matches."""
@@ -113,37 +118,42 @@ class TopicTrie:
 
     def match_into(self, key: str, found: dict[str, int]) -> None:
         """As `match`, into a dict that may hold targets already; its values mean nothing."""
+        stamp = self._stamp + 1
         alive: list[TopicNode] = []
-        _enter(self._root, alive)
+        _enter(self._root, alive, stamp)
+        visits = len(alive)
         for word in words_of(key):
+            stamp += 1
             following: list[TopicNode] = []
             for node in alive:
                 below = node.children.get(word)
                 if below is not None:
-                    _enter(below, following)
+                    _enter(below, following, stamp)
                 if node.star is not None:
-                    _enter(node.star, following)
+                    _enter(node.star, following, stamp)
                 if node.is_hash:
-                    _enter(node, following)
+                    _enter(node, following, stamp)
             alive = following
+            visits += len(alive)
             if not alive:
-                return
+                break
         for node in alive:
             found.update(node.targets)
+        self._stamp = stamp
+        self.visits += visits
 
     def is_empty(self) -> bool:
         """True if there is no pattern."""
         return self._root.is_empty()
 
 
-def _enter(node: TopicNode | None, alive: list[TopicNode]) -> None:
-    """Make a node alive, and the `#` below it, which also matches no word.
-
-    Only a `#` can be reached in two ways at once, from its parent and from itself: any other node
-    has one parent and is a child of one word. Few are alive, so a look through the list is cheap.
-    """
+def _enter(node: TopicNode | None, alive: list[TopicNode], stamp: int) -> None:
+    """Make a node alive, and the `#` below it, which also matches no word. A `#` can be reached
+    from its parent and from itself; any other node has one parent and is a child of one word."""
     while node is not None:
-        if node.is_hash and node in alive:
-            return
+        if node.is_hash:
+            if node.stamp == stamp:
+                return
+            node.stamp = stamp
         alive.append(node)
         node = node.hash

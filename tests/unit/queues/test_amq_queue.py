@@ -24,7 +24,7 @@ class FullTaker(Taker):
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         raise DiskFullError("/vhost", 0, 1)
 
-    def after_dead_letters(self) -> None:
+    def after_dead_letters(self, hops: int = 0) -> None:
         """None have come."""
 
 

@@ -1,9 +1,12 @@
 """Dead letters: each reason, what becomes of a header, cycles, missing and limited targets."""
 
+import sys
+from types import FrameType
+
 import pytest
 
 from penstock.queues.backing_queue import NewMessage
-from penstock.queues.dead_letter import is_cycle
+from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
 from penstock.queues.expiry import SLICE
 from penstock.queues.headers import Death
 from penstock.queues.queue_options import QueueOptions
@@ -376,3 +379,61 @@ def test_deaths_outlive_a_restart(world: AmqWorld) -> None:
     q.reject(world.take().tag)
     world.restart()
     assert deaths(world) == [("q", "rejected")]
+
+
+# ---- chains ------------------------------------------------------------------------------------
+
+
+def chain(world: AmqWorld, n: int) -> None:
+    """Queues c0 to c<n>, each of which sends at once what it gets to the next."""
+    for i in range(n):
+        world.open(f"c{i}", dead_letter_to=f"c{i + 1}", max_length=0)
+    world.open(f"c{n}")
+
+
+def test_a_long_chain_needs_no_stack_of_its_length(world: AmqWorld) -> None:
+    """It goes on in steps of NESTED_HOPS_MAX, with the ticks."""
+    chain(world, 100)
+    deepest = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        nonlocal deepest
+        depth, back = 0, frame.f_back
+        while back is not None:
+            depth, back = depth + 1, back.f_back
+        deepest = max(deepest, depth)
+
+    was = sys.getprofile()
+    sys.setprofile(trace)
+    try:
+        world.put("a", queue="c0")
+    finally:
+        sys.setprofile(was)
+    assert deepest < 300
+    assert world.ready("c100") == []
+    at = sum(queue.dead_letters.counts["maxlen"] for queue in world.queues.values())
+    assert at == NESTED_HOPS_MAX
+    for _ in range(100):
+        if not world.queues["c100"].len():
+            world.tick(0)
+    assert world.ready("c100") == ["a"]
+
+
+def test_a_chain_ends_after_so_many_hops(world: AmqWorld) -> None:
+    chain(world, HOPS_MAX + 5)
+    world.put("a", queue="c0")
+    for _ in range(HOPS_MAX + 5):
+        world.tick(0)
+    assert world.everywhere() == {}
+    last = f"c{HOPS_MAX - 1}"
+    assert world.told("dead_letter_hops") == [
+        f"queue {last!r}: a dead letter died in {HOPS_MAX} queues, last in {last!r}: dropped"
+    ]
+
+
+def test_a_reject_on_the_way_begins_a_new_count() -> None:
+    died = [Death(f"q{i}", "expired", 1) for i in range(HOPS_MAX)]
+    assert is_too_far(died)
+    assert not is_too_far(died[1:])
+    died[5] = Death("q5", "rejected", 1)
+    assert not is_too_far(died)

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import AMQPConnectionError, ChannelError
 from penstock.routing.router import Router
+from tests.helpers.steps import cost_of
 
 
 class World:
@@ -254,3 +255,34 @@ def test_delayed_exchanges_are_known() -> None:
     assert not world.router.delayed("x")
     assert not world.router.delayed("")
     assert not world.router.delayed("no such")
+
+
+def test_long_chains_and_cycles_of_exchanges() -> None:
+    """Exchange-to-exchange bindings and alternate exchanges are followed without a stack, and each
+    exchange is passed once."""
+    router = Router(lambda name: name == "end")
+    n = 3000
+    for i in range(n):
+        router.declare(f"e{i}", "fanout", {})
+        router.declare(f"a{i}", "direct", {"alternate-exchange": f"a{i + 1}"})
+    router.declare(f"a{n}", "fanout", {})
+    for i in range(n - 1):
+        router.bind(f"e{i}", "e", f"e{i + 1}", "", {})
+    router.bind(f"e{n - 1}", "e", "e0", "", {})
+    router.bind(f"e{n - 1}", "q", "end", "", {})
+    router.bind(f"a{n}", "q", "end", "", {})
+    assert router.route("e0", "k") == ["end"]
+    assert router.route("a0", "k") == ["end"]
+    assert not router.depends_on_headers("e0")
+    assert not router.depends_on_headers("a0")
+
+
+def test_a_queue_with_many_bindings_goes_in_as_many_steps() -> None:
+    lines = []
+    for n in (300, 1200):
+        router = Router(lambda name: True)
+        router.declare("t", "topic", {})
+        for i in range(n):
+            router.bind("t", "q", "q", f"a.{i}.#", {})
+        lines.append(cost_of(lambda r=router: r.remove_queue("q")).lines / n)  # type: ignore[misc]
+    assert lines[1] <= lines[0] * 1.2, lines

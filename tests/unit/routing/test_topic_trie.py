@@ -4,6 +4,7 @@ import pytest
 
 import penstock
 from penstock.routing.topic_trie import TopicTrie
+from tests.helpers.steps import cost_of
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,33 @@ class CountingDict(dict[str, object]):
         raise AssertionError("all children were looked at")
 
     values = items
+
+
+def test_a_match_costs_a_visit_for_each_node_and_word_at_most() -> None:
+    """4,096 patterns of `*` and `#` are all alive; each `#` is reached in two ways."""
+    costs = []
+    for n in (512, 4096):
+        trie = TopicTrie()
+        for i in range(n):
+            bits = format(i, "012b")
+            trie.add(".".join("#" if bit == "1" else "*" for bit in bits), f"q{i}")
+        lines = cost_of(lambda t=trie: t.match(".".join(["a"] * 24))).lines  # type: ignore[misc]
+        costs.append((lines / trie.visits, trie.visits / n))
+    assert costs[1][0] <= costs[0][0] * 1.2, "each visit costs the same"
+    assert costs[1][1] <= 25 * 3, "a pattern is a few nodes of the tree, visited once a word"
+
+
+def test_patterns_of_hashes_are_no_power_of_the_key() -> None:
+    trie = TopicTrie()
+    trie.add(".".join(["#"] * 100), "q")
+    assert trie.match(".".join(["a"] * 100)) == ["q"]
+    assert trie.visits <= 101 * 101
+
+
+def test_one_queue_bound_by_many_patterns_is_found_once() -> None:
+    trie = TopicTrie()
+    for i in range(1000):
+        trie.add(f"#.{i}.#", "q")
+    trie.add("#", "q")
+    assert trie.match("1.2.3.4") == ["q"]
+    assert trie.visits < 100

@@ -224,9 +224,19 @@ MUTANTS = (
     ),
     Mutant(
         "no-idle-header", "[11]",
-        'segment.file.pwrite(header.ljust(ALIGN_BYTES, b"\\0"), segment.end)',
-        "pass",
+        "                segment.file.pwrite(header, end)\n",
+        "                pass\n",
         "tail",
+    ),
+    Mutant(
+        "idle-header-says-written", "[11]",
+        "segment.seed, 0, self.written_lsn + 1, self.durable_lsn, 0",
+        "segment.seed, 0, self.written_lsn + 1, self.written_lsn, 0",
+    ),
+    Mutant(
+        "vouch-says-written", "[11]",
+        "segment.number, self._last_end, self.durable_lsn, self.durable_lsn, True",
+        "segment.number, self._last_end, self.written_lsn, self.written_lsn, True",
     ),
     Mutant(
         "dequeue-without-ids", "format",

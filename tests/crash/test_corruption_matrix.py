@@ -5,14 +5,10 @@ The table says what may come of it, for a store that was stopped in order / for 
     R  right: everything is there. The place was not needed, or there is a second one
     L  a named loss: messages whose reading says which file is damaged where; all others are right
     X  refused: file and position are named, and not a byte was changed
-    c  also, if the last group was confirmed just now: the end of the log is gone as after a power
-       cut
 
 A wrong body, or a confirmed message that is gone without a word, is in no cell; `judge` fails on
-it. The c is the one exception, and only where nothing could vouch: damage that takes the end of the
-log together with every header that says that it was there is the same as a power cut, for nothing
-is left that could tell them apart. A store that had time for its idle header (state *idle*) loses
-nothing so, whatever is hit; in state *busy* it had none.
+it, also in the state *busy*, where the last group was confirmed an instant before the kill: what is
+confirmed is vouched for in two files.
 
 Why the lines are what they are. Of a stopped store the log is not read. Queue segments and sealed
 store files hold bodies, which are checked when they are read: L, unless the log after the
@@ -56,14 +52,14 @@ COLUMNS = (
 )  # fmt: skip
 TABLE = """
                     flip      truncate  zero_tail duplicate garbage   swap      stranger  missing
-wal_header          R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc
-wal_chain           R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc
-wal_vouch           -/R       -/RX      -/R       -/RXc     -/R       -/RX      -/RX      -/R
-wal_group           R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc
-wal_record          R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc
-wal_idle            -/R       -/X       -/R       -/RX      -/R       -/X       -/RX      -/X
-wal_rest            R/R       R/X       R/R       R/RXc     R/R       R/X       R/RXc     R/RXc
-wal                 R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc     R/RXc
+wal_header          R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX
+wal_chain           R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX
+wal_vouch           -/R       -/RX      -/R       -/RX      -/R       -/RX      -/RX      -/R
+wal_group           R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX
+wal_record          R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX
+wal_idle            R/R       R/X       R/R       R/RX      R/R       R/X       R/RX      R/X
+wal_rest            R/R       R/X       R/R       R/RX      R/R       R/X       R/RX      R/RX
+wal                 R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX      R/RX
 qi_header           RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL
 qi_slot             RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL
 qi_rest             R/R       RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL     RL/RL
@@ -102,8 +98,7 @@ def table() -> dict[tuple[str, str, str], str]:
         for damage, column in zip(COLUMNS, columns, strict=True):
             clean, _, unclean = column.partition("/")
             cells[kind, damage, "clean"] = clean
-            cells[kind, damage, "idle"] = unclean.removesuffix("c")
-            cells[kind, damage, "busy"] = unclean.upper()
+            cells[kind, damage, "idle"] = cells[kind, damage, "busy"] = unclean
     return cells
 
 

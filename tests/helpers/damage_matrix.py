@@ -4,7 +4,7 @@ A *store* is made once by a scripted workload of a Driver, in three states:
 
     clean   stopped in order
     idle    not stopped: everything confirmed, and the log had time for its idle header
-    busy    not stopped: the last group was confirmed just now, nothing vouches for it yet
+    busy    not stopped: the last group was confirmed just now, and nothing was done since
 
 A *spot* is a place in a file that means something: a header, a record, a slot. The dump of each
 file says where they are. A *damage* hits one spot. `judge` opens what is left and says how it went:
@@ -94,7 +94,9 @@ def make(state: str, *, seed: int = SEED) -> Store:
         driver.idle()
         driver.idle()
     else:
+        engine.log.prepare_ahead()  # as every engine has it that has been told the time once
         engine.sync()
+        engine.poll(wait=True)
         driver.publish(30, 1)
         engine.sync()
     fs.completed(True)

@@ -11,9 +11,12 @@ segment that nothing leads to is set aside. Where reading stops, at LSN x, every
 searched for headers that verify: the rest of the segment at multiples of 64, then all later
 segments. If one of them claims a durable LSN of x or more, or if a chain says that the log before
 it went as far as x (a segment is synced to its end before the next is written), then x was on the
-disk once: CorruptionError, with path and position. Otherwise no sync ever covered x: it is the torn
-tail, all behind it is ignored, and how many records were cut is told. The only damage that cannot
-be seen is to the last synced group of a log that had no time to write another header behind it.
+disk once: CorruptionError, with path and position and how many records that concerns. Otherwise no
+sync ever covered x: it is the torn tail, all behind it is ignored, and the number of records cut is
+reported. After the death of the process every confirmed record has such a header, because one is
+written before the confirm. After a power cut one sync may have none: the header that vouches for
+the last sync is on the disk with the next. Damage to what that last sync wrote cannot be told from
+a torn tail.
 
 Before any of it is believed each file is synced and its cached pages are dropped [8]: after a
 failed sync the pages are clean and yet not on the disk. Nothing is written here. The format is in
@@ -387,7 +390,8 @@ class LogReader:
         if behind.claim >= walk.next_lsn:
             reason = (
                 f"record {walk.next_lsn} cannot be read ({reason}), but {behind.path} says at byte"
-                f" {behind.offset} that record {behind.claim} was on the disk"
+                f" {behind.offset} that record {behind.claim} was on the disk:"
+                f" {behind.claim - walk.next_lsn + 1} records are damaged or cannot be reached"
             )
             raise CorruptionError(path, offset, reason)
         return behind

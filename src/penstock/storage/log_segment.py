@@ -24,8 +24,10 @@ every checksum is seeded with a salt that is drawn anew for each life of the fil
   Previous segment 0: there is none. A segment without a chain has never been logged to.
 * A group's *durable LSN* is what an fdatasync that returned covered when the group was written.
 * An *idle header* is a group of no records whose first LSN is the next one; the next group is
-  written over it. The *vouch*, in the prepared next segment, says the same once more. They let
-  damage to the last group show: without a header behind it, it would pass for a torn tail.
+  written over it. The *vouch*, in the prepared next segment, says the same once more; its last LSN
+  is the durable one. They are written after each sync that no group follows, before anything of it
+  is confirmed, so that damage to the last group shows: without a header behind it, it would pass
+  for a torn tail.
 
 Failure.  A segment is prepared whole or not at all: DiskFullError leaves things as they were, any
 other failure is a SyncFailedError, which stops the log [10]. How segments are read back, and how a

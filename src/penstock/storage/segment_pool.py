@@ -142,6 +142,12 @@ class SegmentPool:
         self._next_number += 1
         self._ahead_token = self.fs.submit(op)
 
+    def after(self, segment: Segment) -> Segment | None:
+        """The segment that comes after this one, in use or ahead; None if none is prepared."""
+        if segment is self.in_use[-1]:
+            return self.ahead
+        return self.in_use[self.in_use.index(segment) + 1]
+
     @property
     def is_preparing(self) -> bool:
         """Whether the next segment is on its way; who needs it sooner makes one here and now."""

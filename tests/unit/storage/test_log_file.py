@@ -173,13 +173,35 @@ def test_damage_at_any_byte_of_what_was_durable_is_named(behind: str) -> None:
             assert start <= caught.value.position <= position
 
 
+def test_damage_to_what_was_just_confirmed_is_named() -> None:
+    """Killed at once after a sync: groups that were written during that sync say nothing of it, the
+    header that was written after it does."""
+    for later in (0, 1, 3):
+        rig = Rig()
+        rig.put(30)
+        rig.log.flush()
+        for _ in range(later):
+            rig.put(20, OS)
+            rig.log.flush()
+        rig.settle()
+        assert rig.log.durable_lsn == 1
+        for position in range(*durable_bytes(rig)[0]):
+            fs = rig.fs.fork()
+            fs.damage_flip(rig.path(), position)
+            with pytest.raises(CorruptionError, match="was on the disk"):
+                survey(fs)
+
+
 def test_without_anything_behind_the_last_group_damage_passes_for_a_torn_tail() -> None:
-    """The limit of what a log alone can tell; why an idle log writes one header more."""
+    """The limit of what a log alone can tell: a power cut that came before the header that vouches
+    for the last sync was on the disk, and damage to that very group."""
     rig = Rig()
     rig.group(30)
+    end = rig.log.position()[1]
+    rig.fs.damage(rig.path(), lambda data: data[:end] + bytes(len(data) - end))
     rig.fs.damage_flip(rig.path(), FIRST_GROUP_OFFSET + 40)
-    end, _ = survey(rig.fs)
-    assert (end.last_lsn, end.cut_records) == (0, 1)
+    found, _ = survey(rig.fs)
+    assert (found.last_lsn, found.cut_records) == (0, 1)
 
 
 def test_valid_groups_behind_a_hole_prove_nothing() -> None:

@@ -68,7 +68,7 @@ def test_one_write_and_one_sync_for_many_groups() -> None:
     for _ in range(30):
         rig.put(300)
     assert operations(rig, rig.log.flush) == ["pwrite 1"]
-    assert operations(rig, rig.settle) == ["sync 1"]
+    assert operations(rig, rig.settle) == ["sync 1", "pwrite 1"]
     end, found = survey(rig.fs)
     assert end.last_lsn == 30
     assert_prefix(rig, end, found)
@@ -258,24 +258,59 @@ def test_a_record_larger_than_any_segment_gets_one_of_its_own_size() -> None:
     assert "0000000002.wal" not in rig.fs.list(WAL), "the one ahead was too small"
 
 
-def test_an_idle_log_says_so_once() -> None:
+def test_what_a_sync_made_durable_is_vouched_for_before_it_is_confirmed() -> None:
+    """In the file and in the next segment, once; the next group is written over it."""
     rig = Rig()
     rig.log.prepare_ahead()
-    rig.group(10)
-    rig.log.tick()
-    rig.clock.advance(0.04)
-    assert operations(rig, rig.log.tick) == []
-    rig.clock.advance(0.02)
-    assert operations(rig, rig.log.tick) == ["pwrite 1", "pwrite 2"]
+    rig.settle()
+    rig.put(10)
+    assert operations(rig, rig.log.flush) == ["pwrite 1"]
+    assert rig.log.durable_lsn == 0
+    assert operations(rig, rig.settle) == ["sync 1", "pwrite 1", "pwrite 2"]
+    assert rig.log.durable_lsn == 1
     rig.clock.advance(10)
     assert operations(rig, rig.log.tick) == []
     position = rig.log.position()
-    assert survey(rig.fs)[0].offset == position[1]
+    end, _ = survey(rig.fs)
+    assert (end.offset, end.claim) == (position[1], 1)
     rig.group(20)
     assert rig.log.position()[1] > position[1]
     end, found = survey(rig.fs)
     assert_prefix(rig, end, found)
     assert end.last_lsn == 2
+
+
+def test_groups_that_wait_vouch_for_those_before_them() -> None:
+    """No other header is written when a group says the same."""
+    rig = Rig()
+    rig.log.prepare_ahead()
+    rig.settle()
+    rig.put(10)
+    rig.log.flush()
+    rig.put(10)  # in RAM while the sync is in flight
+    rig.log._close_group()
+    done = operations(rig, rig.settle)
+    assert done[:2] == ["sync 1", "pwrite 1"]
+    assert done[2:] == ["sync 1", "pwrite 1", "pwrite 2"]
+
+
+def test_a_vouch_says_nothing_of_what_is_only_written() -> None:
+    """A group that was written while the sync was in flight may be torn by a power cut."""
+    rig = Rig()
+    rig.log.prepare_ahead()
+    rig.settle()
+    rig.put(10)
+    rig.log.flush()
+    rig.put(500, OS)
+    rig.log.flush()
+    rig.settle()
+    assert (rig.log.durable_lsn, rig.log.written_lsn) == (1, 2)
+    end, _ = survey(rig.fs)
+    assert (end.last_lsn, end.claim) == (2, 1)
+    for position in range(FIRST_GROUP_OFFSET + 64 + 40, FIRST_GROUP_OFFSET + 400, 50):
+        fs = rig.fs.fork()
+        fs.damage_flip(rig.path(), position)
+        assert survey(fs)[0].last_lsn == 1
 
 
 def test_a_segment_that_comes_late_gets_its_vouch_late() -> None:
@@ -292,15 +327,18 @@ def test_a_log_that_has_not_been_used_is_not_written() -> None:
     rig.log.prepare_ahead()
     rig.settle()
     rig.clock.advance(1)
+    rig.log.tick()
     assert operations(rig, rig.idle) == []
 
 
 def test_no_room_for_an_idle_header_is_no_harm() -> None:
     rig = Rig(bytes_min=KIB, bytes_max=KIB)
     rig.log.prepare_ahead()
-    rig.group(KIB - FIRST_GROUP_OFFSET - 32 - 20)
+    rig.settle()
+    rig.put(KIB - FIRST_GROUP_OFFSET - 32 - 20)
+    rig.log.flush()
     assert rig.log.position()[1] == KIB
-    assert operations(rig, rig.idle) == ["pwrite 2"]
+    assert operations(rig, rig.settle) == ["sync 1", "pwrite 2"]
     assert survey(rig.fs)[0].last_lsn == 1
 
 

@@ -53,6 +53,7 @@ TYPES = {
     "shortstr": ("str", '""', "reader.shortstr()"),
     "longstr": ("bytes", 'b""', "reader.longstr()"),
     "table": ("Table", "None", "reader.table()"),
+    "rawtable": ("bytes", 'b"\\0\\0\\0\\0"', "reader.raw_table()"),
 }
 NUMBER_BYTES = {"octet": 1, "short": 2, "long": 4, "longlong": 8}
 ZERO_BYTES = {"octet": 1, "short": 2, "long": 4, "longlong": 8, "shortstr": 1, "longstr": 4}
@@ -106,6 +107,8 @@ def encoded(group: list[Field]) -> str:
         return f'self.{field.name}.to_bytes({NUMBER_BYTES[field.type]}, "big")'
     if field.type == "longstr":
         return f'len(self.{field.name}).to_bytes(4, "big") + self.{field.name}'
+    if field.type == "rawtable":
+        return f"self.{field.name}"
     return f"encode_{field.type}(self.{field.name})"
 
 

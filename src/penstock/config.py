@@ -36,6 +36,7 @@ STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
 STAGING_MIN_BYTES: Final = 1 << 20
+HALF_OPEN_MIN_BYTES: Final = 64 << 10
 OFF: Final = "off"
 SECONDS_MAX: Final = 10 * 366 * 86400.0
 
@@ -50,6 +51,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "strict": False,
     "log_level": "info",
     "handshake_timeout": 10.0,
+    "half_open_max": 1000,
+    "half_open_bytes_max": "8MiB",
     "vhost_hang": 30.0,
     "vhost_restarts_max": 3,
     "vhost_restart_window": 300.0,
@@ -69,8 +72,9 @@ class Config:
     """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
     memory_bytes: for all vhosts.
     mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
-    refused. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says nothing
-    for vhost_hang_s is killed; after more than vhost_restarts_max failures within
+    refused. half_open_max clients may be at the handshake, and half_open_bytes_max of what they
+    sent are kept. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says
+    nothing for vhost_hang_s is killed; after more than vhost_restarts_max failures within
     vhost_restart_window_s it is down and started again after vhost_retry_s, then after twice as
     long, or, with the strategy "stop_node", the broker stops; a request that ended its process
     twice is refused for vhost_refusal_s. staging_bytes_max: what
@@ -86,6 +90,8 @@ class Config:
     is_strict: bool
     log_level: str
     handshake_timeout_s: float
+    half_open_max: int
+    half_open_bytes_max: int
     vhost_hang_s: float
     vhost_restarts_max: int
     vhost_restart_window_s: float
@@ -163,6 +169,8 @@ def config_of(
         is_strict=_flag(given["strict"]),
         log_level=_choice(given["log_level"], LOG_LEVELS),
         handshake_timeout_s=_seconds(given["handshake_timeout"]),
+        half_open_max=_whole(given["half_open_max"], 1, 1_000_000),
+        half_open_bytes_max=_size(given["half_open_bytes_max"], HALF_OPEN_MIN_BYTES),
         vhost_hang_s=_seconds(given["vhost_hang"]),
         vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
         vhost_restart_window_s=_seconds(given["vhost_restart_window"]),

@@ -26,6 +26,7 @@ from penstock.broker.outlet import Outlet
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import ManualClock
+from penstock.codec.fields import encode_table
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
 from penstock.codec.properties import BasicProperties
@@ -73,7 +74,8 @@ class RigClient:
         self.outlet = ListOutlet()
         facts = ConnectionFacts(
             name=f"c{len(rig.clients)}", peer_host="127.0.0.1", peer_port=1, host="127.0.0.1",
-            port=5672, user=identity.name, vhost=rig.vhost.name, client_properties=properties,
+            port=5672, user=identity.name, vhost=rig.vhost.name,
+            client_properties=encode_table(properties),
         )  # fmt: skip
         server = Connection.resumed(facts.frame_max, facts.channel_max)
         self.handler = ConnectionHandler(rig.vhost, server, self.outlet, facts, identity)

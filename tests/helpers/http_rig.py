@@ -23,6 +23,7 @@ from penstock.http.range_answers import RangeAnswers
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
+from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.persistent_queue import PersistentQueue
@@ -70,7 +71,7 @@ class HttpRig:
         self.clock = ManualClock()
         self.fs = OsFileSystem(0)
         self.node = FakeNode()
-        self.users = KnownUsers(clock=self.clock, rng=random.Random(1), log2_n=1)
+        self.users = KnownUsers(rng=random.Random(1), log2_n=1)
         self.users.take(users_facts(guest=EVERYTHING))
         self.threads = ThreadPoolExecutor(2)
         self.pages = StreamPages(self.fs)
@@ -124,7 +125,7 @@ class HttpRig:
         """The scenario, with a new application on a loop of its own."""
 
         async def live() -> Reply:
-            auth = BasicAuth(self.users, self.threads)
+            auth = BasicAuth(self.users, Authenticator(self.users, self.threads, self.clock))
             node: Any = self.node
             ranges = RangeAnswers(self.places, self.pages, self.threads)
             staging = StagingEndpoints(

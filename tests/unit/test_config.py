@@ -94,6 +94,8 @@ def test_the_engine_is_set_by_its_own_names() -> None:
         ({"strict": "perhaps"}, "true or false"),
         ({"vhost_restart_strategy": "hope"}, "continue, stop_node"),
         ({"durability": 3}, "disk, interval"),
+        ({"half_open_max": 0}, "a whole number from 1 to"),
+        ({"half_open_bytes_max": "1KiB"}, "at least 65536 bytes"),
         ({"staging_bytes_max": "much"}, "--staging-bytes-max: given 'much'"),
         ({"staging_bytes_max": 5}, 'a size such as "8GiB", at least 1048576 bytes'),
         ({"staging_bytes_max": True}, "a size such as"),

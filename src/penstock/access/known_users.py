@@ -9,28 +9,21 @@ The process that owns node.db fills them from there (access.users, which changes
 process of the broker is handed them as `facts`, and anew after each change, so that it decides as
 the owner would without asking it; the hashes never leave the broker.
 
-A right password is remembered for REMEMBER_S under a hash keyed with a secret of this process: a
-client that comes back soon costs 2 us instead of 50 ms. What is remembered is that *this hash* was
-fitted, so a password that was changed is forgotten with it. An unknown user costs as much time as a
-wrong password, and all comparisons take the same time whatever is compared, so that nobody learns
-from the time who there is. The way in from the loop of a server:
+A right password is remembered, of each user one, under a hash keyed with a secret of this process:
+a client that comes back costs 2 us instead of 50 ms. What is remembered is that it fitted *this*
+hash of the user's, so it is forgotten when the password is changed or the user deleted, and not
+before. An unknown user costs as much time as a wrong password, and all comparisons take the same
+time whatever is compared, so that nobody learns from the time who there is.
 
-    if not users.remembers(name, password):
-        claim = users.claim(name)
-        is_right = await in_executor(verify, password, claim)     # users is not touched there
-        if is_right: users.remember(name, password, claim)
+The way in from a loop, with many who ask at once: server.authenticator.
 """
 
 import hmac
 import random
-from typing import Any, Final
+from typing import Any
 
 from penstock.access.passwords import SCRYPT_LOG2_N, hash_password
 from penstock.access.permissions import Identity
-from penstock.clock import Clock
-
-REMEMBER_S: Final = 60.0
-REMEMBERED_MAX: Final = 4096
 
 
 class KnownUsers:
@@ -40,13 +33,12 @@ class KnownUsers:
     hashes, 1 to 20; each step doubles it.
     """
 
-    def __init__(self, *, clock: Clock, rng: random.Random, log2_n: int = SCRYPT_LOG2_N) -> None:
-        self._clock = clock
+    def __init__(self, *, rng: random.Random, log2_n: int = SCRYPT_LOG2_N) -> None:
         self._rng = rng
         self._log2_n = log2_n
         self._secret: bytes = rng.randbytes(32)
-        # keyed hash of name and password -> (the user's hash then, forgotten at)
-        self._remembered: dict[bytes, tuple[str, float]] = {}
+        # name -> (keyed hash of name and password, the user's hash that it fitted)
+        self._remembered: dict[str, tuple[bytes, str]] = {}
         self._nobody: str = self._hash(self._secret)
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
@@ -76,23 +68,27 @@ class KnownUsers:
         return user[0] if user is not None else self._nobody
 
     def remembers(self, name: str, password: bytes) -> bool:
-        """Was this name and password right within the last REMEMBER_S, and is it still?"""
-        key = self._key(name, password)
-        known = self._remembered.get(key)
+        """Was this password right before, and is the user's hash still the same?"""
+        known = self._remembered.get(name)
         if known is None:
             return False
-        hashed, until = known
-        if self._clock.monotonic() >= until or self.claim(name) != hashed:
-            del self._remembered[key]
+        key, hashed = known
+        if self.claim(name) != hashed:
+            del self._remembered[name]
             return False
-        return True
+        return hmac.compare_digest(key, self.key(name, password))
 
     def remember(self, name: str, password: bytes, claim: str) -> None:
         """`verify(password, claim)` was true."""
-        if len(self._remembered) >= REMEMBERED_MAX:
-            self._remembered.clear()
-        until = self._clock.monotonic() + REMEMBER_S
-        self._remembered[self._key(name, password)] = (claim, until)
+        if len(self._remembered) > len(self._users):  # some were deleted
+            self._remembered = {n: k for n, k in self._remembered.items() if n in self._users}
+        self._remembered[name] = (self.key(name, password), claim)
+
+    def key(self, name: str, password: bytes) -> bytes:
+        """A hash of name and password, keyed with a secret of this process."""
+        who = name.encode("utf-8", "surrogateescape")
+        said = len(who).to_bytes(4, "big") + who + password
+        return hmac.digest(self._secret, said, "sha256")
 
     def identity(self, user: str, vhost: str) -> Identity | None:
         """What a known user may in a vhost; None if it may not even open it."""
@@ -109,8 +105,3 @@ class KnownUsers:
 
     def _hash(self, password: bytes) -> str:
         return hash_password(password, salt=self._rng.randbytes(16), log2_n=self._log2_n)
-
-    def _key(self, name: str, password: bytes) -> bytes:
-        who = name.encode("utf-8", "surrogateescape")
-        said = len(who).to_bytes(4, "big") + who + password
-        return hmac.digest(self._secret, said, "sha256")

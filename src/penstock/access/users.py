@@ -18,7 +18,6 @@ from typing import Any, Final
 from penstock.access.known_users import KnownUsers
 from penstock.access.passwords import SCRYPT_LOG2_N, verify
 from penstock.access.permissions import ADMINISTRATOR, check_pattern
-from penstock.clock import Clock
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
 
@@ -37,9 +36,9 @@ class Users(KnownUsers):
     """
 
     def __init__(
-        self, store: UserStore, *, clock: Clock, rng: random.Random, log2_n: int = SCRYPT_LOG2_N
+        self, store: UserStore, *, rng: random.Random, log2_n: int = SCRYPT_LOG2_N
     ) -> None:
-        super().__init__(clock=clock, rng=rng, log2_n=log2_n)
+        super().__init__(rng=rng, log2_n=log2_n)
         self.on_change: Callable[[], None] = _nobody_asks
         self._store = store
         if store.is_new:
@@ -56,7 +55,7 @@ class Users(KnownUsers):
             self._store.put_permission("guest", DEFAULT_VHOST, (".*", ".*", ".*"))
 
     def authenticate(self, name: str, password: bytes) -> bool:
-        """Is it right? Takes 50 ms if it was not asked lately: not for a loop."""
+        """Is it right? Takes 50 ms unless it is remembered: not for a loop."""
         if self.remembers(name, password):
             return True
         claim = self.claim(name)

@@ -36,12 +36,13 @@ from penstock.broker import operations
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_basic import BASIC_METHODS
 from penstock.broker.channel_topology import TOPOLOGY_METHODS
-from penstock.broker.connection_facts import ConnectionFacts
+from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.broker.outlet import Outlet
 from penstock.broker.output import Output
 from penstock.broker.penstock_calls import on_penstock_call
 from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
+from penstock.codec.fields import decode_table
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     COMMAND_INVALID,
@@ -123,8 +124,7 @@ class ConnectionHandler(ChannelOwner):
         self._stalled: dict[int, tuple[int, float]] = {}
         connection.room = vhost.body_room
         vhost.usage.connections += 1
-        given = facts.client_properties.get("capabilities")
-        self._capabilities: dict[str, Any] = given if isinstance(given, dict) else {}
+        self._capabilities: frozenset[str] = capabilities(facts.client_properties)
         vhost.handlers.add(self)
         self._say(0, ConnectionOpenOk())
 
@@ -209,7 +209,7 @@ class ConnectionHandler(ChannelOwner):
             channel.publisher.forget_routes()
 
     def has_capability(self, name: str) -> bool:
-        return self._capabilities.get(name) is True
+        return name in self._capabilities
 
     # ---- what the vhost does -------------------------------------------------------------------
 
@@ -593,7 +593,7 @@ class ConnectionHandler(ChannelOwner):
             "connected_at": facts.connected_at_ms,
             "recv_oct": self.received_bytes,
             "send_oct": self.sent_bytes,
-            "client_properties": facts.client_properties,
+            "client_properties": decode_table(facts.client_properties)[0],
         }
 
 

@@ -118,6 +118,8 @@ def run(config: Config) -> None:
         log_level=config.log_level,
         storage=config.storage,
         handshake_timeout_s=config.handshake_timeout_s,
+        half_open_max=config.half_open_max,
+        half_open_bytes_max=config.half_open_bytes_max,
         vhost_hang_s=config.vhost_hang_s,
         vhost_restarts_max=config.vhost_restarts_max,
         vhost_restart_window_s=config.vhost_restart_window_s,

@@ -23,6 +23,7 @@ from typing import TypeVar
 from penstock import __version__
 from penstock.client.amqp_url import AmqpUrl
 from penstock.client.replies import without_name
+from penstock.codec.fields import encode_table
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     ConnectionClose,
@@ -120,11 +121,11 @@ def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
     if b"PLAIN" not in start.mechanisms.split():
         raise AMQPConnectionError(403, f"the broker takes {start.mechanisms!r}, and not PLAIN")
     response = b"\0" + url.user.encode() + b"\0" + url.password.encode()
-    talk.say(
-        ConnectionStartOk(
-            client_properties=_properties(url), mechanism="PLAIN", response=response, locale="en_US"
-        )
-    )
+    start_ok = ConnectionStartOk(
+        client_properties=encode_table(_properties(url)), mechanism="PLAIN", response=response,
+        locale="en_US",
+    )  # fmt: skip
+    talk.say(start_ok)
     try:
         tune = _expect(talk.hear(), ConnectionTune)
     except ConnectionError:

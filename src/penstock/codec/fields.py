@@ -22,6 +22,7 @@ whatever can be read can be written.
 At most NESTING_MAX tables and arrays stand in each other. Bytes that keep none of this are an
 AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written are TypeError or ValueError.
 `check_table` says whether bytes are a table without making one: it is what the hot path uses.
+`raw_entry` takes one value out of a table that was checked, as bytes.
 The strings and numbers of a method are in method.py.
 """
 
@@ -61,6 +62,23 @@ def decode_table(data: bytes, at: int = 0) -> tuple[Table, int]:
     """The table, with its length, at `at`; and where it ends. Of equal names the last counts."""
     end = check_table(data, at, len(data))
     return _build_table(data, at + 4, end), end
+
+
+def raw_entry(table: bytes, name: bytes) -> bytes | None:
+    """The value of that name in a table with its length: its letter and its bytes, as they are.
+
+    Nothing is decoded; the table was checked before. None: there is no such name. Of equal names
+    the last counts."""
+    found: bytes | None = None
+    end = 4 + int.from_bytes(table[:4], "big")
+    at = 4
+    while at < end:
+        name_end = at + 1 + table[at]
+        is_it = table[at + 1 : name_end] == name
+        at = _check_value(table, name_end, end, 0)
+        if is_it:
+            found = table[name_end:at]
+    return found
 
 
 def decode_value(data: bytes, at: int = 0) -> tuple[object, int]:

@@ -79,6 +79,14 @@ class FieldReader:
         table, self.at = decode_table(self.payload, self.at)
         return table
 
+    def raw_table(self) -> bytes:
+        """A field table as its bytes, with its length; checked, and not decoded."""
+        at = self.at
+        if len(self.payload) - at < 4:
+            raise self.cannot_decode()
+        self.at = check_table(self.payload, at, len(self.payload))
+        return self.payload[at : self.at]
+
     def end(self) -> None:
         """Check that the fields filled the payload."""
         if self.at != len(self.payload):

@@ -112,12 +112,12 @@ class ConnectionStartOk(Method):
     def __init__(
         self,
         *,
-        client_properties: Table | None = None,
+        client_properties: bytes = b"\0\0\0\0",
         mechanism: str = "PLAIN",
         response: bytes = b"",
         locale: str = "en_US",
     ) -> None:
-        self.client_properties: Table = client_properties if client_properties is not None else {}
+        self.client_properties = client_properties
         self.mechanism = mechanism
         self.response = response
         self.locale = locale
@@ -126,7 +126,7 @@ class ConnectionStartOk(Method):
         return b"".join(
             (
                 b"\x00\x0a\x00\x0b",
-                encode_table(self.client_properties),
+                self.client_properties,
                 encode_shortstr(self.mechanism),
                 len(self.response).to_bytes(4, "big") + self.response,
                 encode_shortstr(self.locale),
@@ -135,7 +135,7 @@ class ConnectionStartOk(Method):
 
     @classmethod
     def decode(cls, reader: FieldReader) -> Self:
-        client_properties = reader.table()
+        client_properties = reader.raw_table()
         mechanism = reader.shortstr()
         response = reader.longstr()
         locale = reader.shortstr()

@@ -1,8 +1,9 @@
 """BasicAuth: who asks. AMQP's users with AMQP's passwords, by HTTP's basic authentication.
 
-Passwords are checked in a thread, since that takes 50 ms on purpose, and a right one is remembered
-for a minute (access.known_users); guest may come from this machine only, as over AMQP. A request
-with a wrong password and one of an unknown user are answered alike, after the same time.
+Passwords are checked by server.authenticator, as those of AMQP: each right one once, the others one
+address after the other; guest may come from this machine only, as over AMQP. A request with a wrong
+password and one of an unknown user are answered alike, after the same time. Who has not had a turn
+within LOGIN_S, because others of the same address give wrong passwords, is answered 429.
 
 What headers say about who asked before (X-Forwarded-For) is not believed: anybody can write that.
 
@@ -13,46 +14,46 @@ import asyncio
 import base64
 import binascii
 import logging
-from concurrent.futures import Executor
+from typing import Final
 
 from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import verify
 from penstock.access.permissions import Identity, may_come_from
 from penstock.http.http_errors import HttpError, NotAuthorizedError
+from penstock.server.authenticator import Authenticator
+from penstock.server.log_lines import client_line
 from penstock.storage.user_store import READY
+
+LOGIN_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class BasicAuth:
-    """hashing: where passwords are checked."""
+    """authenticator: who checks passwords."""
 
-    def __init__(self, users: KnownUsers, hashing: Executor) -> None:
+    def __init__(self, users: KnownUsers, authenticator: Authenticator) -> None:
         self._users = users
-        self._hashing = hashing
+        self._authenticator = authenticator
 
     async def user(self, header: str | None, peer_host: str) -> str:
-        """The name of whoever sent this Authorization header from there. NotAuthorizedError."""
+        """The name of whoever sent this Authorization header from there. NotAuthorizedError;
+        HttpError 429: it would have to wait too long for its turn."""
         name, password = parse(header)
-        if may_come_from(name, peer_host):
-            if await self._is_right(name, password):
-                return name
-            logger.warning("%s: user %r refused: wrong name or password", peer_host, name)
+        if not may_come_from(name, peer_host):
+            why = "it may connect from this machine only"
         else:
-            logger.warning("%s: user %r refused: it may come from this machine only",
-                           peer_host, name)  # fmt: skip
+            try:
+                async with asyncio.timeout(LOGIN_S):
+                    if await self._authenticator.is_right(name, password, peer_host):
+                        return name
+            except TimeoutError:
+                late = HttpError(429, "too many wrong passwords from this address, try later")
+                late.headers["Retry-After"] = "10"
+                raise late from None
+            why = "invalid credentials"
+        client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",
+                    peer_host, name, why)  # fmt: skip
         raise NotAuthorizedError("wrong name or password")
-
-    async def _is_right(self, name: str, password: bytes) -> bool:
-        users = self._users
-        if users.remembers(name, password):
-            return True
-        claim = users.claim(name)
-        loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._hashing, verify, password, claim):
-            return False
-        users.remember(name, password, claim)
-        return True
 
     def identity(self, user: str, vhost: str) -> Identity:
         """What the user may in that vhost. HttpError 404: there is none; 403: not for this user."""

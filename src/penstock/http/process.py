@@ -34,6 +34,7 @@ from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
 from penstock.queues.budget import rss_bytes
+from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
@@ -43,7 +44,6 @@ from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
 WRITERS: Final = 4  # and that write and sync what is staged
-HASHERS: Final = 2  # each keeps the 16 MiB that a password takes
 CLOSE_S: Final = 3
 KEEP_ALIVE_S: Final = 60  # of a connection on which nothing is asked
 CONNECTIONS_MAX: Final = 4096
@@ -79,7 +79,7 @@ class HttpProcess(LinkedProcess):
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._api: Api | None = None
-        users = KnownUsers(clock=self._clock, rng=random.SystemRandom())
+        users = KnownUsers(rng=random.SystemRandom())
         self._node = NodeLink(users, self._link.send)
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self._reading = ThreadPoolExecutor(READERS, "penstock-read")
@@ -143,7 +143,7 @@ class HttpProcess(LinkedProcess):
             return f"{data}/vhosts/{hash_name(name_bytes(name))}"
 
         node, clock = self._node, self._clock
-        auth = BasicAuth(node.users, self._hashing)
+        auth = BasicAuth(node.users, Authenticator(node.users, self._hashing, clock))
         ranges = RangeAnswers(Places(node, clock), StreamPages(self._fs), self._reading)
         staging = StagingEndpoints(
             node, auth, self._fs, clock, self._writing, vhost_path, staging_bytes_max

@@ -10,7 +10,7 @@ right is not known here. RabbitMQ's order of texts: a wrong form is refused as a
 
 from typing import Final
 
-from penstock.codec.fields import decode_table
+from penstock.codec.fields import check_table, raw_entry
 from penstock.codec.spec import ACCESS_REFUSED, SYNTAX_ERROR, ConnectionStartOk
 from penstock.errors import AMQPConnectionError
 
@@ -31,12 +31,16 @@ def plain(response: bytes) -> tuple[str, str]:
 
 def amqplain(response: bytes) -> tuple[str, str]:
     """AMQPLAIN: (user, password)."""
-    table = decode_table(len(response).to_bytes(4, "big") + response)[0]
-    login, password = table.get("LOGIN"), table.get("PASSWORD")
-    if not isinstance(login, str | bytes) or not isinstance(password, str | bytes):
-        text = "AMQPLAIN authentication: LOGIN or PASSWORD is missing, or is no string"
-        raise AMQPConnectionError(SYNTAX_ERROR, text, _CLASS_ID, _METHOD_ID)
-    return _text(login), _text(password)
+    table = len(response).to_bytes(4, "big") + response
+    check_table(table, 0, len(table))
+    values = []
+    for name in (b"LOGIN", b"PASSWORD"):
+        raw = raw_entry(table, name)
+        if raw is None or raw[:1] not in (b"S", b"x"):
+            text = "AMQPLAIN authentication: LOGIN or PASSWORD is missing, or is no string"
+            raise AMQPConnectionError(SYNTAX_ERROR, text, _CLASS_ID, _METHOD_ID)
+        values.append(_text(raw[5:]))
+    return values[0], values[1]
 
 
 def external(response: bytes, transport_user: str | None) -> str:
@@ -57,7 +61,5 @@ def plain_response(user: str, password: str) -> bytes:
     return b"\0".join((b"", user.encode(), password.encode()))
 
 
-def _text(value: str | bytes) -> str:
-    if isinstance(value, str):
-        return value
+def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")

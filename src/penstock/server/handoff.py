@@ -4,9 +4,9 @@ The socket travels as a descriptor beside it (process_link), and with it every b
 behind connection.open, for a client need not wait for answers before it goes on sending. The
 process that gets it owes connection.open-ok and everything after that.
 
-On the way it is JSON; the client's properties are an AMQP field table in base64, so that they come
-out as they went in. `tls` has its place here: facts of an encrypted connection, which is decrypted
-by somebody else.
+On the way it is JSON; the client's properties are their field table in base64, so that they come
+out as they went in; nobody decodes them before they are shown. `tls` has its place here: facts of
+an encrypted connection, which is decrypted by somebody else.
 
 Not here: the handshake before (login), its sending (process_link), the session after it (hub).
 """
@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.access.permissions import Identity
-from penstock.codec.fields import decode_table, encode_table
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """name: as people see it, "host:port -> host:port". frame_max in bytes, heartbeat_s 0 for none;
-    both as negotiated. connected_at_ms: since 1970. tls: None, or facts of it."""
+    both as negotiated. client_properties: a field table, checked, as bytes. connected_at_ms: since
+    1970. tls: None, or facts of it."""
 
     name: str
     peer_host: str
@@ -31,7 +31,7 @@ class Opened:
     port: int
     user: str
     vhost: str
-    client_properties: dict[str, object]
+    client_properties: bytes
     frame_max: int
     channel_max: int
     heartbeat_s: int
@@ -45,14 +45,12 @@ FIELDS = tuple(Opened.__slots__)
 def pack(opened: Opened, identity: Identity) -> dict[str, object]:
     """As JSON has it."""
     facts: dict[str, object] = {name: getattr(opened, name) for name in FIELDS}
-    table = encode_table(opened.client_properties)
-    facts["client_properties"] = base64.b64encode(table).decode("ascii")
+    facts["client_properties"] = base64.b64encode(opened.client_properties).decode("ascii")
     return {"facts": facts, "identity": identity.facts()}
 
 
 def unpack(message: dict[str, Any]) -> tuple[Opened, Identity]:
     """What `pack` gave."""
     opened = Opened(**message["facts"])
-    table = base64.b64decode(message["facts"]["client_properties"])
-    properties, _ = decode_table(table)
+    properties = base64.b64decode(message["facts"]["client_properties"])
     return replace(opened, client_properties=properties), Identity.from_facts(message["identity"])

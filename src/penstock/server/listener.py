@@ -1,17 +1,19 @@
 """Listener: accepts clients, and sees to it that a half-open one stays for a short time.
 
 Anybody can connect, so what a client costs before it has said who it is must be small and end by
-itself: a task, a buffer of a few KiB, `handshake_timeout_s` for all of it, and `half_open_max` of
-them; one more and the oldest is dropped. When the process runs out of descriptors, accepting pauses
-and those that are here go on.
+itself: a task, at most 16 KiB of what it sent, `handshake_timeout_s` for all of it; and of all of
+them together `half_open_max` clients and `half_open_bytes_max` bytes. When there are more, the
+address that has the most half-open clients loses its oldest one, so one address does not push out
+others. When the process runs out of descriptors, accepting pauses and those that are here go on.
 
 A refused client is told, our half of the connection is shut, and what it still sends is read and
 thrown away for a moment: closing at once would reset the connection, and the answer might never
-arrive.
+arrive. Nothing else is kept for it meanwhile, and there are at most `half_open_max` of these too.
 
 What happens to a client that is logged in is `admit`'s, whose the socket is from then on.
 
-Not here: the handshake (login), which vhost (supervisor).
+Not here: the handshake (login), whose password is checked next (authenticator), which vhost
+(supervisor).
 """
 
 import asyncio
@@ -21,19 +23,21 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
-from penstock.access.users import Users
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
 from penstock.errors import AMQPError
+from penstock.server.authenticator import Authenticator, network_of
 from penstock.server.handoff import Opened
-from penstock.server.login import READ_BYTES, Gone, Login, Silent, WrongHeader
+from penstock.server.log_lines import client_line
+from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
 from penstock.server.serve_settings import ServeSettings
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then others get in
 PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
 LINGER_S: Final = 3.0
+DRAIN_BYTES: Final = 16 << 10  # read at a time of what a refused client still sends
 CLOSE_OK: Final = method_frame(0, ConnectionCloseOk().encode())
 SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -71,26 +75,27 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 class Listener:
     """On the running loop. admit(login, opened): takes over a client that is logged in; an
-    AMQPError of it is told to the client."""
+    AMQPError of it is told to the client. half_open: clients that have not said yet who they are;
+    dropped: those that were too many."""
 
     def __init__(
-        self, socks: list[socket.socket], settings: ServeSettings, users: Users, clock: Clock,
-        admit: Admit,
+        self, socks: list[socket.socket], settings: ServeSettings, authenticator: Authenticator,
+        clock: Clock, admit: Admit,
     ) -> None:  # fmt: skip
         self.socks = socks
         self.accepted = 0
+        self.dropped = 0
+        self.held_bytes = 0  # for clients that are half open
         self._settings = settings
-        self._users = users
+        self._authenticator = authenticator
         self._clock = clock
         self._admit = admit
         self._loop = asyncio.get_running_loop()
-        self._half_open: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._others: set[asyncio.Task[None]] = set()  # refused, or on their way to a vhost
-
-    @property
-    def half_open(self) -> int:
-        """Clients that have not said yet who they are."""
-        return len(self._half_open)
+        # address -> its half-open clients, the oldest first
+        self._half_open: dict[str, dict[asyncio.Task[None], Login]] = {}
+        self.half_open = 0
+        self._refused: dict[asyncio.Task[None], None] = {}  # being told; the oldest first
+        self._admitted: set[asyncio.Task[None]] = set()  # on their way to a vhost
 
     def start(self) -> None:
         """Accept."""
@@ -102,7 +107,8 @@ class Listener:
         for sock in self.socks:
             self._loop.remove_reader(sock)
             sock.close()
-        tasks = [*self._half_open, *self._others]
+        half_open = [task for tasks in self._half_open.values() for task in tasks]
+        tasks = [*half_open, *self._refused, *self._admitted]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,43 +138,74 @@ class Listener:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            login = Login(sock, self._users, self._clock)
+            login = Login(sock, self._authenticator, self._clock, self._on_held)
         except OSError:
             sock.close()  # it has gone already
             return
-        if len(self._half_open) >= self._settings.half_open_max:
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            oldest.cancel()
-        task = self._loop.create_task(self._serve(login))
-        self._half_open[task] = None
-        task.add_done_callback(self._ended)
+        if self.half_open >= self._settings.half_open_max:
+            self._drop_one()
+        address = network_of(login.peer_host)
+        task = self._loop.create_task(self._serve(login, address))
+        self._half_open.setdefault(address, {})[task] = login
+        self.half_open += 1
+        task.add_done_callback(lambda task: self._ended(task, login, address))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._half_open.pop(task, None)
-        self._others.discard(task)
+    def _on_held(self, change_bytes: int) -> None:
+        """A half-open client holds more, or less."""
+        self.held_bytes += change_bytes
+        if change_bytes > 0 and self.held_bytes > self._settings.half_open_bytes_max:
+            # Not now: the client that has just grown runs, and may be the one that is dropped.
+            self._loop.call_soon(self._trim)
+
+    def _trim(self) -> None:
+        while self.held_bytes > self._settings.half_open_bytes_max and self._half_open:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """The oldest half-open client of the address that has the most of them. Its task is not the
+        running one, so it ends where it waits."""
+        address = max(self._half_open, key=lambda one: len(self._half_open[one]))
+        task, login = next(iter(self._half_open[address].items()))
+        self._no_more_half_open(task, address)
+        login.forget()
+        task.cancel()
+        self.dropped += 1
+
+    def _no_more_half_open(self, task: asyncio.Task[None], address: str) -> None:
+        tasks = self._half_open.get(address)
+        if tasks is not None and task in tasks:
+            del tasks[task]
+            self.half_open -= 1
+            if not tasks:
+                del self._half_open[address]
+
+    def _ended(self, task: asyncio.Task[None], login: Login, address: str) -> None:
+        self._no_more_half_open(task, address)
+        self._refused.pop(task, None)
+        self._admitted.discard(task)
+        login.forget()
         if not task.cancelled() and task.exception() is not None:
             logger.error("a login failed", exc_info=task.exception())
 
-    def _no_more_half_open(self) -> None:
+    async def _serve(self, login: Login, address: str) -> None:
+        is_ours = True
         task = asyncio.current_task()
         assert task is not None
-        self._half_open.pop(task, None)
-        self._others.add(task)
-
-    async def _serve(self, login: Login) -> None:
-        is_ours = True
         try:
             opened = await self._login(login)
             if opened is not None:
+                self._no_more_half_open(task, address)
+                self._admitted.add(task)
                 await self._admit(login, opened)
                 is_ours = False
         except AMQPError as error:
-            logger.warning("connection %s refused: %s", login.name, error)
-            self._no_more_half_open()
+            why = error.why if isinstance(error, LoginRefused) else error
+            client_line(logger, login.peer_host, "connection %s refused: %s", login.name, why)
+            self._refuses(login, task, address)
             await self._within(LINGER_S, self._told(login, error))
         except Silent as error:
-            logger.warning("connection %s dropped: %s", login.name, error)
+            client_line(logger, login.peer_host, "connection %s dropped: %s", login.name, error)
+            self._refuses(login, task, address)
             if isinstance(error, WrongHeader):
                 await self._within(LINGER_S, self._farewell(login.sock))
             else:
@@ -181,16 +218,26 @@ class Listener:
             if is_ours:
                 login.sock.close()
 
+    def _refuses(self, login: Login, task: asyncio.Task[None], address: str) -> None:
+        """It is being refused: nothing of it is kept but its socket."""
+        self._no_more_half_open(task, address)
+        self._admitted.discard(task)
+        login.forget()
+        self._refused[task] = None
+        if len(self._refused) > self._settings.half_open_max:
+            oldest = next(iter(self._refused))
+            del self._refused[oldest]
+            oldest.cancel()
+
     async def _login(self, login: Login) -> Opened | None:
         """None: it took too long."""
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
-                opened = await login.run()
+                return await login.run()
         except TimeoutError:
-            logger.warning("connection %s dropped: handshake timeout", login.name)
+            client_line(logger, login.peer_host, "connection %s dropped: handshake timeout",
+                        login.name)  # fmt: skip
             return None
-        self._no_more_half_open()
-        return opened
 
     async def _within(self, seconds: float, last: Coroutine[None, None, None]) -> None:
         """What is still to be done for a client that is refused, for so long at most."""
@@ -206,7 +253,7 @@ class Listener:
         # reset, and it would never read why.
         came = b""
         while CLOSE_OK not in came:
-            data = await self._loop.sock_recv(login.sock, READ_BYTES)
+            data = await self._loop.sock_recv(login.sock, DRAIN_BYTES)
             if not data:
                 return
             came = came[-len(CLOSE_OK) :] + data
@@ -219,5 +266,5 @@ class Listener:
 
     async def _drain(self, sock: socket.socket) -> None:
         """Throw away what comes, until the client leaves."""
-        while await self._loop.sock_recv(sock, READ_BYTES):
+        while await self._loop.sock_recv(sock, DRAIN_BYTES):
             pass

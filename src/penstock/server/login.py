@@ -6,23 +6,24 @@
     server  connection.tune                    channel-max, frame-max, heartbeat
     client  connection.tune-ok, connection.open
 
-It reads from the bare socket, at most READ_BYTES at a time, and hands the protocol's machine one
-whole frame after the other; so what lies behind connection.open is known to the byte and goes with
-the socket to the vhost's process. A transport would have read on behind our back.
+It reads from the bare socket, never more than one frame may have, and hands the protocol's machine
+one whole frame after the other; so what lies behind connection.open is known to the byte and goes
+with the socket to the vhost's process. A transport would have read on behind our back.
+
+Anybody can send all this, so it is small: a frame of the handshake has at most FRAME_BYTES_MAX, and
+what is kept is what was read and the client's properties, which stay bytes. `held_bytes` says how
+much that is, and `on_held` hears of each change; whoever accepts clients bounds the sum.
 
 What is refused, and how, is RabbitMQ's way, for clients are used to it: a wrong password is told
 with connection.close 403 to those who said that they understand that, and to others by closing
 after a moment, as is any other mistake before connection.open. An unknown or forbidden vhost is
-told with 530.
+told with 530. The client is told the same whatever was wrong, user or password.
 
-The password is checked in a thread, since it takes 50 ms on purpose; guest may come from this
-machine only. The same text is logged and told whatever was wrong, user or password.
-
-Not here: how long all that may take and how many may be at it (listener), vhosts (supervisor).
+Not here: whether a password is right, and who has to wait for the answer (authenticator); how long
+all that may take and how many may be at it (listener), vhosts (supervisor).
 """
 
 import asyncio
-import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -30,9 +31,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import penstock
-from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import verify
 from penstock.access.permissions import may_come_from
+from penstock.broker.connection_facts import capabilities
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
 from penstock.codec.method import Method
@@ -49,9 +49,10 @@ from penstock.errors import AMQPConnectionError, AMQPError
 from penstock.protocol import sasl
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
+from penstock.server.authenticator import Authenticator
 from penstock.server.handoff import Opened
 
-READ_BYTES: Final = 16 << 10
+FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
 FRAME_HEAD_BYTES: Final = 7
 CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131072
@@ -74,13 +75,19 @@ CAPABILITIES: Final = (
     "penstock.box",
 )
 
-logger = logging.getLogger(__name__)
-
 M = TypeVar("M")
 
 
 class Silent(Exception):
     """The client is dropped without a word; the text is for the log."""
+
+
+class LoginRefused(AMQPConnectionError):
+    """403, which does not tell the client what was wrong; `why`, for the log, does."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(403, text, 0, 0)
+        self.why = why
 
 
 class WrongHeader(Silent):
@@ -119,21 +126,27 @@ def address(host: str, port: int) -> str:
 
 
 class Login:
-    """One client. `opened` and `leftover` are there once `run` has returned."""
+    """One client. `leftover` is whole once `run` has returned. on_held(change): so many bytes more,
+    or less, are held for it."""
 
-    def __init__(self, sock: socket.socket, users: KnownUsers, clock: Clock) -> None:
+    def __init__(
+        self, sock: socket.socket, authenticator: Authenticator, clock: Clock,
+        on_held: Callable[[int], None],
+    ) -> None:  # fmt: skip
         self.sock = sock
         self.peer_host, self.peer_port = sock.getpeername()[:2]
         self.host, self.port = sock.getsockname()[:2]
         self.name = f"{address(self.peer_host, self.peer_port)} -> {address(self.host, self.port)}"
-        self._users = users
+        self._authenticator = authenticator
         self._clock = clock
+        self._on_held = on_held
+        self.held_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._connected_at_ms = clock.wall_ms()
         self._connection = Connection(SERVER, frame_max=FRAME_MAX, channel_max=CHANNEL_MAX)
         self._unread = b""
         self._received: deque[object] = deque()
-        self.capabilities: dict[str, object] = {}
+        self._properties = b""
 
     @property
     def leftover(self) -> bytes:
@@ -149,10 +162,11 @@ class Login:
         )  # fmt: skip
         await self._send(start)
         start_ok = await self._expect(ConnectionStartOk)
-        capabilities = start_ok.client_properties.get("capabilities")
-        if isinstance(capabilities, dict):
-            self.capabilities = capabilities
-        user = await self._authenticate(start_ok.mechanism, bytes(start_ok.response))
+        self._properties = start_ok.client_properties
+        mechanism, response = start_ok.mechanism, start_ok.response
+        del start_ok
+        self._count()
+        user = await self._authenticate(mechanism, response)
         await self._send(
             ConnectionTune(channel_max=CHANNEL_MAX, frame_max=FRAME_MAX, heartbeat=HEARTBEAT_S)
         )
@@ -161,10 +175,17 @@ class Login:
         return Opened(
             name=self.name, peer_host=self.peer_host, peer_port=self.peer_port, host=self.host,
             port=self.port, user=user, vhost=wanted.virtual_host,
-            client_properties=start_ok.client_properties, frame_max=tuned.frame_max,
+            client_properties=self._properties, frame_max=tuned.frame_max,
             channel_max=tuned.channel_max, heartbeat_s=tuned.heartbeat_s,
             connected_at_ms=self._connected_at_ms,
         )  # fmt: skip
+
+    def forget(self) -> None:
+        """Nothing of what the client sent is needed any more."""
+        self._unread = b""
+        self._received.clear()
+        self._properties = b""
+        self._count()
 
     async def refuse(self, error: AMQPError) -> None:
         """Tell the client with connection.close."""
@@ -215,19 +236,29 @@ class Login:
         while len(self._unread) < FRAME_HEAD_BYTES:
             await self._read()
         size = int.from_bytes(self._unread[3:7], "big")
-        if size > FRAME_MAX:
-            raise Silent(f"FRAME_ERROR - a frame of {size} bytes in the handshake")
         end = FRAME_HEAD_BYTES + size + 1
+        if end > FRAME_BYTES_MAX:
+            raise Silent(
+                f"FRAME_ERROR - a frame of {end} bytes in the handshake, expected at most "
+                f"{FRAME_BYTES_MAX}"
+            )
         while len(self._unread) < end:
             await self._read()
         frame, self._unread = self._unread[:end], self._unread[end:]
         return frame
 
     async def _read(self) -> None:
-        data = await self._loop.sock_recv(self.sock, READ_BYTES)
+        data = await self._loop.sock_recv(self.sock, FRAME_BYTES_MAX - len(self._unread))
         if not data:
             raise Gone("the client left while it logged in")
         self._unread += data
+        self._count()
+
+    def _count(self) -> None:
+        held = len(self._unread) + len(self._properties)
+        change, self.held_bytes = held - self.held_bytes, held
+        if change:
+            self._on_held(change)
 
     async def _send(self, method: Method) -> None:
         await self._loop.sock_sendall(self.sock, self._connection.send(0, method))
@@ -245,27 +276,20 @@ class Login:
         except AMQPError as error:
             raise Silent(str(error)) from error
         secret = password.encode("utf-8", "surrogateescape")
-        if await self._is_right(user, secret) and may_come_from(user, self.peer_host):
+        if not may_come_from(user, self.peer_host):
+            why = "it may connect from this machine only"
+        elif await self._authenticator.is_right(user, secret, self.peer_host):
             return user
+        else:
+            why = "invalid credentials"
+        why = f"{mechanism} login refused: user '{user}' - {why}"
+        if "authentication_failure_close" not in capabilities(self._properties):
+            raise Silent(why)
         text = (
             f"Login was refused using authentication mechanism {mechanism}. "
             "For details see the broker logfile."
         )
-        logger.warning("connection %s: user %r refused: wrong name, password or place",
-                       self.name, user)  # fmt: skip
-        if self.capabilities.get("authentication_failure_close") is True:
-            raise AMQPConnectionError(403, text, 0, 0)
-        raise Silent(f"login of {user!r} refused")
-
-    async def _is_right(self, user: str, password: bytes) -> bool:
-        users = self._users
-        if users.remembers(user, password):
-            return True
-        claim = users.claim(user)
-        if not await self._loop.run_in_executor(None, verify, password, claim):
-            return False
-        users.remember(user, password, claim)
-        return True
+        raise LoginRefused(text, why)
 
 
 def agree(tune_ok: ConnectionTuneOk) -> Tuned:

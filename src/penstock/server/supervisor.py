@@ -34,6 +34,7 @@ from penstock.access.users import Users
 from penstock.clock import SystemClock
 from penstock.errors import AMQPConnectionError, StoppedError
 from penstock.server import memory_shares, vhost_directories
+from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
 from penstock.server.handoff import Opened
@@ -51,7 +52,6 @@ from penstock.storage.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
 USERS_FILE: Final = "node.db"
-WORKERS: Final = 2
 STOP_NODE: Final = "stop_node"
 NOT_ALLOWED: Final = 530
 INTERNAL_ERROR: Final = 541
@@ -76,6 +76,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
         self.listener: Listener
+        self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
 
@@ -86,8 +87,6 @@ class Supervisor:
     async def run(self, on_ready: Callable[[ReadyFacts], None]) -> None:
         """Until it is stopped. Errors of starting; StoppedError: a vhost is down, and the strategy
         is that nothing serves then."""
-        # Each thread that hashes a password keeps the 16 MiB that it takes.
-        self._loop.set_default_executor(ThreadPoolExecutor(WORKERS))
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         settings = self.settings
@@ -101,9 +100,12 @@ class Supervisor:
             try:
                 store = UserStore(f"{self.data.path}/{USERS_FILE}")
                 try:
-                    self.users = Users(store, clock=self.clock, rng=random.SystemRandom())
+                    self.users = Users(store, rng=random.SystemRandom())
                     vhost_directories.finish(self.data, self.users)
-                    self.listener = Listener(socks, settings, self.users, self.clock, self._admit)
+                    authenticator = Authenticator(self.users, self._hashing, self.clock)
+                    self.listener = Listener(
+                        socks, settings, authenticator, self.clock, self._admit
+                    )
                     await self._serve(on_ready, http_socks)
                 finally:
                     store.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.access import users as module
-from penstock.access.known_users import REMEMBERED_MAX, KnownUsers
+from penstock.access.known_users import KnownUsers
 from penstock.access.passwords import hash_password, verify
 from penstock.access.users import Users
 from penstock.clock import ManualClock
@@ -30,7 +30,7 @@ class World:
             self.store.close()
         self.store = UserStore(self.path)
         rng = random.Random(1)
-        self.users = Users(self.store, clock=self.clock, rng=rng, log2_n=1)
+        self.users = Users(self.store, rng=rng, log2_n=1)
         return self.users
 
 
@@ -126,16 +126,22 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return asked
 
 
-def test_a_success_is_remembered_for_a_minute(world: World, verified: list[bytes]) -> None:
+def test_a_success_is_remembered_until_the_hash_changes(
+    world: World, verified: list[bytes]
+) -> None:
     users = world.users
-    assert users.authenticate("guest", b"guest")
-    world.clock.advance(59.9)
-    assert users.authenticate("guest", b"guest")
-    assert len(verified) == 1
-    world.clock.advance(0.1)
+    users.add_user("ann", b"a")
+    for _ in range(2):
+        assert users.authenticate("guest", b"guest")
+        assert users.authenticate("ann", b"a")
+        assert not users.remembers("ann", b"guest")
+    assert len(verified) == 2
+    users.set_user_tags("guest", [])
+    assert users.remembers("guest", b"guest")
+    users.change_password("guest", b"guest")
     assert not users.remembers("guest", b"guest")
     assert users.authenticate("guest", b"guest")
-    assert len(verified) == 2
+    assert len(verified) == 3
 
 
 def test_a_failure_is_not_remembered_and_costs_as_much_for_nobody(
@@ -174,11 +180,15 @@ def test_name_and_password_are_not_run_together(world: World) -> None:
     assert not world.users.remembers("a", b"bc")
 
 
-def test_only_so_many_are_remembered(world: World) -> None:
-    claim = world.users.claim("nobody")
-    for number in range(REMEMBERED_MAX + 10):
-        world.users.remember(f"n{number}", b"p", claim)
-    assert len(world.users._remembered) <= REMEMBERED_MAX
+def test_what_is_remembered_is_bounded_by_the_users_there_are(world: World) -> None:
+    users = world.users
+    for number in range(100):
+        name = f"u{number}"
+        users.add_user(name, b"p")
+        assert users.authenticate(name, b"p")
+        assert not users.authenticate(name, b"wrong")
+        users.delete_user(name)
+    assert len(users._remembered) <= 2
 
 
 # --- permissions ---
@@ -316,7 +326,7 @@ def test_values_that_make_no_sense_change_nothing(
 
 def test_whoever_is_handed_the_facts_decides_as_the_owner_does(world: World) -> None:
     users = world.users
-    other = KnownUsers(clock=world.clock, rng=random.Random(2), log2_n=1)
+    other = KnownUsers(rng=random.Random(2), log2_n=1)
     told: list[str] = []
 
     def tell() -> None:

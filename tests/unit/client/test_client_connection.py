@@ -9,6 +9,7 @@ import pytest
 
 from penstock.client import ConnectionLostError, UnreachableError, connect
 from penstock.codec import spec
+from penstock.codec.fields import decode_table
 from penstock.errors import AMQPConnectionError, ChannelError
 from tests.helpers.scripted_broker import WAIT_S, ScriptedBroker
 
@@ -28,8 +29,9 @@ def test_the_greeting(scripted: ScriptedBroker) -> None:
         assert connection.is_open
     start_ok = scripted.wait(spec.ConnectionStartOk)
     assert (start_ok.mechanism, start_ok.response) == ("PLAIN", b"\0me\0word")
-    assert start_ok.client_properties["connection_name"] == "me"
-    assert start_ok.client_properties["capabilities"]["authentication_failure_close"] is True
+    properties: Any = decode_table(start_ok.client_properties)[0]
+    assert properties["connection_name"] == "me"
+    assert properties["capabilities"]["authentication_failure_close"] is True
     assert scripted.wait(spec.ConnectionTuneOk) == spec.ConnectionTuneOk(
         channel_max=2047, frame_max=8192, heartbeat=7
     )

@@ -12,6 +12,7 @@ from penstock.codec.fields import (
     encode_shortstr,
     encode_table,
     encode_value,
+    raw_entry,
 )
 from penstock.errors import AMQPConnectionError
 
@@ -170,3 +171,16 @@ def test_a_short_string_has_at_most_255_bytes() -> None:
     assert len(encode_shortstr("a" * 255)) == 256
     with pytest.raises(ValueError, match="256 bytes"):
         encode_shortstr("a" * 256)
+
+
+def test_one_value_of_a_checked_table_comes_out_as_bytes() -> None:
+    table = {"a": 1, "nested": {"a": True}, "": "empty", "z": None}
+    data = encode_table(table)
+    assert raw_entry(data, b"a") == encode_value(1)
+    assert raw_entry(data, b"nested") == encode_value({"a": True})
+    assert raw_entry(data, b"") == encode_value("empty")
+    assert raw_entry(data, b"z") == b"V"
+    assert raw_entry(data, b"A") is None
+    assert raw_entry(encode_table({}), b"a") is None
+    twice = encode_table({"a": 1})[4:] + encode_table({"a": 2})[4:]
+    assert raw_entry(len(twice).to_bytes(4, "big") + twice, b"a") == encode_value(2)

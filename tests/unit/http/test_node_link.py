@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.access.known_users import KnownUsers
-from penstock.clock import ManualClock
 from penstock.http import node_link
 from penstock.http.http_errors import HttpError
 from penstock.http.node_link import NodeLink
@@ -16,7 +15,7 @@ from penstock.server.process_link import Facts
 def with_link(scenario: Callable[[NodeLink, list[Facts]], Awaitable[None]]) -> None:
     async def live() -> None:
         sent: list[Facts] = []
-        users = KnownUsers(clock=ManualClock(), rng=random.Random(1), log2_n=1)
+        users = KnownUsers(rng=random.Random(1), log2_n=1)
         await scenario(NodeLink(users, sent.append), sent)
 
     asyncio.run(live())

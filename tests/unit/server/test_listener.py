@@ -2,11 +2,13 @@ import asyncio
 import random
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from penstock.access.users import Users
 from penstock.clock import ManualClock
+from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER, method_frame
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -21,13 +23,14 @@ from penstock.codec.spec import (
     decode_method,
 )
 from penstock.errors import AMQPConnectionError
+from penstock.server.authenticator import Authenticator
 from penstock.server.handoff import Opened
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login
 from penstock.server.serve_settings import ServeSettings
 from penstock.storage.user_store import UserStore
 
-CAPABILITIES: dict[str, object] = {"capabilities": {"authentication_failure_close": True}}
+CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": True}})
 
 
 class Node:
@@ -35,10 +38,14 @@ class Node:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.store = UserStore(":memory:")
-        clock = ManualClock()
-        self.users = Users(self.store, clock=clock, rng=random.Random(1), log2_n=1)
+        self.clock = clock = ManualClock()
+        self.users = Users(self.store, rng=random.Random(1), log2_n=1)
         self.users.add_user("ann", b"secret")
-        self.listener = Listener(bind("127.0.0.1", 0), settings, self.users, clock, self._admit)
+        self.hashing = ThreadPoolExecutor(2)
+        self.authenticator = Authenticator(self.users, self.hashing, clock)
+        self.listener = Listener(
+            bind("127.0.0.1", 0), settings, self.authenticator, clock, self._admit
+        )
         self.opened: list[tuple[Opened, bytes]] = []
         self.has_opened = asyncio.Event()
         self.error: AMQPConnectionError | None = None
@@ -50,9 +57,10 @@ class Node:
         login.sock.close()
         self.has_opened.set()
 
-    async def client(self) -> "Client":
+    async def client(self, address: str = "127.0.0.1") -> "Client":
+        """One from that address."""
         host, port = self.listener.socks[0].getsockname()
-        return Client(*await asyncio.open_connection(host, port))
+        return Client(*await asyncio.open_connection(host, port, local_addr=(address, 0)))
 
 
 class Client:
@@ -116,6 +124,7 @@ def with_node(scenario: Callable[[Node], Awaitable[None]], **settings: float) ->
         finally:
             await node.listener.stop()
             node.store.close()
+            node.hashing.shutdown()
 
     asyncio.run(run())
 
@@ -206,7 +215,7 @@ def test_a_wrong_password_is_told_to_who_understands(user: str, password: str) -
 def test_to_others_nothing_is_said() -> None:
     async def scenario(node: Node) -> None:
         for wrong in (
-            start_ok(password="wrong", client_properties={}),
+            start_ok(password="wrong", client_properties=encode_table({})),
             start_ok(mechanism="EXTERNAL"),
             start_ok(response=b"no nul"),
             start_ok(mechanism="AMQPLAIN", response=b"\1"),
@@ -308,16 +317,100 @@ def test_of_too_many_the_oldest_go() -> None:
     with_node(scenario, half_open_max=10)
 
 
-def test_a_frame_larger_than_allowed_is_not_waited_for() -> None:
+@pytest.mark.parametrize("size_bytes", [8192 - 8 + 1, 131_072 - 8, 0x7FFFFFFF])
+def test_a_frame_larger_than_allowed_is_not_waited_for(size_bytes: int) -> None:
     async def scenario(node: Node) -> None:
         client = await node.client()
         client.send(header=True)
         await client.method()
-        client.writer.write(b"\1\0\0\x7f\xff\xff\xff")
+        client.writer.write(b"\1\0\0" + size_bytes.to_bytes(4, "big"))
         assert await client.at_end()
         client.close()
 
     with_node(scenario)
+
+
+def test_the_largest_start_ok_logs_in_and_is_kept_as_bytes() -> None:
+    async def scenario(node: Node) -> None:
+        empty = start_ok(client_properties=encode_table({"x": ""}))
+        filler = 8192 - len(method_frame(0, empty.encode()))
+        properties = encode_table({"x": "y" * filler})
+        first = start_ok(client_properties=properties)
+        assert len(method_frame(0, first.encode())) == 8192
+        client = await node.client()
+        client.send(first, header=True)
+        assert isinstance(await client.method(), ConnectionStart)
+        assert isinstance(await client.method(), ConnectionTune)
+        assert node.listener.held_bytes == len(properties)
+        client.send(tune_ok(), ConnectionOpen(virtual_host="/"))
+        await node.has_opened.wait()
+        assert node.opened[0][0].client_properties == properties
+        await asyncio.sleep(0)
+        assert node.listener.held_bytes == 0
+        client.close()
+
+    with_node(scenario)
+
+
+def test_what_all_half_open_clients_hold_is_bounded() -> None:
+    async def scenario(node: Node) -> None:
+        properties = encode_table({"x": "y" * 5000})
+        clients = []
+        for _ in range(30):
+            client = await node.client()
+            client.send(start_ok(client_properties=properties), header=True)
+            assert isinstance(await client.method(), ConnectionStart)
+            assert isinstance(await client.method(), ConnectionTune)
+            assert node.listener.held_bytes <= 50_000
+            clients.append(client)
+        assert node.listener.half_open == 9
+        assert node.listener.dropped == 21
+        for client in clients[:21]:
+            assert await client.at_end()
+        clients[-1].send(tune_ok(), ConnectionOpen(virtual_host="/"))
+        await node.has_opened.wait()
+        for client in clients:
+            client.close()
+
+    with_node(scenario, half_open_bytes_max=50_000)
+
+
+def test_one_address_does_not_push_out_another() -> None:
+    async def scenario(node: Node) -> None:
+        first = await node.client("127.0.0.2")
+        first.send(header=True)
+        await first.method()
+        clients = [await node.client() for _ in range(40)]
+        for client in clients[:31]:
+            assert await client.at_end()
+        first.send(start_ok(), tune_ok(), ConnectionOpen(virtual_host="/"))
+        await node.has_opened.wait()
+        for client in [first, *clients]:
+            client.close()
+
+    with_node(scenario, half_open_max=10)
+
+
+def test_a_refused_client_costs_nothing_but_its_socket(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(node: Node) -> None:
+        clients = []
+        for n in range(30):
+            client = await node.client()
+            client.send(start_ok("n\n" + str(n), "wrong"), header=True)
+            await client.method()
+            assert isinstance(await client.method(), ConnectionClose)
+            clients.append(client)
+            assert node.listener.held_bytes == 0
+            node.clock.advance(10.0)
+        assert node.listener.half_open == 0
+        assert len(node.listener._refused) <= 10
+        for client in clients[:20]:
+            assert await client.at_end()
+        for client in clients:
+            client.close()
+
+    with_node(scenario, half_open_max=10)
+    assert "PLAIN login refused: user 'n\n0' - invalid credentials" in caplog.text
 
 
 def test_a_port_that_is_taken_is_named() -> None:

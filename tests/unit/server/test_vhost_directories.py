@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from penstock.access.users import Users
-from penstock.clock import ManualClock
 from penstock.server import vhost_directories
 from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.filesystem import OsFileSystem
@@ -55,7 +54,7 @@ class Opened:
         self.data = DataDirectory(OsFileSystem(0), str(path))
         self.data.fs = CrashingFileSystem(crash_at)
         self.store = UserStore(str(path / "node.db"))
-        self.users = Users(self.store, clock=ManualClock(), rng=random.Random(1), log2_n=1)
+        self.users = Users(self.store, rng=random.Random(1), log2_n=1)
 
     def __enter__(self) -> "Opened":
         return self

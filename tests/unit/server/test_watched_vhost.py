@@ -23,7 +23,7 @@ from penstock.storage.filesystem import OsFileSystem
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_vhost.py"))
 OPENED = Opened(
     name="a -> b", peer_host="127.0.0.1", peer_port=1, host="127.0.0.1", port=2, user="ann",
-    vhost="/", client_properties={}, frame_max=131072, channel_max=2047, heartbeat_s=0,
+    vhost="/", client_properties=b"\0\0\0\0", frame_max=131072, channel_max=2047, heartbeat_s=0,
     connected_at_ms=0,
 )  # fmt: skip
 

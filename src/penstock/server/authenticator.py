@@ -1,0 +1,274 @@
+"""Authenticator: is this password right? Asked from a loop, by many clients, some of them hostile.
+
+A hash takes 25 to 50 ms of a core on purpose, so hashes are what is scarce. Who gets one, and when:
+
+    remembered   a secret that fitted before and whose user's hash is still the same costs none
+    in flight    equal logins wait for one hash; when a thread is free the memory is asked again
+    queue        one address after the other, and of an address one user name after the other, so
+                 neither a thousand connections nor a thousand names of one address hold up others;
+                 addresses that had no wrong password lately come before those that had
+    brake        after a wrong password the next hash has to wait:
+
+        of an address for a user name   0 after the first 3, then 0.25 s, doubled up to 8 s
+        of an address                   0 after the first 10, then 0.05 s, doubled up to 0.5 s
+        of a user name                  0 after the first 20, then 0.25 s, doubled up to 4 s, and
+                                        only for addresses that gave a wrong password for that name
+
+A wrong password counts for less as time goes by: one is forgotten every FORGET_S. The brake delays
+and never refuses; whoever has waited too long ends by the time limit of its own login. So nobody
+can lock a user out. The right password from an address that has done nothing wrong is checked at
+once, however often others guessed; from an address where somebody guesses it is checked when that
+address's turn has come, or at once if it was right before. The cost is that a guesser with many
+addresses has 3 free guesses from each.
+
+An address is an IPv4 address, or the /64 network of an IPv6 one, for its owner has all of that.
+What is known of addresses and names is bounded (KEPT_MAX); the longest unused is forgotten first.
+
+Not here: what a hash is (access.passwords), what is remembered (access.known_users), what is said
+to who is refused, and the time limit (login, http.basic_auth).
+"""
+
+import asyncio
+import ipaddress
+from collections import OrderedDict
+from concurrent.futures import Executor
+from typing import Final
+
+from penstock.access.known_users import KnownUsers
+from penstock.access.passwords import verify
+from penstock.clock import Clock
+
+HASHERS: Final = 2  # at a time; each keeps the 16 MiB that a password takes
+KEPT_MAX: Final = 4096
+FORGET_S: Final = 10.0
+
+
+class Brake:
+    """Wrong passwords by some key, and how long its next hash has to wait. free: how many of them
+    cost nothing. first_s: the wait after one more, doubled with each up to most_s."""
+
+    def __init__(self, free: int, first_s: float, most_s: float) -> None:
+        self._free = free
+        self._first_s = first_s
+        self._most_s = most_s
+        # key -> (how many, when the last was)
+        self._wrong: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def count(self, key: object, now_s: float) -> float:
+        """Wrong passwords that are not forgotten."""
+        count, at_s = self._wrong.get(key, (0.0, 0.0))
+        return max(0.0, count - (now_s - at_s) / FORGET_S)
+
+    def wrong(self, key: object, now_s: float) -> None:
+        """One more."""
+        most = self._free + 10  # more than this would only be remembered for longer
+        self._wrong[key] = (min(self.count(key, now_s) + 1, most), now_s)
+        self._wrong.move_to_end(key)
+        if len(self._wrong) > KEPT_MAX:
+            self._wrong.popitem(last=False)
+
+    def right(self, key: object) -> None:
+        """Nothing wrong is known of it any more."""
+        self._wrong.pop(key, None)
+
+    def until_s(self, key: object, now_s: float) -> float:
+        """The time from which it may have a hash; in the past if it need not wait."""
+        over = round(self.count(key, now_s)) - self._free
+        if over < 0:
+            return 0.0
+        return self._wrong[key][1] + min(self._first_s * (1 << over), self._most_s)
+
+
+class _Question:
+    """A password that waits for its hash; answered once for all who ask the same."""
+
+    __slots__ = ("address", "answer", "askers", "key", "name", "password")
+
+    def __init__(
+        self, key: bytes, address: str, name: str, password: bytes, answer: "asyncio.Future[bool]"
+    ) -> None:
+        self.key = key
+        self.address = address
+        self.name = name
+        self.password = password
+        self.answer = answer
+        self.askers = 0
+
+
+class Authenticator:
+    """On the running loop. executor: where passwords are hashed, HASHERS at a time.
+
+    hashes: how many there were; waiting: questions that have no thread yet.
+    """
+
+    def __init__(self, users: KnownUsers, executor: Executor, clock: Clock) -> None:
+        self.hashes = 0
+        self._users = users
+        self._executor = executor
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._by_key: dict[bytes, _Question] = {}
+        # address -> name -> questions, the first to be served first at each level
+        self._queue: OrderedDict[str, OrderedDict[str, list[_Question]]] = OrderedDict()
+        self._hashing = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._of_pair = Brake(3, 0.25, 8.0)
+        self._of_address = Brake(10, 0.05, 0.5)
+        self._of_name = Brake(20, 0.25, 4.0)
+
+    @property
+    def waiting(self) -> int:
+        """Questions that have no thread yet."""
+        return sum(len(some) for names in self._queue.values() for some in names.values())
+
+    async def is_right(self, name: str, password: bytes, host: str) -> bool:
+        """Is it the user's password? Waits as long as it takes; host: the client's address."""
+        users = self._users
+        if users.remembers(name, password):
+            return True
+        address = network_of(host)
+        # Equal logins of two addresses have a hash each: one must not wait for the other's brake.
+        key = users.key(name, password) + address.encode()
+        question = self._by_key.get(key)
+        if question is None:
+            question = _Question(key, address, name, password, self._loop.create_future())
+            self._by_key[key] = question
+            self._queue.setdefault(address, OrderedDict()).setdefault(name, []).append(question)
+            self.look()
+        question.askers += 1
+        try:
+            return await asyncio.shield(question.answer)
+        finally:
+            question.askers -= 1
+            if not question.askers and not question.answer.done():
+                self._forget(question)
+
+    # ---- whose turn it is ----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Give free threads to those whose turn it is. Done by itself when a thread is free or a
+        brake ends."""
+        while self._hashing < HASHERS:
+            question = self._next()
+            if question is None:
+                return
+            if self._users.remembers(question.name, question.password):
+                self._answer(question, is_right=True)
+                continue
+            self._hashing += 1
+            self._loop.create_task(self._hash(question))
+
+    def _next(self) -> _Question | None:
+        """Takes the next question out of the queue. None: there is none, or all have to wait."""
+        now_s = self._clock.monotonic()
+        chosen: tuple[str, str] | None = None
+        soonest_s = float("inf")
+        for address, names in self._queue.items():
+            is_clean = not self._of_address.count(address, now_s)
+            if chosen is not None and not is_clean:
+                continue
+            for name in names:
+                until_s = self._until_s(address, name, now_s)
+                if until_s <= now_s:
+                    chosen = (address, name)
+                    break
+                soonest_s = min(soonest_s, until_s)
+            if chosen is not None and is_clean:
+                break
+        if chosen is not None:
+            return self._taken(*chosen)
+        if soonest_s < float("inf"):
+            self._wake_in(soonest_s - now_s)
+        return None
+
+    def _until_s(self, address: str, name: str, now_s: float) -> float:
+        pair = (address, name)
+        until_s = max(self._of_pair.until_s(pair, now_s), self._of_address.until_s(address, now_s))
+        if self._of_pair.count(pair, now_s):
+            until_s = max(until_s, self._of_name.until_s(name, now_s))
+        return until_s
+
+    def _taken(self, address: str, name: str) -> _Question:
+        """The first question of that address and name; both go to the end of their queues."""
+        names = self._queue[address]
+        questions = names[name]
+        question = questions.pop(0)
+        if questions:
+            names.move_to_end(name)
+        else:
+            del names[name]
+        if names:
+            self._queue.move_to_end(address)
+        else:
+            del self._queue[address]
+        return question
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(seconds, 0.001), self.look)
+
+    def _forget(self, question: _Question) -> None:
+        """Nobody waits for it any more. If a thread has it, its answer goes nowhere."""
+        self._drop_key(question)
+        names = self._queue.get(question.address)
+        questions = names.get(question.name) if names is not None else None
+        if names is None or questions is None or question not in questions:
+            return
+        questions.remove(question)
+        if not questions:
+            del names[question.name]
+        if not names:
+            del self._queue[question.address]
+
+    # ---- the hash ------------------------------------------------------------------------------
+
+    async def _hash(self, question: _Question) -> None:
+        users, name, password = self._users, question.name, question.password
+        is_right = False
+        try:
+            while True:
+                claim = users.claim(name)
+                self.hashes += 1
+                is_right = await self._loop.run_in_executor(self._executor, verify, password, claim)
+                if users.claim(name) == claim:  # else the password was changed meanwhile
+                    break
+            self._learn(question, claim, is_right=is_right)
+        finally:
+            self._hashing -= 1
+            self._answer(question, is_right=is_right)
+            self.look()
+
+    def _learn(self, question: _Question, claim: str, *, is_right: bool) -> None:
+        pair = (question.address, question.name)
+        if is_right:
+            self._users.remember(question.name, question.password, claim)
+            self._of_pair.right(pair)
+            return
+        now_s = self._clock.monotonic()
+        self._of_pair.wrong(pair, now_s)
+        self._of_address.wrong(question.address, now_s)
+        self._of_name.wrong(question.name, now_s)
+
+    def _answer(self, question: _Question, *, is_right: bool) -> None:
+        self._drop_key(question)
+        if not question.answer.done():
+            question.answer.set_result(is_right)
+
+    def _drop_key(self, question: _Question) -> None:
+        if self._by_key.get(question.key) is question:
+            del self._by_key[question.key]
+
+
+def network_of(host: str) -> str:
+    """What counts as one address: an IPv4 address, the /64 network of an IPv6 one. A text that is
+    no address stands for itself."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address.packed[:8] + bytes(8), 64)))

@@ -1,0 +1,240 @@
+"""Whose password is hashed next: counted in hashes and turns, with a clock that stands still."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from penstock.access.known_users import KnownUsers
+from penstock.access.passwords import hash_password
+from penstock.clock import ManualClock
+from penstock.server.authenticator import HASHERS, KEPT_MAX, Authenticator, Brake, network_of
+
+
+class Later(Executor):
+    """Does nothing until it is told to, one after the other."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+
+class World:
+    """Users whose passwords are their names. seen: whose password was hashed, in order."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.users = KnownUsers(rng=random.Random(1), log2_n=1)
+        self.put("ann", "bob", "eve")
+        self.executor = Later()
+        self.authenticator = Authenticator(self.users, self.executor, self.clock)
+
+    def put(self, *names: str, password: str = "") -> None:
+        rows = [
+            [name, hash_password((password or name).encode(), salt=b"s" * 16, log2_n=1), []]
+            for name in names
+        ]
+        self.users.take({"users": rows, "vhosts": [], "permissions": []})
+
+    def ask(self, name: str, password: str = "", host: str = "10.0.0.1") -> "asyncio.Task[bool]":
+        asked = self.authenticator.is_right(name, (password or name).encode(), host)
+        return asyncio.get_running_loop().create_task(asked)
+
+    async def settle(self) -> None:
+        """Everybody on the loop has had turns enough."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def hash_one(self) -> None:
+        future, work = self.executor.waiting.pop(0)
+        future.set_result(work())
+        await self.settle()
+
+    async def hash_all(self) -> int:
+        """Until nothing more is to be hashed now; how many that were."""
+        await self.settle()
+        count = 0
+        while self.executor.waiting:
+            await self.hash_one()
+            count += 1
+        return count
+
+    async def wrong(self, count: int, name: str = "eve", host: str = "10.0.0.1") -> None:
+        """So many wrong passwords, however long that takes."""
+        for n in range(count):
+            task = self.ask(name, f"wrong {n}", host)
+            while not await self.hash_all():
+                self.clock.advance(0.05)
+                self.authenticator.look()
+            assert await task is False
+
+
+def in_world(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def live() -> None:
+        async with asyncio.timeout(30):
+            await scenario(World())
+
+    asyncio.run(live())
+
+
+def test_two_hundred_right_ones_cost_one_hash() -> None:
+    async def scenario(world: World) -> None:
+        tasks = [world.ask("ann") for _ in range(200)]
+        assert await world.hash_all() == 1
+        assert all([await task for task in tasks])
+        tasks = [world.ask("ann", host=f"10.0.1.{n}") for n in range(200)]
+        assert await world.hash_all() == 0
+        assert all([await task for task in tasks])
+
+    in_world(scenario)
+
+
+def test_when_a_thread_is_free_the_memory_is_asked_again() -> None:
+    async def scenario(world: World) -> None:
+        tasks = [world.ask("ann", host=f"10.0.1.{n}") for n in range(200)]
+        assert await world.hash_all() == HASHERS
+        assert all([await task for task in tasks])
+
+    in_world(scenario)
+
+
+def test_one_address_does_not_hold_up_another_nor_one_name_another() -> None:
+    async def scenario(world: World) -> None:
+        floods = [world.ask("eve", f"guess {n}") for n in range(500)]
+        await world.settle()
+        beside = world.ask("bob")  # the same address
+        other = world.ask("ann", host="10.0.0.2")
+        await world.settle()
+        for _ in range(HASHERS + 3):  # those that had a thread, ann, one of eve's, bob
+            await world.hash_one()
+        assert (other.done(), beside.done()) == (True, True)
+        assert (await other, await beside) == (True, True)
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+        assert world.authenticator.waiting == 0
+
+    in_world(scenario)
+
+
+def test_who_guesses_has_to_wait_longer_and_longer() -> None:
+    async def scenario(world: World) -> None:
+        await world.wrong(3)
+        began_s = world.clock.monotonic()
+        waits = []
+        for _ in range(8):
+            await world.wrong(1)
+            waits.append(world.clock.monotonic() - began_s)
+            began_s = world.clock.monotonic()
+        assert waits[0] == pytest.approx(0.25, abs=0.06)
+        assert waits[1] == pytest.approx(0.5, abs=0.06)
+        assert waits[-1] == pytest.approx(8.0, abs=0.06)
+        world.clock.advance(3600.0)
+        assert world.ask("eve", "forgotten")
+        assert await world.hash_all() == 1
+
+    in_world(scenario)
+
+
+def test_many_names_from_one_address_are_braked_too() -> None:
+    async def scenario(world: World) -> None:
+        tasks = [world.ask(f"nobody {n}", "guess") for n in range(100)]
+        assert 10 <= await world.hash_all() <= 10 + HASHERS
+        other = world.ask("ann", host="10.0.0.2")
+        assert await world.hash_all() == 1
+        assert await other
+        for task in tasks:
+            task.cancel()
+
+    in_world(scenario)
+
+
+def test_nobody_locks_a_user_out_from_another_address() -> None:
+    async def scenario(world: World) -> None:
+        for n in range(200):
+            await world.wrong(3, name="ann", host=f"10.1.{n}.1")
+        right = world.ask("ann", host="10.0.0.9")
+        assert await world.hash_all() == 1
+        assert await right
+        # Guesses of those that were wrong before wait for the name's brake as well.
+        world.users.take({"users": [], "vhosts": [], "permissions": []})
+        world.put("ann", password="new")
+        world.ask("ann", "a guess", host="10.1.199.1")
+        assert await world.hash_all() == 0
+        right = world.ask("ann", "new", host="10.0.0.10")
+        assert await world.hash_all() == 1
+        assert await right
+
+    in_world(scenario)
+
+
+def test_a_remembered_password_needs_no_turn_where_somebody_guesses() -> None:
+    async def scenario(world: World) -> None:
+        right = world.ask("ann")
+        await world.hash_all()
+        assert await right
+        await world.wrong(20, name="ann")
+        hashes = world.authenticator.hashes
+        assert await world.authenticator.is_right("ann", b"ann", "10.0.0.1")
+        assert world.authenticator.hashes == hashes
+
+    in_world(scenario)
+
+
+def test_a_password_that_changes_meanwhile_is_looked_at_again() -> None:
+    async def scenario(world: World) -> None:
+        stale, fresh = world.ask("ann"), world.ask("ann", "new")
+        await world.settle()
+        world.put("ann", password="new")
+        assert await world.hash_all() == 4
+        assert (await stale, await fresh) == (False, True)
+
+    in_world(scenario)
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    async def scenario(world: World) -> None:
+        leaving = [world.ask(f"n{n}", host=f"10.0.1.{n}") for n in range(50)]
+        await world.settle()
+        for task in leaving:
+            task.cancel()
+        await world.settle()
+        assert world.authenticator.waiting == 0
+        again = world.ask("n0", host="10.0.1.0")
+        assert await world.hash_all() == HASHERS + 1
+        assert not await again
+
+    in_world(scenario)
+
+
+def test_what_is_known_of_addresses_is_bounded() -> None:
+    brake = Brake(1, 1.0, 2.0)
+    for n in range(KEPT_MAX + 100):
+        brake.wrong(n, 0.0)
+    assert brake.count(0, 0.0) == 0
+    assert brake.count(KEPT_MAX + 99, 0.0) == 1
+    assert brake.until_s(KEPT_MAX + 99, 0.0) == 1.0
+    brake.right(KEPT_MAX + 99)
+    assert brake.until_s(KEPT_MAX + 99, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("no address", "no address"),
+    ],
+)
+def test_what_counts_as_one_address(host: str, network: str) -> None:
+    assert network_of(host) == network

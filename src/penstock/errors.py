@@ -145,6 +145,12 @@ class QueueLeasedError(PenstockError):
         self.readers = readers
 
 
+class BatchConflictError(PenstockError):
+    """A batch was not written, because the broker knows another one: with the same number and other
+    rows or another target, or a newer one; or batches before it are missing there. The text names
+    both and the ways out."""
+
+
 class NotLeasableError(PenstockError):
     """Of this queue nothing can be leased; `why` says why."""
 
@@ -261,7 +267,8 @@ class AMQPConnectionError(AMQPError):
     """A hard error: the connection is closed with it."""
 
 
-# Names of the reply codes, AMQP 0-9-1 specification, 1.2 "AMQP-defined constants".
+# Names of the reply codes, AMQP 0-9-1 specification, 1.2 "AMQP-defined constants"; 409 is one of
+# Penstock's own, which only operations are refused with.
 REPLY_NAMES: Final = {
     200: "REPLY_SUCCESS",
     311: "CONTENT_TOO_LARGE",
@@ -273,6 +280,7 @@ REPLY_NAMES: Final = {
     404: "NOT_FOUND",
     405: "RESOURCE_LOCKED",
     406: "PRECONDITION_FAILED",
+    409: "CONFLICT",
     501: "FRAME_ERROR",
     502: "SYNTAX_ERROR",
     503: "COMMAND_INVALID",

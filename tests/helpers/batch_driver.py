@@ -12,7 +12,7 @@ Staging is another process's work: what fails there never reaches the engine.
 import json
 
 from penstock.errors import SyncFailedError
-from penstock.storage.batches import StagedPage
+from penstock.storage.batches import BatchFacts, QueryOwner, StagedPage
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.streams import Stream
@@ -110,11 +110,18 @@ class BatchDriver(StreamDriver):
         pages: list[StagedPage] = [page for page, _ in contents]
         if batch is not None and number <= batch.number:
             return
+        # As versions without facts decided, too.
+        facts = self._facts(query, number, contents) if self.rng.random() < 0.7 else None
         self._do(
-            lambda: self.engine.batches.decide(query, number, TARGET, pages),
-            ("decide", query, number, contents),
+            lambda: self.engine.batches.decide(query, number, TARGET, pages, facts=facts),
+            ("decide", query, number, contents, facts),
         )
         del self.staged[query]
+
+    def _facts(self, query: str, number: int, pages: tuple[ModelPage, ...]) -> BatchFacts:
+        rows = sum(page.rows for page, _ in pages)
+        owner = QueryOwner(f"user of {query}", TARGET)
+        return BatchFacts(owner, rows, number << 40 | self.uid, number % 2 == 0)
 
     def abort(self) -> None:
         """A batch that is staged is not to be, after all."""

@@ -4,6 +4,7 @@
         ...
         assert [record.payload for record in broker.published] == [b"a", b"b"]
 
+A batch is judged as the broker does it, by its target, rows and checksum, and gaps are noticed.
 Chunks are decoded by chunk_records, so what is wrong with one is an AssertionError, told as a 500.
 `faults` stand in the way of the next requests of a method, one each: a status refuses, "cut" breaks
 the connection before the answer ("PUT": after it was done), "cut early" in the middle of a POST's
@@ -11,6 +12,7 @@ body, an Early answers a POST before its body has come, a text is the reason of 
 """
 
 import json
+import zlib
 from collections import deque
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,6 +21,11 @@ from tests.helpers.chunk_records import Record, records_of_chunk
 from tests.helpers.http_on_thread import HttpOnThread, QuietHandler
 
 Key = tuple[str, int]
+
+
+def checksum(records: list[Record]) -> int:
+    """Of rows, in whatever order."""
+    return sum(zlib.crc32(record.meta, zlib.crc32(record.payload)) for record in records)
 
 
 class Early(NamedTuple):
@@ -34,6 +41,8 @@ class FakeStaging(HttpOnThread):
         self.faults: dict[str, deque[Any]] = {"POST": deque(), "PUT": deque(), "DELETE": deque()}
         self.staged: dict[Key, dict[str, list[Record]]] = {}  # by page name
         self.last: dict[str, int] = {}
+        self.contents: dict[str, object] = {}  # of the last batch: what it is compared by
+        self.gapless: set[str] = set()
         self.published: list[Record] = []
         self.commits: list[dict[str, Any]] = []
         self.asked: list[tuple[str, list[str]]] = []  # method, parts behind /api/staging
@@ -66,7 +75,13 @@ class FakeStaging(HttpOnThread):
             of_batch[name] = records
             size = sum(24 + len(record.payload) + len(record.meta) for record in records)
             told.append(
-                {"name": name, "page_id": f"{page_id:016x}", "rows": len(records), "bytes": size}
+                {
+                    "name": name,
+                    "page_id": f"{page_id:016x}",
+                    "rows": len(records),
+                    "bytes": size,
+                    "checksum": f"{checksum(records):016x}",
+                }
             )
         rows = sum(len(records) for records in pages.values())
         token = {"query": query, "batch": int(batch), "partition": int(partition)}
@@ -75,15 +90,27 @@ class FakeStaging(HttpOnThread):
     def commit(self, query: str, batch: int, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """(status, answer) of a PUT."""
         self.commits.append(body)
-        if batch <= self.last.get(query, -1):
-            return 200, {"status": "already done", "batch": self.last[query]}
+        last, previous = self.last.get(query, -1), body.get("previous")
+        pages = [page for token in body["tokens"] for page in token["pages"]]
+        content = (
+            body["target"], sum(page["rows"] for page in pages),
+            sum(int(page["checksum"], 16) for page in pages),
+        )  # fmt: skip
+        if batch == last and (body.get("keep_first") or self.contents[query] == content):
+            return 200, {"status": "already done", "batch": last}
+        is_gap = previous not in (None, last) and (last < 0 or query in self.gapless)
+        if batch <= last or is_gap:
+            return 409, {"error": "batch_conflict", "reason": f"the last batch is {last}"}
         of_batch = self.staged.pop((query, batch), {})
         for token in body["tokens"]:
             for page in token["pages"]:
                 if page["name"] not in of_batch:
                     return 400, {"error": "bad_request", "reason": f"no page {page['name']}"}
                 self.published += of_batch[page["name"]]
-        self.last[query] = batch
+        self.last[query], self.contents[query] = batch, content
+        self.gapless.discard(query)
+        if previous is not None:
+            self.gapless.add(query)
         return 200, {"status": "committed", "batch": batch}
 
     def _handler(self) -> type[QuietHandler]:

@@ -27,7 +27,7 @@ Failure: `Violation`, with what was wanted and what was found.
 import re
 
 from penstock.message import START_SHIFT
-from penstock.storage.batches import StagedPage
+from penstock.storage.batches import BatchFacts, StagedPage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.staging import query_path
@@ -51,17 +51,19 @@ ModelPage = tuple[StagedPage, tuple[Content, ...]]
 
 
 class ModelBatch:
-    """The last batch of a query: its pages and their rows, and which row is the next one."""
+    """The last batch of a query: its pages and their rows, and which row is the next one; what its
+    decision says of its content and its owner."""
 
-    def __init__(self, number: int, pages: tuple[ModelPage, ...]) -> None:
+    def __init__(self, number: int, pages: tuple[ModelPage, ...], facts: BatchFacts | None) -> None:
         self.number = number
         self.pages = pages
+        self.facts = facts
         self.page = 0
         self.frame = 0
         self.holds: dict[int, int] = {}
 
     def copy(self) -> "ModelBatch":
-        other = ModelBatch(self.number, self.pages)
+        other = ModelBatch(self.number, self.pages, self.facts)
         other.page, other.frame, other.holds = self.page, self.frame, dict(self.holds)
         return other
 
@@ -156,8 +158,10 @@ class Model:
         if number in self.streams:
             self.streams[number].append(content)
 
-    def decide(self, query: str, number: int, pages: tuple[ModelPage, ...]) -> None:
-        self.batches[query] = ModelBatch(number, pages)
+    def decide(
+        self, query: str, number: int, pages: tuple[ModelPage, ...], facts: BatchFacts | None
+    ) -> None:
+        self.batches[query] = ModelBatch(number, pages, facts)
 
     def slice(self, query: str, page: int, frame: int, streams: tuple[int, ...]) -> None:
         """A slice of a batch is moved; what it appends, or publishes, follows."""
@@ -478,17 +482,17 @@ class Judge:
                 raise Violation(f"queues/{directory}/{name} belongs to no segment")
 
 
-Moved = dict[str, tuple[int, int, int]]
+Moved = dict[str, tuple[int, int, int, BatchFacts | None]]
 
 
 def places_of(engine: StorageEngine) -> Moved:
-    """query -> (number of its last batch, page, frame) of an engine."""
+    """query -> (number of its last batch, page, frame, facts) of an engine."""
     batches = engine.state.batches.by_query
-    return {query: (b.number, b.page, b.frame) for query, b in batches.items()}
+    return {query: (b.number, b.page, b.frame, b.facts) for query, b in batches.items()}
 
 
 def model_places(model: Model) -> Moved:
-    return {query: (b.number, b.page, b.frame) for query, b in model.batches.items()}
+    return {query: (b.number, b.page, b.frame, b.facts) for query, b in model.batches.items()}
 
 
 def _same(what: str, found: object, wanted: object) -> None:

@@ -7,11 +7,13 @@ gives their tokens, as JSON has them; `commit` asks for commit_batch of them.
 import random
 from typing import Any
 
+from penstock.access.permissions import Identity
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import PAGE_HEADER_BYTES, encode_frame, page_seed, scan_frames
+from penstock.storage.staged_frames import staged_checksum
 from penstock.storage.staging import StagedPageWriter, query_directory, staging_path
 from tests.helpers.operation_rig import Asked, OperationRig
 
@@ -51,16 +53,16 @@ class Stager:
                 [encode_frame(seed, i, 0, body, meta) for i, (meta, body) in enumerate(frames)]
             )
             end = PAGE_HEADER_BYTES + len(data)
-            writer.append(
-                b"".join(scan_frames(data, PAGE_HEADER_BYTES, seed, 0, 0, end).rows), data
-            )
+            rows = b"".join(scan_frames(data, PAGE_HEADER_BYTES, seed, 0, 0, end).rows)
+            writer.append(rows, data)
+            checksum = staged_checksum(data, rows, PAGE_HEADER_BYTES, seed, 0)
             page = writer.seal()
             writer.sync()
             writer.close()
             tokens.append(
                 {
                     "name": page.name, "page_id": f"{id:016x}", "rows": page.rows,
-                    "bytes": page.bytes,
+                    "bytes": page.bytes, "checksum": f"{checksum:016x}",
                 }
             )  # fmt: skip
         sync_dir(self.fs, directory)
@@ -70,9 +72,12 @@ class Stager:
 class StagedRig(OperationRig):
     """See the head of this module."""
 
+    lives = 0
+
     def start(self) -> None:
         super().start()
-        self.stager = Stager(self.fs, self.vhost.path)
+        self.lives += 1
+        self.stager = Stager(self.fs, self.vhost.path, seed=self.lives)
 
     def stage(self, batch: int, *pages: list[tuple[bytes, bytes]], **more: Any) -> list[Token]:
         """See Stager.stage; staged now."""
@@ -80,12 +85,14 @@ class StagedRig(OperationRig):
 
     def commit(
         self, batch: int, tokens: list[Token], query: str = QUERY, *, target: object = None,
-        keys: object = None,
+        keys: object = None, user: Identity | None = None, **more: object,
     ) -> Asked:  # fmt: skip
-        """Ask for a commit, by default to the queue "q"."""
+        """Ask for a commit, by default to the queue "q", as the operator or for a user."""
+        if user is not None:
+            more["as_user"] = user.facts()
         return self.ask(
             "commit_batch", query=query, batch=batch, target=target or {"queue": "q"},
-            pages=tokens, mandatory_keys=keys,
+            pages=tokens, mandatory_keys=keys, **more,
         )  # fmt: skip
 
     def committed(self, batch: int, tokens: list[Token], **more: Any) -> Any:

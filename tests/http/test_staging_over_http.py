@@ -160,7 +160,7 @@ def test_what_was_aborted_or_never_staged_is_not_committed(shared: LiveBroker) -
         status, told = caller.ask("PUT", "staging/%2F/abort/0", {**body, "tokens": [token]})
         assert status == 400, told
         body["target"] = {"queue": "nowhere"}
-        status, told = caller.ask("PUT", "staging/%2F/abort/0", {**body, "tokens": []})
+        status, told = caller.ask("PUT", "staging/%2F/abort/0", {**body, "tokens": [token]})
         assert (status, json.loads(told)["error"]) == (404, "not_found")
         assert in_queue(shared, "aborted", 0) == []
 
@@ -174,8 +174,12 @@ def test_a_zombies_rows_are_nobodys(shared: LiveBroker) -> None:
         token = caller.stage("zombie", 3, [good], attempt="0-00000001")
         caller.commit("zombie", 3, {"queue": "zombie"}, [token])
         late = caller.stage("zombie", 3, [rows(50, "zombie", first=900)], attempt="2-0000dead")
-        told = caller.commit("zombie", 3, {"queue": "zombie"}, [late])
+        again = caller.stage("zombie", 3, [good[::-1]], attempt="2-00000001")
+        told = caller.commit("zombie", 3, {"queue": "zombie"}, [again])
         assert told["status"] == "already done"
+        body = {"target": {"queue": "zombie"}, "tokens": [late]}
+        told = caller.json("PUT", "staging/%2F/zombie/3", body, 409)
+        assert told["error"] == "batch_conflict"
         assert in_queue(shared, "zombie", 50) == payloads(good)
 
 

@@ -2,6 +2,7 @@
 side is a fake one that keeps what it was told."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,3 +254,90 @@ def test_a_message_of_a_task_can_be_pickled(broker: FakeStaging) -> None:
 
     part = StagedRows("q", 1, ({"rows": 1},), 1, frozenset(["x"]), frozenset([("x", "k")]))
     assert pickle.loads(pickle.dumps(Staged(part))).part == part
+
+
+# ---- another batch with that number --------------------------------------------------------------
+
+
+def each_batch(rows: "DataFrame", broker: FakeStaging, state: Path) -> "StreamingQuery":
+    """A run of foreachBatch with a fixed queryId."""
+
+    def sink(batch_rows: "DataFrame", batch: int) -> None:
+        writer = batch_rows.write.format("penstock").options(url=broker.url, queue="q")
+        writer.options(queryId="fixed", batchId=str(batch)).mode("append").save()
+
+    writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(state))
+    query = writer.trigger(availableNow=True).start()
+    wait_for(query)
+    return query
+
+
+def test_a_fixed_query_id_and_a_deleted_checkpoint(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    """Also: two queries with one queryId. Rows of batch 0 were silently left out."""
+    rows = stream(spark, tmp_path / "in", 1)
+    assert each_batch(rows, broker, tmp_path / "a").exception() is None
+    rows = rows.selectExpr("concat(value, '1') as value")
+    error = str(each_batch(rows, broker, tmp_path / "b").exception())
+    assert "BatchConflictError" in error
+    assert "committing batch 0 of query 'fixed'" in error
+    assert sent(broker) == list(range(10))
+
+
+def test_a_checkpoint_that_is_restored_from_an_older_copy(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    """Or copied, and both run."""
+    state, old = tmp_path / "state", tmp_path / "old"
+    rows = stream(spark, tmp_path / "in", 1)
+    assert start(rows, broker, state).exception() is None
+    shutil.copytree(state, old)
+    for _ in range(2):
+        stream(spark, tmp_path / "in", 1)
+        assert start(rows, broker, state).exception() is None
+    assert len(broker.contents) == 1
+    before = sent(broker)
+    error = str(start(rows, broker, old).exception())
+    assert "BatchConflictError" in error
+    assert "committing batch 1 of query" in error
+    assert sent(broker) == before
+
+
+def test_a_broker_that_was_restored_from_an_older_backup(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    """Batches without rows are no gap; those that the broker has lost are."""
+    state = tmp_path / "state"
+    rows = stream(spark, tmp_path / "in", 1).where("value != '3'")
+    few = stream(spark, tmp_path / "in", 0).where("value > 100")
+    name = ""
+    for n, one in enumerate((rows, few, rows)):
+        if n:
+            stream(spark, tmp_path / "in", 1)
+        assert start(one, broker, state).exception() is None
+        name = query_id(state)
+        assert broker.last == {name: n}
+    before = sent(broker)
+    assert broker.commits[1]["tokens"] == []
+    broker.last[name] = 1
+    stream(spark, tmp_path / "in", 1)
+    error = str(start(rows, broker, state).exception())
+    assert "BatchConflictError" in error
+    assert sent(broker) == before
+    assert start(rows, broker, state, failOnDataLoss="false").exception() is None
+    assert broker.last == {name: 3}
+    assert len(sent(broker)) == len(before) + 9
+
+
+def test_a_query_whose_rows_come_out_differently_may_say_so(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    rows = stream(spark, tmp_path / "in", 1).selectExpr("concat(value, '0', uuid()) as value")
+    assert start(rows, broker, state).exception() is None
+    before = list(broker.published)
+    forget_last_commit(state)
+    assert "BatchConflictError" in str(start(rows, broker, state).exception())
+    assert start(rows, broker, state, sameRows="false").exception() is None
+    assert broker.published == before

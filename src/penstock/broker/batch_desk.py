@@ -2,8 +2,9 @@
 
     commit    waits until the batch before it of the same query is done, looks at the target and at
               the keys that must lead somewhere, and then decides: one record of the log. The answer
-              comes when that is durable. A batch that is not newer than the last one decided was
-              committed before: it is answered so, and nothing happens.
+              comes when that is durable. A batch that was decided before is answered so, and
+              nothing happens; one that is another than what was decided is refused, as is one of
+              somebody else's query (batch_claims.py).
     move      from the decision on, also after a restart, until the batch is done (batch_moves.py)
     release   the query is over: its last batch is forgotten
 
@@ -21,7 +22,14 @@ Not here: arguments and permissions (operations_batches.py), the record (penstoc
 from collections import deque
 from typing import Final
 
-from penstock.access.permissions import everything
+from penstock.access.permissions import Identity, everything
+from penstock.broker.batch_claims import (
+    BatchCommit,
+    QueryClaims,
+    check_owner,
+    is_repeated,
+    owner_of,
+)
 from penstock.broker.batch_moves import BatchMove
 from penstock.broker.batch_target import BatchTarget
 from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore
@@ -30,7 +38,7 @@ from penstock.broker.vhost import VHost
 from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
 from penstock.errors import AMQPError, ChannelError, CorruptionError, PenstockError
 from penstock.storage import staging
-from penstock.storage.batches import Batch, StagedPage
+from penstock.storage.batches import Batch, QueryOwner
 from penstock.storage.durability import DISK
 
 Info = dict[str, object]
@@ -45,19 +53,18 @@ ALREADY: Final = "already done"
 
 
 class CommitCall(Chore):
-    """A commit. keys: (exchange, routing key) that must lead to a queue."""
+    """A commit that a user asks for."""
 
     def __init__(
-        self, desk: "BatchDesk", query: str, batch: int, target: BatchTarget,
-        pages: list[StagedPage], keys: list[tuple[str, str]], reply: Reply,
-    ) -> None:  # fmt: skip
-        self.query: str = query
+        self, desk: "BatchDesk", asked: BatchCommit, identity: Identity, reply: Reply
+    ) -> None:
+        self.query: str = asked.query
         self._desk = desk
         self._vhost: VHost = desk.vhost
-        self._batch = batch
-        self._target = target
-        self._pages = pages
-        self._keys = keys
+        self._asked = asked
+        self._identity = identity
+        self._keys = asked.keys
+        self._owner: QueryOwner | None = None
         self._checked: int = 0
         self._is_checking: bool = False
         self._is_checked: bool = False
@@ -68,13 +75,15 @@ class CommitCall(Chore):
     def step(self) -> int:
         if self.is_over:
             return DONE
-        desk = self._desk
+        desk, asked = self._desk, self._asked
         last = desk.batch(self.query)
-        if last is not None and self._batch <= last.number:
-            return self._answer(ALREADY, last.number, desk.decided_lsn(self.query))
+        if last is not None:
+            self._take_owner(owner_of(last))
+        if is_repeated(last, asked):
+            return self._answer(ALREADY, asked.number, desk.decided_lsn(self.query))
         if last is not None and not last.is_done:
             return ASLEEP  # `desk.moved` wakes it
-        self._target.check(self._vhost)
+        asked.target.check(self._vhost)
         if self._checked < len(self._keys):
             self._check_keys()
             return AGAIN
@@ -83,8 +92,21 @@ class CommitCall(Chore):
         if not self._is_checked:
             self._check_pages()
             return ASLEEP
-        lsn = desk.decide(self.query, self._batch, self._target, self._pages)
-        return self._answer(COMMITTED, self._batch, lsn)
+        lsn = desk.decide(asked, self._owner or self._first_owner())
+        return self._answer(COMMITTED, asked.number, lsn)
+
+    def _first_owner(self) -> QueryOwner:
+        return QueryOwner(self._identity.name, self._first_target())
+
+    def _first_target(self) -> str:
+        target = self._asked.target
+        return "" if target.is_nowhere else target.text()
+
+    def _take_owner(self, owner: QueryOwner | None) -> None:
+        """Whose the query is; None: nobody's yet. ChannelError 403."""
+        if owner is not None:
+            check_owner(self._identity, owner, self.query, self._vhost.name)
+            self._owner = owner if owner.target else owner._replace(target=self._first_target())
 
     def _check_pages(self) -> None:
         """A worker looks at all of them."""
@@ -92,27 +114,36 @@ class CommitCall(Chore):
             return
         self._is_checking = True
         engine = self._vhost.engine
-        fs, path, pages = engine.fs, engine.path, self._pages
+        fs, path, asked = engine.fs, engine.path, self._asked
 
-        def done(_: object) -> None:
+        def look() -> object:
+            owner = staging.read_owner(fs, path, asked.query)
+            staging.check_pages(fs, path, asked.query, asked.number, asked.pages)
+            return owner
+
+        def done(found: object) -> None:
+            assert found is None or isinstance(found, QueryOwner)
             self._is_checked = True
+            try:
+                if self._owner is None:
+                    self._take_owner(found)
+            except ChannelError as error:
+                self._error = error
             self._vhost.chores.wake(self)
 
         def failed(error: BaseException) -> None:
             self._error = error
             self._vhost.chores.wake(self)
 
-        engine.submit(
-            lambda: staging.check_pages(fs, path, self.query, self._batch, pages), done, failed
-        )
+        engine.submit(look, done, failed)
 
     def _check_keys(self) -> None:
         router = self._vhost.router
         some = self._keys[self._checked : self._checked + KEYS_SLICE]
         self._checked += len(some)
-        exchanges = self._target.exchanges
+        exchanges = self._asked.target.exchanges
         for exchange, key in some:
-            if self._target.queue:
+            if self._asked.target.queue:
                 continue  # all of it goes there
             if exchange not in exchanges:
                 raise refused(
@@ -134,7 +165,7 @@ class CommitCall(Chore):
             waits_for = self._desk.waits_for(self.query)
             if waits_for:
                 why += f", and waits: {waits_for}"
-        text = f"batch {self._batch} of query '{self.query}' cannot be committed yet: {why}"
+        text = f"batch {self._asked.number} of query '{self.query}' cannot be committed yet: {why}"
         self._over(ChannelError(RESOURCE_ERROR, text))
 
     def failed(self, error: Exception) -> None:
@@ -171,6 +202,7 @@ class BatchDesk:
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost: VHost = vhost
+        self.claims = QueryClaims(vhost)
         self._timeout_s: float = vhost.settings.staging_timeout_s
         self._operator = everything("operator")
         self._lines: dict[str, deque[CommitCall]] = {}
@@ -213,13 +245,17 @@ class BatchDesk:
         elif not line[0].is_due:
             self.vhost.chores.wake(line[0])
 
-    def decide(self, query: str, batch: int, target: BatchTarget, pages: list[StagedPage]) -> int:
-        """The decision, of pages that were looked at; its LSN. ValueError, DiskFullError: nothing
-        was decided."""
+    def decide(self, asked: BatchCommit, owner: QueryOwner) -> int:
+        """The decision, of pages that were looked at, for a query of this owner; its LSN.
+        ValueError, DiskFullError: nothing was decided."""
         engine = self.vhost.engine
-        engine.batches.decide(query, batch, target.text(), pages, is_checked=True)
-        lsn = self._decided[query] = engine.last_lsn
-        self._move(query)
+        engine.batches.decide(
+            asked.query, asked.number, asked.target.text(), asked.pages, facts=asked.facts(owner),
+            is_checked=True,
+        )  # fmt: skip
+        self.claims.forget(asked.query)
+        lsn = self._decided[asked.query] = engine.last_lsn
+        self._move(asked.query)
         return lsn
 
     def decided_lsn(self, query: str) -> int:
@@ -264,6 +300,7 @@ class BatchDesk:
         406: that is something, and it is not forced."""
         batch = self.batch(query)
         if batch is None:
+            self._disown(query)
             return {"batch": None}
         if not batch.is_done and not is_forced:
             raise refused(
@@ -272,7 +309,12 @@ class BatchDesk:
             )
         self.vhost.engine.batches.forget(query, is_forced=is_forced)
         self._decided.pop(query, None)
+        self._disown(query)
         return {"batch": batch.number}
+
+    def _disown(self, query: str) -> None:
+        self.claims.forget(query)
+        self.vhost.engine.batches.disown(query)
 
     def abort(self, query: str, batch: int) -> bool:
         """Begin to delete what is staged of a batch; False: it was decided, and stays."""
@@ -288,6 +330,7 @@ class BatchDesk:
         vhost = self.vhost
         engine = vhost.engine
         self._swept_s = vhost.clock.monotonic()
+        self.claims.swept()
         try:
             engine.batches.sweep(self._timeout_s)
             old_us = vhost.clock.wall_us() - int(self._timeout_s * 1_000_000)
@@ -312,6 +355,7 @@ class BatchDesk:
             target = batch.target
         return {
             "query": batch.query,
+            "owner": owner_of(batch).user,
             "batch": batch.number,
             "target": target,
             "pages": batch.page_count,

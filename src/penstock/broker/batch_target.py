@@ -9,12 +9,13 @@ exchanges publish to; "" is the default exchange, which routes by the names of q
 is looked at when the batch is committed: from then on its messages belong to the target, and what
 is deleted later makes them wait, or go to `dead_letter_to`.
 
-Not here: permissions (operations_batches.py), where a message goes (batch_slices.py).
+Not here: who asks (operations_batches.py), where a message goes (batch_slices.py).
 """
 
 import json
 from typing import TYPE_CHECKING
 
+from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.operation_args import refused
 from penstock.broker.served_queue import Served
@@ -58,6 +59,16 @@ class BatchTarget:
         return cls(queue, tuple(sorted(set(exchanges))), dead)
 
     @classmethod
+    def nowhere(cls) -> "BatchTarget":
+        """Of a batch without rows, which names no exchange."""
+        return cls("", (), "")
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether it names nothing."""
+        return not self.queue and not self.exchanges
+
+    @classmethod
     def from_text(cls, text: str) -> "BatchTarget":
         """As the log has it. ValueError."""
         given = json.loads(text)
@@ -81,6 +92,30 @@ class BatchTarget:
         if self.dead_letter_to:
             found["dead_letter_to"] = self.dead_letter_to
         return found
+
+    def called(self) -> str:
+        """For messages: "queue 'q'", "exchanges 'x', 'y'"."""
+        if self.queue:
+            return f"queue '{self.queue}'"
+        if self.is_nowhere:
+            return "no target"
+        return "exchanges " + ", ".join([f"'{name}'" for name in self.exchanges])
+
+    def is_same_place(self, text: str) -> bool:
+        """Whether the target of a decided batch is the same queue or exchanges; where its dead
+        letters go may differ."""
+        try:
+            other = BatchTarget.from_text(text)
+        except ValueError:
+            return False
+        return (self.queue, self.exchanges) == (other.queue, other.exchanges)
+
+    def is_writable(self, identity: Identity) -> bool:
+        """Whether the user may write to all of it, and it is something."""
+        if self.is_nowhere:
+            return False
+        names = [name for name in (self.queue, self.dead_letter_to) if name]
+        return all(identity.may_write(name) for name in (*names, *self.exchanges))
 
     def check(self, vhost: "VHost") -> None:
         """ChannelError: 403, 404, 406 unless everything is there."""

@@ -12,6 +12,9 @@ administrator, and what is done to the vhost as a whole administrator.
 What is asked wrongly is told what was expected: an unknown operation (404) or argument (406)
 suggests the right name. A failure of the engine is nobody's answer: it goes up, and ends the vhost.
 
+An operator may ask for a user, with the argument `as_user` (an Identity's facts): then that user's
+permissions count. The HTTP process does it for operations whose permissions are found out here.
+
 Bytes are bytes here; {"b64": ...} is for whoever carries them.
 
 Not here: operations on messages, streams, leases and batches, and long ones
@@ -41,24 +44,26 @@ from penstock.broker.channel_access import (
     check_exchange_to_declare,
     queue_to_declare,
 )
-from penstock.broker.operation_args import OperationArgs, Reply
+from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.operations_messages import answer_when_settled, error_of
 from penstock.broker.refusals import access_refused
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND
-from penstock.errors import ChannelError
+from penstock.errors import ChannelError, PenstockError
 
 BOX: Final = "box."
 OPERATOR: Final = everything("operator")
+AS_USER: Final = "as_user"
 
 
 class Caller:
-    """Who asks: a client's channel, or an operator (None)."""
+    """Who asks: a client's channel, or an operator (None). user: whom an operator asks for, with
+    that user's permissions."""
 
-    def __init__(self, vhost: VHost, channel: Channel | None) -> None:
+    def __init__(self, vhost: VHost, channel: Channel | None, user: Identity | None = None) -> None:
         self.vhost: VHost = vhost
-        self.identity: Identity = OPERATOR if channel is None else channel.identity
-        self.is_operator: bool = channel is None
+        self.identity: Identity = user or (OPERATOR if channel is None else channel.identity)
+        self.is_operator: bool = channel is None and user is None
         self.owner: object | None = None if channel is None else channel.handler
 
     def check(self, verb: str, kind: str, name: str) -> None:
@@ -92,12 +97,26 @@ def call(
             near = difflib.get_close_matches(op, OPERATIONS, n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ChannelError(NOT_FOUND, f"no operation {op!r}{hint}")
-        operation(Caller(vhost, channel), OperationArgs(op, args), reply)
+        user = None
+        if channel is None and AS_USER in args:
+            args = dict(args)
+            user = _user(op, args.pop(AS_USER))
+        operation(Caller(vhost, channel, user), OperationArgs(op, args), reply)
     except Exception as error:
         told = error_of(error)
         if told is None or vhost.engine.failed is not None:
             raise
         reply(told)
+
+
+def _user(op: str, facts: object) -> Identity:
+    """Whom an operator asks for."""
+    try:
+        assert isinstance(facts, dict)
+        return Identity.from_facts(facts)
+    except (AssertionError, KeyError, TypeError, PenstockError) as error:
+        text = "expected name, tags, configure, write and read"
+        raise refused(f"{op}: argument {AS_USER!r}: {text}") from error
 
 
 # ---- queues --------------------------------------------------------------------------------------

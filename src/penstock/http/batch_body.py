@@ -2,7 +2,8 @@
 
     {"target": {"queue": name} or {"exchanges": [names]}, and "dead_letter_to": name or null,
      "tokens": [what staging answered, in the order of the rows],
-     "mandatory_keys": [[exchange, routing key], ...] or null}
+     "mandatory_keys": [[exchange, routing key], ...] or null,
+     "previous": number of the batch before, -1 or null, "keep_first": true or false}
 
 A token is given back as it came. Its pages are what the vhost is told, and whether they are there
 is for the vhost to say; that a token is of another batch is told here, by its place in the list.
@@ -26,19 +27,24 @@ TARGET: Final = (
 
 def commit_args(body: dict[str, Any], query: str, batch: int) -> dict[str, Any]:
     """What commit_batch is asked with. HttpError 400."""
-    unknown = set(body) - {"target", "tokens", "mandatory_keys"}
+    unknown = set(body) - {"target", "tokens", "mandatory_keys", "previous", "keep_first"}
     if unknown or not isinstance(body.get("tokens"), list):
         what = f", unknown: {sorted(unknown)}" if unknown else ""
         raise HttpError(400, EXPECTED + what)
     keys = body.get("mandatory_keys")
     if keys is not None and not (isinstance(keys, list) and all(map(_is_key, keys))):
         raise HttpError(400, "mandatory_keys: expected [[exchange, routing key], ...] or null")
+    previous, is_first_kept = body.get("previous"), body.get("keep_first", False)
+    if previous is not None and (type(previous) is not int or not -1 <= previous < batch):
+        raise HttpError(400, f"previous: given {previous!r}, expected -1 to {batch - 1}, or null")
+    if not isinstance(is_first_kept, bool):
+        raise HttpError(400, f"keep_first: given {is_first_kept!r}, expected true or false")
     pages: list[dict[str, object]] = []
     for number, token in enumerate(body["tokens"]):
         pages += _pages(token, number, query, batch)
     return {
         "query": query, "batch": batch, "target": body.get("target"), "pages": pages,
-        "mandatory_keys": keys,
+        "mandatory_keys": keys, "previous": previous, "keep_first": is_first_kept,
     }  # fmt: skip
 
 
@@ -54,13 +60,13 @@ def _pages(token: object, number: int, query: str, batch: int) -> list[dict[str,
     for page in token["pages"]:
         if not _is_page(page):
             raise HttpError(
-                400, f"token {number}: expected pages with name, page_id, rows and bytes, "
-                f"given {str(page)[:200]}",
+                400, f"token {number}: expected pages with name, page_id, rows, bytes and "
+                f"checksum, given {str(page)[:200]}",
             )  # fmt: skip
     return [{name: page[name] for name in _PAGE} for page in token["pages"]]
 
 
-_PAGE: Final = {"name": str, "page_id": str, "rows": int, "bytes": int}
+_PAGE: Final = {"name": str, "page_id": str, "rows": int, "bytes": int, "checksum": str}
 
 
 def _is_page(page: object) -> bool:

@@ -34,6 +34,7 @@ NAMES: Final[Mapping[int, str]] = {
     507: "insufficient_storage",
 }
 NO_ROUTE: Final = 312
+CONFLICT: Final = 409  # of ours: another batch than the one that was decided
 # AMQP's reply codes. 541 of an operation is a vhost that is down, or has not answered.
 STATUSES: Final[Mapping[int, int]] = {
     403: 403,
@@ -75,4 +76,6 @@ def refused(error: ControlError) -> HttpError:
     """What the broker refused, for HTTP."""
     if error.code == NO_ROUTE:
         return HttpError(409, error.text, error="unroutable")
+    if error.code == CONFLICT:
+        return HttpError(409, error.text, error="batch_conflict")
     return HttpError(STATUSES.get(error.code, 500), error.text)

@@ -28,7 +28,7 @@ from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import PAGE_HEADER_BYTES, page_seed, scan_frames
 from penstock.storage.page_index import INDEX_ROW_BYTES
-from penstock.storage.staged_frames import are_staged_frames
+from penstock.storage.staged_frames import CHECKSUM_MASK, staged_checksum
 from penstock.storage.staging import (
     STAGED_PAGE_BYTES_MAX,
     StagedPageWriter,
@@ -40,12 +40,14 @@ _TIME_BYTES: Final = range(8, INDEX_ROW_BYTES)  # of a row
 
 
 class StagedUpload:
-    """stem: of its files' names, without the page's number. pages: those that are sealed."""
+    """stem: of its files' names, without the page's number. pages: those that are sealed.
+    checksums: of the rows of each page, also of the one that is being written."""
 
     def __init__(
         self, fs: FileSystem, clock: Clock, room: StagingRoom, query: str, stem: str
     ) -> None:
         self.pages: list[StagedPage] = []
+        self.checksums: list[int] = []
         self._fs = fs
         self._clock = clock
         self._room = room
@@ -106,12 +108,13 @@ class StagedUpload:
                 413, f"chunk {head.number}: its page would have {position + len(data)} bytes, "
                 f"expected at most {STAGED_PAGE_BYTES_MAX}",
             )  # fmt: skip
-        _check(head, rows, data, seed)
+        checksum = _checked(head, rows, data, seed)
         with self._room.taken(len(rows) + len(data)):
             if is_new:
                 self._seal()
                 self._begin(head.page_id)
             self._writers[-1].append(rows, data)
+            self.checksums[-1] = (self.checksums[-1] + checksum) & CHECKSUM_MASK
 
     def _begin(self, page_id: int) -> None:
         fs = self._fs
@@ -130,6 +133,7 @@ class StagedUpload:
                     fs.unlink(f"{self._directory}/{name}.{ending}")
             raise
         self._writers.append(writer)
+        self.checksums.append(0)
         self._page_ids.add(page_id)
         self._page_id = page_id
 
@@ -143,10 +147,12 @@ class StagedUpload:
             self.pages.append(page)
 
 
-def _check(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> None:
-    """HttpError 400 unless these are the frames that the rows say, of the page with that seed."""
-    if are_staged_frames(data, rows, head.start, seed, head.first_offset):
-        return
+def _checked(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> int:
+    """The checksum of the frames. HttpError 400: they are not those that the rows say, of the page
+    with that seed."""
+    checksum = staged_checksum(data, rows, head.start, seed, head.first_offset)
+    if checksum >= 0:
+        return checksum
     end = head.start + len(data)
     scan = scan_frames(data, head.start, seed, head.first_offset, 0, end)
     if scan.end != end or len(scan.rows) != head.count:
@@ -156,3 +162,4 @@ def _check(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> None:
         raise head.wrong("its rows say otherwise than its frames: start, payload bytes, time")
     if any(rows[byte::INDEX_ROW_BYTES].count(0) != head.count for byte in _TIME_BYTES):
         raise head.wrong("a record has a time, expected 0: it gets that of its batch")
+    raise head.wrong("its frames do not verify")

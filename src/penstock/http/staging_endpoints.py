@@ -11,7 +11,8 @@
 
 Tasks stage, the driver commits. Staged rows are files that nobody reads; a commit is one record of
 the vhost's log, and from then on they are the target's. Both may be repeated: an attempt is never
-staged twice (409 `attempt_exists`), and a batch that was committed is answered "already done".
+staged twice (409 `attempt_exists`), and a batch that was committed is answered "already done"; one
+that is another than what was committed is a 409 `batch_conflict`.
 
 An upload is written by threads, a chunk at a time, while the next one comes. When it breaks, is
 refused or cut off, its files are deleted before the answer. UPLOADS_MAX go on at a time, one more
@@ -19,7 +20,11 @@ is a 503; what they hold of memory is chunk_upload's affair, of the disk staging
 
 Who may: a commit needs write on the target, on each of its exchanges, and on where dead letters go.
 Staging and aborting needs write on something, and on the target if the address names it
-(?target=, as in the commit, or a queue's name); releasing a query needs write on its last target.
+(?target=, as in the commit, or a queue's name). A query belongs to whoever stages for it first:
+staging, committing, aborting and releasing is for this user, for users who may write to the target
+of its first batch, and for administrators. The vhost knows the owner, and is asked with the user's
+permissions (`as_user`) before anything is written, for each request: so permissions that were
+revoked meanwhile count at once.
 
 Not here: staged files (penstock.storage.staging), commits (the vhost).
 """
@@ -37,6 +42,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.access.permissions import Identity
 from penstock.clock import Clock
 from penstock.errors import SyncFailedError
 from penstock.http.answers import JsonAnswer
@@ -97,7 +103,7 @@ class StagingEndpoints:
     # ---- rows come -----------------------------------------------------------------------------
 
     async def _stage(self, request: Request) -> Response:
-        vhost, query = self._writer(request)
+        vhost, query, identity = self._writer(request)
         batch = _number(request, "batch", BATCH_MAX)
         partition = _number(request, "partition", PARTITION_MAX)
         attempt = name_in(request, "attempt")
@@ -112,6 +118,10 @@ class StagingEndpoints:
             raise busy
         self._uploads.add(key)
         try:
+            target = _target_of(request)
+            await self._node.call(
+                "claim_query", vhost, query=query, target=target or {}, as_user=identity.facts()
+            )
             stem = f"{batch}.{partition}.{attempt}"
             upload = StagedUpload(self._fs, self._clock, self._room(vhost), query, stem)
             await self._staged(upload, request)
@@ -127,8 +137,8 @@ class StagingEndpoints:
                 "rows": upload.row_count, "bytes": upload.size_bytes,
                 "pages": [
                     {"name": page.name, "page_id": f"{page.page_id:016x}", "rows": page.rows,
-                     "bytes": page.bytes}
-                    for page in upload.pages
+                     "bytes": page.bytes, "checksum": f"{checksum:016x}"}
+                    for page, checksum in zip(upload.pages, upload.checksums, strict=True)
                 ],
             },
             201,
@@ -189,40 +199,48 @@ class StagingEndpoints:
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
         found = await self._node.call("list_batches", vhost)
-        return JsonAnswer([row for row in found if may_write_to(identity, row["target"])])
+        return JsonAnswer(
+            [
+                row for row in found
+                if row["owner"] == identity.name or may_write_to(identity, row["target"])
+            ]
+        )  # fmt: skip
 
     async def _commit(self, request: Request) -> Response:
-        vhost, query = self._writer(request)
+        vhost, query, _ = self._writer(request)
         batch = _number(request, "batch", BATCH_MAX)
         body = await json_body(request, COMMIT_BYTES_MAX)
         args = commit_args(body, query, batch)
         # Anew: it may have taken long to come.
         _, identity = identity_in(request, self._auth)
-        checked_target(args["target"], vhost, identity)
-        return JsonAnswer(await self._node.call("commit_batch", vhost, **args))
+        if args["pages"] or args["target"] is not None or args["previous"] is None:
+            checked_target(args["target"], vhost, identity)
+        return await self._asked("commit_batch", vhost, identity, args)
 
     async def _abort(self, request: Request) -> Response:
-        vhost, query = self._writer(request)
+        vhost, query, identity = self._writer(request)
         batch = _number(request, "batch", BATCH_MAX)
-        return JsonAnswer(await self._node.call("abort_batch", vhost, query=query, batch=batch))
+        return await self._asked("abort_batch", vhost, identity, {"query": query, "batch": batch})
 
     async def _release(self, request: Request) -> Response:
-        vhost, query = self._writer(request, "force")
+        vhost, query, identity = self._writer(request, "force")
         force = request.query_params.get("force", "false")
         if force not in ("true", "false"):
             raise HttpError(400, f"parameter 'force': given {force!r}, expected true or false")
-        _, identity = identity_in(request, self._auth)
-        for row in await self._node.call("list_batches", vhost):
-            if row["query"] == query and not may_write_to(identity, row["target"]):
-                raise HttpError(403, f"query '{query}' writes where user '{identity.name}' may not")
         args = {"query": query, "force": force == "true"}
-        return JsonAnswer(await self._node.call("release_query", vhost, **args))
+        return await self._asked("release_query", vhost, identity, args)
+
+    async def _asked(
+        self, op: str, vhost: str, identity: Identity, args: dict[str, Any]
+    ) -> Response:
+        """What the vhost answers to that user."""
+        return JsonAnswer(await self._node.call(op, vhost, as_user=identity.facts(), **args))
 
     # ---- who, and what -------------------------------------------------------------------------
 
-    def _writer(self, request: Request, *names: str) -> tuple[str, str]:
-        """(vhost, query) of the address, for a user who may write. names: of parameters that there
-        may be besides the target. HttpError 400, 403, 404."""
+    def _writer(self, request: Request, *names: str) -> tuple[str, str, Identity]:
+        """(vhost, query) of the address, and the user, who may write. names: of parameters that
+        there may be besides the target. HttpError 400, 403, 404."""
         vhost, identity = identity_in(request, self._auth)
         query = name_in(request, "query")
         try:
@@ -234,10 +252,11 @@ class StagingEndpoints:
             raise HttpError(400, f"the query's name has {size} bytes, {expected}")
         if identity.write in NOBODY:
             raise HttpError(403, f"user '{identity.name}' may write nothing in vhost '{vhost}'")
-        target = given(request.query_params, ("target", *names)).get("target")
+        given(request.query_params, ("target", *names))
+        target = _target_of(request)
         if target is not None:
-            checked_target(_target_in(target), vhost, identity)
-        return vhost, query
+            checked_target(target, vhost, identity)
+        return vhost, query, identity
 
 
 def _log_failure(gone: "asyncio.Future[None]") -> None:
@@ -245,8 +264,11 @@ def _log_failure(gone: "asyncio.Future[None]") -> None:
         logger.error("files of an upload that broke are left: %s", gone.exception())
 
 
-def _target_in(text: str) -> object:
-    """Of the parameter: as in a commit, or a queue's name."""
+def _target_of(request: Request) -> object:
+    """The parameter: as in a commit, or a queue's name; None: there is none. HttpError 400."""
+    text = request.query_params.get("target")
+    if text is None:
+        return None
     if not text.startswith("{"):
         return {"queue": text}
     try:

@@ -97,11 +97,12 @@ class RowSink:
         commit_batch(options, [part])
         return Published(part.rows)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """At the driver, all tasks having ended well. SinkError."""
+    def commit(self, messages: Sequence[WriterCommitMessage | None], previous: int | None) -> None:
+        """At the driver, all tasks having ended well. previous: see `commit_batch`. SinkError,
+        BatchConflictError."""
         parts = [message.part for message in messages if isinstance(message, Staged)]
         if parts:
-            commit_batch(self.options, parts)
+            commit_batch(self.options, parts, previous=previous)
 
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int
@@ -130,8 +131,10 @@ class PenstockWriter(DataSourceArrowWriter):
         return self._sink.write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done: what they staged is published."""
-        self._sink.commit(messages)
+        """All tasks are done: what they staged is published. In foreachBatch a program may leave
+        batches out, so it says itself whether it does not."""
+        is_gapless = self._sink.options.query_id is not None and self._sink.options.fails_on_loss
+        self._sink.commit(messages, self._batch - 1 if is_gapless else None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """A task has failed: what they staged is dropped."""
@@ -158,7 +161,14 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks are done: what they staged is published. A replay is 'already done'."""
-        self._sink.commit(messages)
+        sink = self._sink
+        options = sink.options
+        is_gapless = options.delivery == EXACTLY_ONCE and options.fails_on_loss is not False
+        if is_gapless and not any(isinstance(message, Staged) for message in messages):
+            # A batch without partitions has no task that told the query.
+            query = query_of_checkpoint(options.checkpoint)
+            messages = [] if query is None else [Staged(StagedRows(query, batchId))]
+        sink.commit(messages, batchId - 1 if is_gapless else None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A task or the commit failed: what was staged is dropped, unless it was published."""

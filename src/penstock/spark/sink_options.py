@@ -15,6 +15,10 @@
                     deleted meanwhile does not get
     queryId,        of foreachBatch: whose batch this is,     a batch is a job of its own
     batchId         and which
+    failOnDataLoss  true, false: an error if batches of       true; false for df.write
+                    this query are missing at the broker
+    sameRows        true, false: a batch that is done again   true
+                    has the same rows, else it is an error
     timeout         seconds without the broker, after which   60
                     a task or a commit fails
     in_flight       at least once: rows of a task that wait   4096
@@ -41,12 +45,15 @@ IDEMPOTENT: Final = "idempotent"
 DELIVERIES: Final = (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE)
 NAMES: Final = (
     "url", "httpUrl", "queue", "exchange", "routing_key", "content_type", "delivery", "persistent",
-    "mandatory", "deadLetterTo", "queryId", "batchId", "timeout", "in_flight",
+    "mandatory", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "sameRows", "timeout",
+    "in_flight",
 )  # fmt: skip
 # What Spark puts among the options itself.
 OF_SPARK: Final = frozenset(("checkpointlocation", "path", "queryname", "outputmode"))
 # What has no meaning when rows are published one by one.
-OF_STAGING: Final = ("httpUrl", "deadLetterTo", "queryId", "batchId")
+OF_STAGING: Final = (
+    "httpUrl", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "sameRows",
+)  # fmt: skip
 IN_FLIGHT_MAX: Final = 1_000_000
 TIMEOUT_S_MAX: Final = 86_400.0
 BATCH_MAX: Final = (1 << 63) - 1
@@ -57,7 +64,8 @@ QUERY_BYTES_MAX: Final = 200  # idempotent adds a partition to it, and a name ha
 class SinkOptions:
     """See the head of this module. url: None for what the environment says. place: where to stage;
     None for at-least-once. queue: None where exchanges are the target; exchange: None where a
-    column names it. query_id, batch_id: both or neither."""
+    column names it. query_id, batch_id: both or neither. fails_on_loss: None if it was not said.
+    """
 
     url: str | None
     place: Place | None
@@ -71,6 +79,8 @@ class SinkOptions:
     dead_letter_to: str | None
     query_id: str | None
     batch_id: int | None
+    fails_on_loss: bool | None
+    has_same_rows: bool
     timeout_s: float
     in_flight_max: int
     checkpoint: str | None  # the directory of a stream's checkpoint, if it was said as an option
@@ -111,6 +121,12 @@ class SinkOptions:
             dead_letter_to=values.get("deadLetterTo"),
             query_id=query_id,
             batch_id=batch_id,
+            fails_on_loss=(
+                _flag("failOnDataLoss", values["failOnDataLoss"])
+                if "failOnDataLoss" in values
+                else None
+            ),
+            has_same_rows=_flag("sameRows", values.get("sameRows", "true")),
             timeout_s=_seconds(values.get("timeout", "60")),
             in_flight_max=_whole("in_flight", values.get("in_flight", "4096"), 1, IN_FLIGHT_MAX),
             checkpoint=checkpoint,

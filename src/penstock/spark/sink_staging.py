@@ -4,11 +4,17 @@
     driver   all tokens -> one PUT: the broker decides the batch    `commit_batch`
 
 Nothing is visible before the PUT, and after it everything is, once: the broker has written down
-the query and the number of its last batch, in the same record that decides it. A batch that is not
-newer is "already done", whatever it holds. So it does not matter how often a task ran (retries,
-speculation: only the tokens of the attempts that Spark took are told), nor how often the driver
-comes back with the same batch. A batch of a query that comes with other rows than before, because
-its source is none that replays, is published as it was decided first.
+the query and the number of its last batch, with the number and the checksum of its rows, in the
+same record that decides it. The same batch again is "already done". So it does not matter how often
+a task ran (retries, speculation: only the tokens of the attempts that Spark took are told), nor how
+often the driver comes back with the same batch. Another batch with that number, or an older number,
+is a BatchConflictError: two jobs share a queryId, or a checkpoint was deleted, copied or restored.
+With sameRows=false another batch with the last number counts as the same: for queries whose rows
+come out differently when Spark does a batch again.
+
+A streaming query reports each batch, also those without rows, and the number before. So the broker
+notices that it was restored from a backup which is older than the query's checkpoint: batches are
+missing there. failOnDataLoss=false goes on without them.
 
     delivery=exactly-once    query of Spark, batch of Spark, committed by the driver
     delivery=idempotent      each task commits its partition as query "<query>/<partition>": no step
@@ -104,24 +110,33 @@ class Stager:
 
 
 def commit_batch(
-    options: SinkOptions, parts: Sequence[StagedRows], *, link: StagingLink | None = None
-) -> str:
+    options: SinkOptions, parts: Sequence[StagedRows], *, previous: int | None = None,
+    link: StagingLink | None = None,
+) -> str:  # fmt: skip
     """Publish what the tasks staged, all of one batch, in the order of the partitions: "committed",
-    or "already done"; "" if there are no rows. SinkError."""
+    or "already done"; "" if there are no rows, and that is not to be reported. previous: the number
+    of the batch before, if the broker is to notice batches that are missing. SinkError,
+    BatchConflictError."""
     tokens = [token for part in parts for token in part.tokens]
-    if not tokens:
+    if not tokens and (previous is None or not parts):
         return ""
     keys = {(part.query, part.batch) for part in parts}
     if len(keys) != 1:
         raise SinkError(f"parts of {len(keys)} batches in one: {sorted(keys)}")
     ((query, batch),) = keys
-    target = target_of(options, set[str]().union(*[part.exchanges for part in parts]))
+    exchanges = set[str]().union(*[part.exchanges for part in parts])
+    if not tokens and options.exchange:
+        exchanges.add(options.exchange)
+    target = target_of(options, exchanges)
     pairs: list[tuple[str, str]] | None = None
     if options.queue is None and options.is_mandatory:
         pairs = sorted(set[tuple[str, str]]().union(*[part.keys for part in parts]))
         check_keys(len(pairs))
     link = link_of(options) if link is None else link
-    return link.commit(query, batch, target, tokens, pairs)
+    return link.commit(
+        query, batch, target if tokens or target.get("exchanges") != [] else None, tokens, pairs,
+        previous=previous, is_first_kept=not options.has_same_rows,
+    )  # fmt: skip
 
 
 def target_of(options: SinkOptions, exchanges: Iterable[str]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ So a task holds a page (64 MiB) at most, and a broker that is killed and comes b
     no connection, one that breaks, no answer     again
     503, 507 (not there yet; staging is full)     again, for it may pass
     409 of a POST (there is such an attempt)      again, under another name
+    409 `batch_conflict` of a PUT                 a BatchConflictError: the broker knows another
+                                                  batch, and a retry cannot change that
     any other refusal                             a SinkError with the broker's reason, at once
 
 "Again" goes on until `timeout_s` have passed without success, and then is a SinkError with the last
@@ -33,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from penstock.errors import PenstockError
+from penstock.errors import BatchConflictError, PenstockError
 from penstock.spark.http_link import LinkError, RefusedError
 from penstock.spark.source_options import Place
 
@@ -41,6 +43,7 @@ T = TypeVar("T")
 
 MEDIA_TYPE: Final = "application/x-penstock-frames"
 CONFLICT: Final = 409
+BATCH_CONFLICT: Final = "batch_conflict"
 CONFLICTS_MAX: Final = 8
 PASSING: Final = (503, 507)
 BACK_OFF_S: Final = 0.2
@@ -76,11 +79,20 @@ class StagingLink:
         self._headers = {"Authorization": f"Basic {token}"}
 
     def commit(
-        self, query: str, batch: int, target: Mapping[str, Any], tokens: Sequence[Token],
-        mandatory_keys: Sequence[tuple[str, str]] | None,
+        self, query: str, batch: int, target: Mapping[str, Any] | None, tokens: Sequence[Token],
+        mandatory_keys: Sequence[tuple[str, str]] | None, *, previous: int | None = None,
+        is_first_kept: bool = False,
     ) -> str:  # fmt: skip
-        """Publish what the tokens say: "committed", or "already done". SinkError."""
-        body = {"target": target, "tokens": list(tokens), "mandatory_keys": mandatory_keys}
+        """Publish what the tokens say: "committed", or "already done". previous: the number of the
+        batch before, of a sink that reports them all. is_first_kept: a batch of this number that
+        was decided counts, whatever its rows. SinkError, BatchConflictError."""
+        body: dict[str, Any] = {
+            "target": target, "tokens": list(tokens), "mandatory_keys": mandatory_keys,
+        }  # fmt: skip
+        if previous is not None:
+            body["previous"] = previous
+        if is_first_kept:
+            body["keep_first"] = True
         what = f"committing batch {batch} of query {query!r} to {self.target}"
         wait_s = max(self.timeout_s, COMMIT_TIMEOUT_S)
         answer = self.again(what, lambda: self._asked("PUT", (query, str(batch)), body, wait_s))
@@ -110,7 +122,9 @@ class StagingLink:
         self._failing_since = None
 
     def may_go_on(self, what: str, error: LinkError | RefusedError) -> None:
-        """Wait a little after a failure. SinkError: it is one to give up at."""
+        """Wait a little after a failure. SinkError, BatchConflictError: it is one to give up at."""
+        if isinstance(error, RefusedError) and error.told.get("error") == BATCH_CONFLICT:
+            raise BatchConflictError(f"{what}: {error}") from None
         if isinstance(error, RefusedError) and error.status not in PASSING:
             raise SinkError(f"{what}: {error}") from None
         now = self._monotonic()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import SyncFailedError, deleted_error
 from penstock.storage import batches, record, staging
 from penstock.storage.adoption import Adoption
-from penstock.storage.batches import Batch, BatchRecord, StagedPage
+from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
 from penstock.storage.durability import DISK
 from penstock.storage.parts import append_ops
 from penstock.storage.streams import Stream
@@ -60,10 +60,11 @@ class BatchEngine:
 
     def decide(
         self, query: str, number: int, target: str, pages: list[StagedPage], *,
-        is_checked: bool = False,
+        facts: BatchFacts | None = None, is_checked: bool = False,
     ) -> bool:  # fmt: skip
         """Decide a batch: once `last_lsn` is durable its rows belong to the target (JSON, whatever
-        the caller understands). False: this batch, or a later one, was decided before. is_checked:
+        the caller understands). False: this batch, or a later one, was decided before; whether it
+        is the same one is for the caller to find out, by its facts. is_checked:
         staging.check_pages was run already, in a worker. StagingError: a page is missing or is not
         what its token says; ValueError: the batch before is not done, or something is too long;
         DiskFullError: nothing happened."""
@@ -80,10 +81,11 @@ class BatchEngine:
         if engine.blocked:
             engine.refuse()
         time_us = max(engine.clock.wall_us(), max([b.time_us for b in self.all()], default=0))
-        data = batches.decided_data(query, number, time_us, target, pages)
-        lsn = append_ops(engine, [record.Op(record.BATCH, batches.DECIDED, len(pages), data)], DISK)
-        found = BatchRecord(query, number, time_us, target, tuple(pages))
-        engine.state.apply_batch(lsn, batches.DECIDED, found)
+        flags = batches.DECIDED if facts is None else batches.DECIDED_BY
+        data = batches.decided_data(query, number, time_us, target, pages, facts)
+        lsn = append_ops(engine, [record.Op(record.BATCH, flags, len(pages), data)], DISK)
+        found = BatchRecord(query, number, time_us, target, tuple(pages), facts=facts)
+        engine.state.apply_batch(lsn, flags, found)
         return True
 
     def forget(self, query: str, *, is_forced: bool = False) -> bool:
@@ -101,6 +103,16 @@ class BatchEngine:
         engine.state.apply_batch(lsn, batches.FORGOTTEN, BatchRecord(query, batch.number))
         engine.state.end_batch(lsn, batch)
         return True
+
+    def disown(self, query: str) -> None:
+        """Begin to delete what is staged of a query that is over, and whose it was. What a batch of
+        it still has to move stays until the checkpoint that forgets it."""
+        engine = self._engine
+        engine.check()
+        fs, path = engine.fs, engine.path
+        dead = (*engine.state.batches.dead, *engine.checkpoints.dead_staged)
+        kept = {name for of_query, name in dead if of_query == query}
+        engine.submit(lambda: staging.disown(fs, path, query, kept), _nothing, self._not_deleted)
 
     def abort(self, query: str, number: int) -> bool:
         """Begin to delete what is staged of a batch; False if it was decided: that stays."""

@@ -10,6 +10,7 @@ repeated an answer, not a second write.
     BATCH      batch 8 | length of the query 2 | query | by the record's flags:
       DECIDED    time (us) 8 | length of the target 2 | target (JSON) |
                  n x (length of the name 2 | name | page id 8 | rows 4 | bytes 4)
+      DECIDED_BY time (us) 8 | length of the target 2 | target (JSON) | facts | n x (as above)
       PROGRESS   page 4 | frame 4                    what comes next is frame `frame` of page `page`
       ADOPTED    page 4 | stream 4 | base offset 8 | time (us) 8
                                                      that page is pages of the stream now, at base
@@ -18,11 +19,15 @@ repeated an answer, not a second write.
     in a checkpoint, one section for each query:
                  batch 8 | time 8 | page 4 | frame 4 | pages 4 | rows 8 | bytes 8 | names 4 |
                  holds 4 | length of the query 2 | query | length of the target 2 | target |
-                 names x (as above) | holds x (stream 4, offset 8)
+                 names x (as above) | holds x (stream 4, offset 8) | facts, if the decision had them
 
-All big-endian. Of each query the last batch is kept, until the query is forgotten: one that is not
-newer has been committed already. A batch is done once its progress is behind its last page; then
-its pages are no longer listed, only counted.
+    facts        rows 8 | checksum 8 | bits 1 (1: is_gapless) | length of the user 2 | user |
+                 length of the first target 2 | first target (JSON)
+
+All big-endian. Of each query the last batch is kept, until the query is forgotten. A commit of the
+same number is the same batch if its facts say so (`BatchFacts`); DECIDED, which has none, was
+written by versions before them, and by salvage of what those wrote. A batch is done once its
+progress is behind its last page; then its pages are no longer listed, only counted.
 
 A PROGRESS stands in a TX before the operations of its slice, so that who replays it knows for which
 batch a stream is appended to. The first time that a batch touches a stream it *holds* it: the head
@@ -44,6 +49,7 @@ DECIDED: Final = 0
 PROGRESS: Final = 1
 ADOPTED: Final = 2
 FORGOTTEN: Final = 3
+DECIDED_BY: Final = 4
 TEXT_BYTES_MAX: Final = 0xFFFF
 NUMBER_MAX: Final = (1 << 64) - 1
 
@@ -54,6 +60,8 @@ _PLACE: Final = struct.Struct(">II")
 _ADOPTED: Final = struct.Struct(">IIQQ")
 _SECTION: Final = struct.Struct(">QQIIIQQII")
 _HOLD: Final = struct.Struct(">IQ")
+_FACTS: Final = struct.Struct(">QQB")
+_IS_GAPLESS: Final = 1
 _U16: Final = struct.Struct(">H")
 _NAME: Final = re.compile(r"(\d{1,20})\.(\d{1,10})\.([A-Za-z0-9_-]{1,64})\.(\d{1,10})\.page")
 
@@ -77,8 +85,28 @@ class NameParts(NamedTuple):
     k: int
 
 
+class QueryOwner(NamedTuple):
+    """Whose a query is: the user who staged or committed first, and the target (JSON) of that; ""
+    for a target or user that is not known."""
+
+    user: str
+    target: str
+
+
+class BatchFacts(NamedTuple):
+    """What a decision says besides where the rows are, so that a commit which is repeated can be
+    told from another batch. owner: of the query. rows, checksum: of all rows of the batch, whatever
+    their order (staged_frames.py). is_gapless: whoever committed it reports every batch of the
+    query, also those without rows, so a number that is missing is a batch that is missing."""
+
+    owner: QueryOwner
+    rows: int
+    checksum: int
+    is_gapless: bool = False
+
+
 class BatchRecord(NamedTuple):
-    """A BATCH record; what its flags do not have is 0 or empty."""
+    """A BATCH record; what its flags do not have is 0, empty or None."""
 
     query: str
     number: int
@@ -89,6 +117,7 @@ class BatchRecord(NamedTuple):
     frame: int = 0
     stream: int = 0
     base: int = 0
+    facts: BatchFacts | None = None
 
 
 def parse_name(name: str) -> NameParts:
@@ -109,16 +138,18 @@ def is_name(name: str) -> bool:
 class Batch:
     """The last batch of a query that was decided. target: JSON. page, frame: what comes next.
     rows, bytes, page_count: of all its pages. holds: stream number -> the offset where its head
-    waits, while the batch is not done. encoded: its section, until it changes."""
+    waits, while the batch is not done. facts: None if its decision has none. encoded: its section,
+    until it changes."""
 
     __slots__ = (
-        "bytes", "encoded", "frame", "holds", "number", "page", "page_count", "pages", "query",
-        "rows", "target", "time_us",
+        "bytes", "encoded", "facts", "frame", "holds", "number", "page", "page_count", "pages",
+        "query", "rows", "target", "time_us",
     )  # fmt: skip
 
     def __init__(
-        self, query: str, number: int, time_us: int, target: str, pages: tuple[StagedPage, ...]
-    ) -> None:
+        self, query: str, number: int, time_us: int, target: str, pages: tuple[StagedPage, ...],
+        facts: BatchFacts | None = None,
+    ) -> None:  # fmt: skip
         self.query: str = query
         self.number: int = number
         self.time_us: int = time_us
@@ -130,6 +161,7 @@ class Batch:
         self.rows: int = sum([page.rows for page in pages])
         self.bytes: int = sum([page.bytes for page in pages])
         self.holds: dict[int, int] = {}
+        self.facts: BatchFacts | None = facts
         self.encoded: bytes = b""
 
     @property
@@ -160,7 +192,7 @@ class BatchTable:
 
     def apply(self, flags: int, found: BatchRecord) -> Batch:
         """A record of a batch: the batch, changed. ValueError for one that cannot be."""
-        if flags == DECIDED:
+        if flags in (DECIDED, DECIDED_BY):
             return self._decide(found)
         batch = self.by_query.get(found.query)
         if batch is None or batch.number != found.number:
@@ -184,7 +216,9 @@ class BatchTable:
                 f"batch {found.number} of {found.query!r} after batch {before.number}, which is "
                 f"{'done' if before.is_done else 'not done'}"
             )
-        batch = Batch(found.query, found.number, found.time_us, found.target, found.pages)
+        batch = Batch(
+            found.query, found.number, found.time_us, found.target, found.pages, found.facts
+        )
         self.by_query[found.query] = batch
         return batch
 
@@ -233,12 +267,27 @@ def _head(query: str, number: int) -> bytes:
 
 
 def decided_data(
-    query: str, number: int, time_us: int, target: str, pages: list[StagedPage]
-) -> bytes:
-    """Data of a DECIDED; its count is len(pages). ValueError for what does not fit."""
+    query: str, number: int, time_us: int, target: str, pages: list[StagedPage],
+    facts: BatchFacts | None = None,
+) -> bytes:  # fmt: skip
+    """Data of a DECIDED_BY, without facts of a DECIDED; its count is len(pages). ValueError for
+    what does not fit."""
     goal = _text("the target", target)
     parts = [_head(query, number), _TIME_LENGTH.pack(time_us, len(goal)), goal]
+    if facts is not None:
+        parts.append(_facts(facts))
     parts += [_page(page) for page in pages]
+    return b"".join(parts)
+
+
+def _facts(facts: BatchFacts) -> bytes:
+    bits = _IS_GAPLESS if facts.is_gapless else 0
+    parts = [_FACTS.pack(facts.rows, facts.checksum, bits)]
+    for what, text in (("the user's name", facts.owner.user), ("the target", facts.owner.target)):
+        data = text.encode("utf-8", "surrogateescape")
+        if len(data) > TEXT_BYTES_MAX:
+            raise ValueError(f"{what} has {len(data)} bytes, expected at most {TEXT_BYTES_MAX}")
+        parts += [_U16.pack(len(data)), data]
     return b"".join(parts)
 
 
@@ -271,14 +320,8 @@ def decode_batch(data: bytes, flags: int, count: int) -> BatchRecord:
     number, length = _HEAD.unpack_from(data)
     end = _fits(data, at, length)
     query = _string(data[at:end])
-    if flags == DECIDED:
-        at = _fits(data, end, _TIME_LENGTH.size)
-        time_us, length = _TIME_LENGTH.unpack_from(data, end)
-        end = _fits(data, at, length)
-        target = _string(data[at:end])
-        pages, end = _pages(data, end, count)
-        _ends(data, end)
-        return BatchRecord(query, number, time_us, target, pages)
+    if flags in (DECIDED, DECIDED_BY):
+        return _decision(data, end, flags, count, query, number)
     if flags == PROGRESS:
         _ends(data, _fits(data, end, _PLACE.size))
         page, frame = _PLACE.unpack_from(data, end)
@@ -291,6 +334,33 @@ def decode_batch(data: bytes, flags: int, count: int) -> BatchRecord:
         raise RecordError(f"BATCH: unknown flags {flags:#04x}")
     _ends(data, end)
     return BatchRecord(query, number)
+
+
+def _decision(
+    data: bytes, at: int, flags: int, count: int, query: str, number: int
+) -> BatchRecord:  # fmt: skip
+    start = _fits(data, at, _TIME_LENGTH.size)
+    time_us, length = _TIME_LENGTH.unpack_from(data, at)
+    end = _fits(data, start, length)
+    target = _string(data[start:end])
+    facts = None
+    if flags == DECIDED_BY:
+        facts, end = _read_facts(data, end)
+    pages, end = _pages(data, end, count)
+    _ends(data, end)
+    return BatchRecord(query, number, time_us, target, pages, facts=facts)
+
+
+def _read_facts(data: bytes, at: int) -> tuple[BatchFacts, int]:
+    end = _fits(data, at, _FACTS.size)
+    rows, checksum, bits = _FACTS.unpack_from(data, at)
+    texts: list[str] = []
+    for _ in range(2):
+        start = _fits(data, end, 2)
+        end = _fits(data, start, _U16.unpack_from(data, end)[0])
+        texts.append(data[start:end].decode("utf-8", "surrogateescape"))
+    owner = QueryOwner(texts[0], texts[1])
+    return BatchFacts(owner, rows, checksum, bool(bits & _IS_GAPLESS)), end
 
 
 def _fits(data: bytes, at: int, length: int) -> int:
@@ -338,6 +408,8 @@ def encode_section(batch: Batch) -> bytes:
     ]  # fmt: skip
     parts += [_page(page) for page in batch.pages]
     parts += [_HOLD.pack(stream, offset) for stream, offset in batch.holds.items()]
+    if batch.facts is not None:
+        parts.append(_facts(batch.facts))
     return b"".join(parts)
 
 
@@ -359,5 +431,7 @@ def decode_section(data: bytes) -> Batch:
         stream, offset = _HOLD.unpack_from(data, at)
         batch.holds[stream] = offset
         at = end
+    if at < len(data):
+        batch.facts, at = _read_facts(data, at)
     _ends(data, at)
     return batch

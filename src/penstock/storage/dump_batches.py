@@ -6,16 +6,17 @@ formats. What cannot be read is a ValueError, which the caller shows as damage.
 """
 
 from penstock.storage import batches
-from penstock.storage.batches import Batch, StagedPage
+from penstock.storage.batches import Batch, BatchFacts, StagedPage
 
 
 def batch_text(data: bytes, flags: int, count: int) -> str:
     """A BATCH record. ValueError if it cannot be read."""
     found = batches.decode_batch(data, flags, count)
     title = f"query {found.query!r} batch {found.number}"
-    if flags == batches.DECIDED:
+    if flags in (batches.DECIDED, batches.DECIDED_BY):
         pages = ", ".join([_page_text(page) for page in found.pages]) or "no pages"
-        return f"decided {title} time {found.time_us} target {found.target!r}: {pages}"
+        facts = "" if found.facts is None else f" {_facts_text(found.facts)}"
+        return f"decided {title} time {found.time_us} target {found.target!r}{facts}: {pages}"
     if flags == batches.PROGRESS:
         return f"progress {title} page {found.page} frame {found.frame}"
     if flags == batches.ADOPTED:
@@ -34,7 +35,16 @@ def section_lines(batch: Batch) -> list[str]:
         f"{batch.rows} rows, {batch.bytes} bytes, time {batch.time_us} target {batch.target!r}"
     )
     holds = [f"  holds stream {n} at offset {offset}" for n, offset in batch.holds.items()]
-    return [first, *[f"  {_page_text(page)}" for page in batch.pages], *holds]
+    facts = [] if batch.facts is None else [f"  {_facts_text(batch.facts)}"]
+    return [first, *[f"  {_page_text(page)}" for page in batch.pages], *holds, *facts]
+
+
+def _facts_text(facts: BatchFacts) -> str:
+    gapless = " gapless" if facts.is_gapless else ""
+    return (
+        f"content {facts.rows} rows checksum {facts.checksum:016x}{gapless} of user "
+        f"{facts.owner.user!r} first target {facts.owner.target!r}"
+    )
 
 
 def _page_text(page: StagedPage) -> str:

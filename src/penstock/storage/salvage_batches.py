@@ -74,7 +74,9 @@ class SalvagedBatches:
                     self._copy(path, page, batch, new)
                 else:
                     missing.append(path)
-            new.batches.decide(batch.query, batch.number, batch.target, pages, is_checked=True)
+            new.batches.decide(
+                batch.query, batch.number, batch.target, pages, facts=batch.facts, is_checked=True
+            )
             if pages:
                 title = f"batch {batch.number} of query {batch.query!r}"
                 notes.append(f"{title} is not done: the new store goes on with {len(pages)} pages")

@@ -1,6 +1,7 @@
 """Staging: rows that tasks of a sink have written and nobody has committed yet, as page files.
 
     staging/<hash of the query>/    .query_name (for people)
+                                    .owner: {"user": ..., "target": ...}, whose the query is
                                     <batch>.<partition>.<attempt>.<k>.page, and .idx beside it
 
 A staged page is a whole page of kind 2 (page.py) with a sealed index: random page id, base offset
@@ -14,6 +15,9 @@ Staged by the process that serves HTTP, which verifies every frame before it is 
 vhost's process. Two writers never meet: the attempt in a name is random, and a name that is taken
 is refused.
 
+Who stages first owns the query (`claim`): the vhost asks before it lets anybody stage, commit or
+abort. The decision of a batch takes the owner over; the file goes with the directory.
+
 Deleting: pages of a batch that is done go after the checkpoint that says so [6]. What no decision
 names goes by age (`Sweep`), or when its batch is aborted.
 
@@ -21,12 +25,13 @@ Failure: StagingError says what a commit names that is not there or not so; OSEr
 """
 
 import contextlib
+import json
 from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import CorruptionError, StorageError
 from penstock.fast_crc import crc32
-from penstock.storage.batches import BatchTable, NameParts, StagedPage, parse_name
+from penstock.storage.batches import BatchTable, NameParts, QueryOwner, StagedPage, parse_name
 from penstock.storage.data_directory import hash_name, sync_dir, write_small
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
@@ -77,6 +82,32 @@ def query_directory(fs: FileSystem, staging: str, query: str) -> str:
         sync_dir(fs, directory)
     sync_dir(fs, staging)  # whoever made it may have died before
     return directory
+
+
+OWNER: Final = ".owner"
+_NAMES: Final = frozenset((".query_name", OWNER))  # what an empty directory may still have
+
+
+def read_owner(fs: FileSystem, path: str, query: str) -> QueryOwner | None:
+    """Who staged first for this query in the vhost directory `path`, as long as the directory is
+    there; None: nobody, or a power cut left no whole file, and so no token. OSError."""
+    try:
+        found = json.loads(fs.read(f"{query_path(path, query)}/{OWNER}"))
+        return QueryOwner(str(found["user"]), str(found["target"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def claim(fs: FileSystem, path: str, query: str, owner: QueryOwner) -> QueryOwner:
+    """The owner of the query: this one if there is none yet, which is durable then. One thread at a
+    time. OSError, SyncFailedError."""
+    found = read_owner(fs, path, query)
+    if found is not None:
+        return found
+    directory = query_directory(fs, staging_path(path), query)
+    write_small(fs, f"{directory}/{OWNER}", json.dumps(owner._asdict()).encode())
+    sync_dir(fs, directory)
+    return owner
 
 
 class StagedPageWriter:
@@ -269,6 +300,19 @@ def delete_staged(fs: FileSystem, directory: str, goes: Callable[[NameParts], bo
     return count
 
 
+def disown(fs: FileSystem, path: str, query: str, kept: set[str]) -> None:
+    """The query is over: delete what is staged of it, but for the pages with these names, and whose
+    it was. OSError."""
+    directory = query_path(path, query)
+    for page in _pages_in(fs, directory):
+        if page not in kept:
+            _unlink(fs, f"{directory}/{page}")
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(f"{directory}/{OWNER}")
+    if not kept:
+        _remove_empty(fs, directory)
+
+
 class Sweep:
     """What a sweep must know, taken by the owner of the batches: by the name of a query's
     directory the number of its last batch, and the pages that are still to be moved, or that wait
@@ -339,7 +383,9 @@ def _unlink(fs: FileSystem, path: str) -> None:
 
 def _remove_empty(fs: FileSystem, directory: str) -> None:
     with contextlib.suppress(OSError):
-        if set(fs.list(directory)) <= {".query_name"}:
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(directory + "/.query_name")
+        names = fs.list(directory)
+        if _NAMES.issuperset(names):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.unlink(f"{directory}/{name}")
             fs.rmdir(directory)  # not empty, if somebody begins in it just now

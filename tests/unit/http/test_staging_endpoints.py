@@ -13,6 +13,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.http import chunk_upload, staging_endpoints, staging_room
 from penstock.http.api import Api
+from penstock.server.control import ControlError
 from penstock.storage.filesystem import OsFile
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker
@@ -248,7 +249,7 @@ def test_who_may_stage(rig: HttpRig) -> None:
     rig.users.take(
         users_facts(guest=(".*", ".*", ".*"), reader=("", "", ".*"), writer=("", "^out$", ""))
     )
-    rig.node.answers |= {"abort_batch": {"files": 0}, "list_batches": [], "release_query": {}}
+    rig.node.answers |= {"abort_batch": {"files": 0}, "release_query": {}}
     body = PageMaker(1).chunk(RECORDS)
 
     def status(user: str | None, query: str = "", method: str = "POST", at: str = ADDRESS) -> int:
@@ -269,16 +270,38 @@ def test_who_may_stage(rig: HttpRig) -> None:
     assert status("writer", "?target=out") == 201
     assert status("writer", at=ADDRESS[:-1] + "e") == 201
     assert status("writer", method="DELETE", at=batch) == 200
-    assert rig.node.asked == [("abort_batch", "/", {"query": "q", "batch": 7})]
+    user = identity(rig, "writer")
+    claimed = {"query": "query/1", "as_user": user}
+    assert rig.node.asked == [
+        ("claim_query", "/", {"target": {"queue": "out"}, **claimed}),
+        ("claim_query", "/", {"target": {}, **claimed}),
+        ("abort_batch", "/", {"query": "q", "batch": 7, "as_user": user}),
+    ]
+    rig.node.answers["claim_query"] = ControlError(403, "it is ann's")
+    before = files(rig)
+    assert status("writer", at=ADDRESS[:-1] + "f") == 403
+    assert files(rig) == before
 
 
 # --- what the vhost does ---
 
 
 def token(query: str = "q", batch: int = 7, **other: Any) -> dict[str, Any]:
-    page = {"name": "7.0.a.0.page", "page_id": "00000000000000ff", "rows": 3, "bytes": 200}
+    page = {
+        "name": "7.0.a.0.page",
+        "page_id": "00000000000000ff",
+        "rows": 3,
+        "bytes": 200,
+        "checksum": "00000000000000aa",
+    }
     return {"query": query, "batch": batch, "partition": 0, "attempt": "a", "rows": 3,
             "bytes": 200, "pages": [page]} | other  # fmt: skip
+
+
+def identity(rig: HttpRig, user: str) -> dict[str, Any]:
+    found = rig.users.identity(user, "/")
+    assert found is not None
+    return found.facts()
 
 
 def commit(rig: HttpRig, body: object, user: str = "guest") -> Reply:
@@ -294,12 +317,16 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
     page = token()["pages"][0]
     assert rig.node.asked == [
         ("commit_batch", "/", {"query": "q", "batch": 7, "target": {"queue": "out"},
-                               "pages": [page, page], "mandatory_keys": None})
+                               "pages": [page, page], "mandatory_keys": None, "previous": None,
+                               "keep_first": False, "as_user": identity(rig, "guest")})
     ]  # fmt: skip
     many = {"exchanges": ["a", "b"], "dead_letter_to": None}
     body = {"target": many, "tokens": [], "mandatory_keys": [["a", "k"]]}
     assert commit(rig, body).status == 200
     assert rig.node.asked[1][2]["mandatory_keys"] == [["a", "k"]]
+    assert commit(rig, {"tokens": [], "previous": 6, "keep_first": True}).status == 200
+    asked = rig.node.asked[2][2]
+    assert (asked["target"], asked["previous"], asked["keep_first"]) == (None, 6, True)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +349,9 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
         ({"target": {"queue": "a", "dead_letter_to": 5}, "tokens": []}, "target: expected"),
         ({"target": {"queue": "a", "more": 5}, "tokens": []}, "target: expected"),
         ({"tokens": []}, "target: expected"),
+        ({"tokens": [], "previous": 7}, "previous: given 7, expected -1 to 6"),
+        ({"tokens": [], "previous": "6"}, "previous: given '6'"),
+        ({"tokens": [], "previous": 6, "keep_first": 1}, "keep_first: given 1"),
     ],
 )
 def test_bad_commits(rig: HttpRig, body: object, told: str) -> None:
@@ -334,8 +364,9 @@ def test_bad_commits(rig: HttpRig, body: object, told: str) -> None:
 def test_who_may_commit_list_and_release(rig: HttpRig) -> None:
     rig.users.take(users_facts(guest=(".*", ".*", ".*"), writer=("", "^out$", "")))
     rows = [
-        {"query": "mine", "batch": 1, "target": {"queue": "out"}},
-        {"query": "theirs", "batch": 2, "target": '{"exchanges": ["out", "in"]}'},
+        {"query": "mine", "owner": "ann", "batch": 1, "target": {"queue": "out"}},
+        {"query": "own", "owner": "writer", "batch": 1, "target": {"queue": "in"}},
+        {"query": "theirs", "owner": "", "batch": 2, "target": '{"exchanges": ["out", "in"]}'},
     ]
     rig.node.answers |= {
         "commit_batch": {"status": "committed", "batch": 7}, "list_batches": rows,
@@ -349,28 +380,31 @@ def test_who_may_commit_list_and_release(rig: HttpRig) -> None:
         assert commit(rig, {"target": target, "tokens": []}, "writer").status == 403
     assert not rig.node.asked
     assert commit(rig, {"target": {"queue": "out"}, "tokens": []}, "writer").status == 200
-    assert rig.ask("/api/staging/%2F", user="writer").json() == rows[:1]
+    assert rig.ask("/api/staging/%2F", user="writer").json() == rows[:2]
     assert rig.ask("/api/staging/%2F").json() == rows
 
     def release(query: str, user: str) -> int:
         return rig.ask(f"/api/staging/%2F/{query}", method="DELETE", user=user).status
 
-    assert release("theirs", "writer") == 403
     assert release("mine", "writer") == 200
     assert release("theirs?force=true", "guest") == 200
     assert release("theirs?force=1", "guest") == 400
     asked = [args for op, _, args in rig.node.asked if op == "release_query"]
-    assert asked == [{"query": "mine", "force": False}, {"query": "theirs", "force": True}]
+    assert asked == [
+        {"query": "mine", "force": False, "as_user": identity(rig, "writer")},
+        {"query": "theirs", "force": True, "as_user": identity(rig, "guest")},
+    ]
+    rig.node.answers["release_query"] = ControlError(403, "it is ann's")
+    assert release("theirs", "writer") == 403
 
 
 @pytest.mark.parametrize(
     ("code", "status", "error"),
     [(404, 404, "not_found"), (403, 403, "forbidden"), (406, 400, "bad_request"),
-     (312, 409, "unroutable"), (506, 503, "unavailable"), (541, 503, "unavailable")],
+     (312, 409, "unroutable"), (409, 409, "batch_conflict"), (506, 503, "unavailable"),
+     (541, 503, "unavailable")],
 )  # fmt: skip
 def test_what_the_vhost_refuses(rig: HttpRig, code: int, status: int, error: str) -> None:
-    from penstock.server.control import ControlError
-
     fault: PenstockError = ControlError(code, "why")
     rig.node.answers["commit_batch"] = fault
     reply = commit(rig, {"target": {"queue": "out"}, "tokens": []})

@@ -46,6 +46,7 @@ def test_names_are_taken_in_any_spelling() -> None:
         "exchange": "x", "routingkey": "k", "contentType": "text/plain", "IN_FLIGHT": "5",
         "timeout": "1.5", "persistent": "False", "mandatory": "FALSE", "checkpointLocation": "/c",
         "dead_letter_to": "d", "query_id": "a", "BATCHID": "7", "delivery": "idempotent",
+        "failondataloss": "False", "same_rows": "false",
     }  # fmt: skip
     options = SinkOptions.of(given, {})
     assert (options.exchange, options.routing_key, options.content_type) == ("x", "k", "text/plain")
@@ -53,6 +54,14 @@ def test_names_are_taken_in_any_spelling() -> None:
     assert (options.is_persistent, options.is_mandatory, options.checkpoint) == (False, False, "/c")
     assert (options.dead_letter_to, options.query_id, options.batch_id) == ("d", "a", 7)
     assert options.target == "exchange 'x'"
+    assert (options.fails_on_loss, options.has_same_rows) == (False, False)
+
+
+def test_a_batch_that_is_done_again_has_the_same_rows_unless_it_is_said() -> None:
+    options = SinkOptions.of({"queue": "q"}, {})
+    assert (options.fails_on_loss, options.has_same_rows) == (None, True)
+    with pytest.raises(OptionError, match="failOnDataLoss: given 'true', expected none with"):
+        SinkOptions.of({"queue": "q", "failOnDataLoss": "true", **AMQP})
 
 
 def test_an_exchange_may_be_left_to_a_column() -> None:

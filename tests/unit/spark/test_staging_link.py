@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from penstock.errors import OptionError
+from penstock.errors import BatchConflictError, OptionError
 from penstock.spark import sink_staging
 from penstock.spark.sink_columns import SinkColumns
 from penstock.spark.sink_options import SinkOptions
@@ -62,8 +63,8 @@ class Sink:
         )  # fmt: skip
         return stager.stage(table.to_batches(max_chunksize=7))
 
-    def commit(self, *parts: StagedRows) -> str:
-        return commit_batch(self.options, parts, link=self.link)
+    def commit(self, *parts: StagedRows, previous: int | None = None) -> str:
+        return commit_batch(self.options, parts, previous=previous, link=self.link)
 
 
 def some(count: int, size: int = 100) -> list[bytes]:
@@ -99,6 +100,35 @@ def test_a_commit_again_is_already_done(broker: FakeStaging) -> None:
     assert sink.commit(part) == "already done"
     assert sink.commit(sink.stage(some(9))) == "already done"  # a replay: staged anew, not taken
     assert payloads(broker) == some(9)
+
+
+def test_a_commit_of_other_rows_is_an_error_at_once(broker: FakeStaging) -> None:
+    sink = Sink(broker)
+    sink.commit(sink.stage(some(9)))
+    with pytest.raises(BatchConflictError, match=r"committing batch 0 of query .*: 409: the last"):
+        sink.commit(sink.stage(some(8)))
+    assert sink.slept == 0
+    careless = Sink(broker, sameRows="false")
+    assert careless.commit(careless.stage(some(8))) == "already done"
+    assert payloads(broker) == some(9)
+
+
+def test_batches_without_rows_are_reported_by_who_says_the_batch_before(
+    broker: FakeStaging,
+) -> None:
+    for number, given in enumerate(({"queue": "q"}, {"exchange": "x"}, {})):
+        sink = Sink(broker, **given)
+        if not given:
+            sink.options = replace(sink.options, queue=None, exchange=None)
+        assert sink.commit(sink.stage([], batch=number), previous=number - 1) == "committed"
+    told = [command["target"] for command in broker.commits]
+    assert told == [{"queue": "q"}, {"exchanges": ["x"]}, None]
+    assert [command["tokens"] for command in broker.commits] == [[]] * 3
+    sink = Sink(broker)
+    with pytest.raises(BatchConflictError):
+        sink.commit(sink.stage(some(3), batch=9), previous=8)
+    assert sink.commit(sink.stage(some(3), batch=9)) == "committed"
+    assert sink.commit(previous=9) == ""
 
 
 def test_a_commit_whose_answer_was_lost(broker: FakeStaging) -> None:

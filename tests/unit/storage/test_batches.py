@@ -6,11 +6,14 @@ from penstock.storage import batches
 from penstock.storage.batches import (
     ADOPTED,
     DECIDED,
+    DECIDED_BY,
     FORGOTTEN,
     PROGRESS,
     Batch,
+    BatchFacts,
     BatchRecord,
     BatchTable,
+    QueryOwner,
     StagedPage,
     decode_batch,
     decode_section,
@@ -25,6 +28,7 @@ PAGES = [
     StagedPage("7.1.0-00000002.0.page", 5, 2, 300),
 ]
 QUERY = "a query/ü"
+FACTS = BatchFacts(QueryOwner("ann\udcff", '{"queue":"q"}'), 5, 0x1EDCBA9876543210, True)
 
 
 def decided(number: int = 7, query: str = QUERY) -> BatchRecord:
@@ -45,6 +49,9 @@ def progress(page: int, frame: int, number: int = 7) -> BatchRecord:
 
 DATA = {
     DECIDED: (batches.decided_data(QUERY, 7, 123, "{}", PAGES), 2, decided()),
+    DECIDED_BY: (
+        batches.decided_data(QUERY, 7, 123, "{}", PAGES, FACTS), 2, decided()._replace(facts=FACTS)
+    ),
     PROGRESS: (batches.progress_data(QUERY, 7, 1, 9), 0, progress(1, 9)),
     ADOPTED: (
         batches.adopted_data(QUERY, 7, 1, 4, 1 << 40, 55), 0,
@@ -62,7 +69,13 @@ def test_a_record_is_read_as_it_was_written(flags: int) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "name"),
-    [(DECIDED, "decided"), (PROGRESS, "progress"), (ADOPTED, "adopted"), (FORGOTTEN, "forgotten")],
+    [
+        (DECIDED, "decided"),
+        (PROGRESS, "progress"),
+        (ADOPTED, "adopted"),
+        (FORGOTTEN, "forgotten"),
+        (DECIDED_BY, "decided_by"),
+    ],
 )
 def test_golden_bytes(flags: int, name: str) -> None:
     golden(f"record_batch_{name}", hexdump(DATA[flags][0]))
@@ -79,8 +92,8 @@ def test_a_record_of_another_length_is_refused(flags: int) -> None:
 
 
 def test_unknown_flags_and_texts_that_are_none_are_refused() -> None:
-    with pytest.raises(RecordError, match="unknown flags 0x04"):
-        decode_batch(DATA[FORGOTTEN][0], 4, 0)
+    with pytest.raises(RecordError, match="unknown flags 0x05"):
+        decode_batch(DATA[FORGOTTEN][0], 5, 0)
     data = batches.forgotten_data("q", 1)
     with pytest.raises(RecordError, match="utf-8"):
         decode_batch(data[:-1] + b"\xff", FORGOTTEN, 0)
@@ -180,6 +193,32 @@ def test_a_section_is_read_as_it_was_written() -> None:
             decode_section(data[:length])
     with pytest.raises(RecordError):
         decode_section(data + b"\0")
+
+
+def test_a_section_with_facts_is_read_as_it_was_written() -> None:
+    found = BatchTable()
+    found.apply(DECIDED_BY, DATA[DECIDED_BY][2])
+    batch = found.by_query[QUERY]
+    batch.holds = {3: 1 << 50}
+    data = encode_section(batch)
+    golden("checkpoint_batch_by", hexdump(data))
+    assert same(decode_section(data), batch)
+    batch.facts = None
+    whole = len(encode_section(batch))
+    for length in range(len(data)):
+        if length == whole:  # as a version without facts would have written it
+            assert same(decode_section(data[:length]), batch)
+            continue
+        with pytest.raises(RecordError):
+            decode_section(data[:length])
+    with pytest.raises(RecordError):
+        decode_section(data + b"\0")
+
+
+def test_facts_that_do_not_fit_are_refused() -> None:
+    for owner in (QueryOwner("u" * 70_000, "{}"), QueryOwner("u", "t" * 70_000)):
+        with pytest.raises(ValueError, match="70000 bytes"):
+            batches.decided_data("q", 1, 1, "{}", [], BatchFacts(owner, 0, 0))
 
 
 def test_a_section_is_made_anew_when_its_batch_changes() -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.storage.backup import backup
+from penstock.storage.batches import BatchFacts, QueryOwner
 from penstock.storage.dump import dump, dump_tree
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
-from penstock.storage.staging import query_path
+from penstock.storage.staging import claim, query_path
 from penstock.storage.stats import stats
 from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
@@ -26,6 +27,7 @@ from tests.helpers.tool_stores import DATA, image, open_vhost, running, stopped,
 
 COPY = "/copy"
 ROWS = rows_of(0, 60)
+FACTS = BatchFacts(QueryOwner("ann", TARGET), 60, 0xABC, True)
 
 
 def fill(engine: StorageEngine) -> None:
@@ -35,10 +37,11 @@ def fill(engine: StorageEngine) -> None:
     engine.append_stream(stream, b"m", b"before", DISK)
     engine.batches.decide("done", 3, TARGET, [])
     path = engine.path
+    claim(engine.fs, path, "q", FACTS.owner)
     pages = [
         stage(engine.fs, path, "q", 7, ROWS[n * 10 : n * 10 + 10], partition=n) for n in range(6)
     ]
-    assert engine.batches.decide("q", 7, TARGET, pages)
+    assert engine.batches.decide("q", 7, TARGET, pages, facts=FACTS)
     engine.batches.adopt("q", stream)
     engine.sync()
     engine.batches.finish_adoptions()
@@ -111,6 +114,8 @@ def test_dump_shows_batches_and_staged_pages(is_clean: bool) -> None:
     assert f"query 'q' batch 7 at {page}" in text
     assert "query 'done' batch 3 done of 0 pages" in text
     assert "holds stream 1 at offset 1" in text
+    assert "content 60 rows checksum 0000000000000abc gapless of user 'ann' first target" in text
+    assert '{"user": "ann", "target"' in text
     if not is_clean:
         assert "BATCH adopted query 'q' batch 7 page 1 by stream 1 offset 11 time" in text
         assert "BATCH progress query 'q' batch 7 page 2 frame 4" in text
@@ -154,6 +159,7 @@ def test_a_backup_goes_on_with_the_batch(mode: str) -> None:
     assert again.stream(b"s").head_offset == 1
     assert finished(again) == WANTED
     assert not again.batches.decide("done", 3, TARGET, [])
+    assert [batch.facts for batch in again.batches.all()] == [None, FACTS]
     original = open_vhost(copy, vhost_path(copy, DATA))
     assert finished(original) == WANTED if original.batches.rolling() else True
     assert [payload for _, _, payload, _ in read_all(original)] == WANTED
@@ -174,6 +180,7 @@ def test_salvage_takes_all_of_it_and_goes_on(is_clean: bool) -> None:
     assert finished(engine) == WANTED
     for query, number in (("done", 3), ("q", 7)):
         assert not engine.batches.decide(query, number, TARGET, [])
+    assert [batch.facts for batch in engine.batches.all()] == [None, FACTS]
 
 
 def test_salvage_takes_an_adopted_page_from_its_staged_file() -> None:

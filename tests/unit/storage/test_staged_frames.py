@@ -6,7 +6,7 @@ import pytest
 
 from penstock.fast_crc import crc32
 from penstock.storage.page import encode_frame, page_seed, scan_frames
-from penstock.storage.staged_frames import are_staged_frames
+from penstock.storage.staged_frames import CHECKSUM_MASK, staged_checksum
 
 SEED = page_seed(0x1234)
 
@@ -20,16 +20,16 @@ def staged(count: int = 3) -> tuple[bytes, bytes]:
 
 def test_staged_frames_are_those_that_scanning_finds() -> None:
     data, rows = staged()
-    assert are_staged_frames(data, rows, 1000, SEED, 2)
-    assert are_staged_frames(b"", b"", 1000, SEED, 2)
-    assert not are_staged_frames(data, rows, 1001, SEED, 2)
-    assert not are_staged_frames(data, rows, 1000, SEED, 3)
-    assert not are_staged_frames(data, rows, 1000, SEED ^ 4, 2)
-    assert not are_staged_frames(data + b"\0", rows, 1000, SEED, 2)
+    assert staged_checksum(data, rows, 1000, SEED, 2) >= 0
+    assert staged_checksum(b"", b"", 1000, SEED, 2) == 0
+    assert staged_checksum(data, rows, 1001, SEED, 2) == -1
+    assert staged_checksum(data, rows, 1000, SEED, 3) == -1
+    assert staged_checksum(data, rows, 1000, SEED ^ 4, 2) == -1
+    assert staged_checksum(data + b"\0", rows, 1000, SEED, 2) == -1
     for length in range(len(data)):
-        assert not are_staged_frames(data[:length], rows, 1000, SEED, 2)
+        assert staged_checksum(data[:length], rows, 1000, SEED, 2) == -1
     for length in range(len(rows)):
-        assert not are_staged_frames(data, rows[:length], 1000, SEED, 2)
+        assert staged_checksum(data, rows[:length], 1000, SEED, 2) == -1
 
 
 def test_every_flipped_bit_of_staged_frames_and_their_rows_is_noticed() -> None:
@@ -37,15 +37,46 @@ def test_every_flipped_bit_of_staged_frames_and_their_rows_is_noticed() -> None:
     for bit in range(8 * len(data)):
         spoilt = bytearray(data)
         spoilt[bit // 8] ^= 1 << bit % 8
-        assert not are_staged_frames(bytes(spoilt), rows, 1000, SEED, 2)
+        assert staged_checksum(bytes(spoilt), rows, 1000, SEED, 2) == -1
     for bit in range(8 * len(rows)):
         spoilt = bytearray(rows)
         spoilt[bit // 8] ^= 1 << bit % 8
-        assert not are_staged_frames(data, bytes(spoilt), 1000, SEED, 2)
+        assert staged_checksum(data, bytes(spoilt), 1000, SEED, 2) == -1
 
 
 @pytest.mark.parametrize(("flags", "time_us"), [(1, 0), (1 << 31, 0), (0, 1), (0, -1)])
 def test_staged_frames_have_no_flags_and_no_time(flags: int, time_us: int) -> None:
     behind = struct.pack("<IIIq", 1, 0, flags, time_us) + b"x"
     frame = struct.pack("<I", crc32(behind, SEED)) + behind
-    assert not are_staged_frames(frame, struct.pack("<IIq", 64, 1, time_us), 64, SEED, 0)
+    assert staged_checksum(frame, struct.pack("<IIq", 64, 1, time_us), 64, SEED, 0) == -1
+
+
+def checksum_of(bodies: list[bytes], page_id: int = 7, rel: int = 0) -> int:
+    """Of one piece of a page with these rows."""
+    seed = page_seed(page_id)
+    data = b"".join(encode_frame(seed, rel + n, 0, body, b"m") for n, body in enumerate(bodies))
+    rows = b"".join(scan_frames(data, 1000, seed, rel, 0, 1000 + len(data)).rows)
+    found = staged_checksum(data, rows, 1000, seed, rel)
+    assert 0 <= found <= CHECKSUM_MASK
+    return found
+
+
+def test_the_checksum_is_of_the_rows_wherever_they_are() -> None:
+    rows = [b"row %d" % n for n in range(40)]
+    whole = checksum_of(rows)
+    assert checksum_of(rows[::-1], page_id=99, rel=5) == whole
+    parts = checksum_of(rows[:7], 3) + checksum_of(rows[7:30], 4, 9) + checksum_of(rows[30:], 5)
+    assert parts & CHECKSUM_MASK == whole
+    assert checksum_of(rows[:-1]) != whole
+    assert checksum_of([*rows[:-1], rows[0]]) != whole
+    assert checksum_of([*rows[:-2], rows[-2] + rows[-1]]) != whole
+
+
+def test_rows_that_exchange_parts_have_another_checksum() -> None:
+    # The plain sum of their CRCs is the same for one such pair in 10,000: a CRC is linear.
+    found = set()
+    for n in range(2000):
+        a, b, c, d = (b"%s-%08d" % (name, n) for name in (b"a", b"b", b"c", b"d"))
+        found.add(checksum_of([a + b, c + d]))
+        found.add(checksum_of([a + d, c + b]))
+    assert len(found) == 4000

@@ -1,10 +1,19 @@
 """Staged pages: written, checked when they are named, swept; never one that is still needed."""
 
+import errno
+
 import pytest
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage import staging
-from penstock.storage.batches import ADOPTED, DECIDED, BatchRecord, BatchTable, StagedPage
+from penstock.storage.batches import (
+    ADOPTED,
+    DECIDED,
+    BatchRecord,
+    BatchTable,
+    QueryOwner,
+    StagedPage,
+)
 from penstock.storage.page import (
     BLOCK_BYTES,
     PAGE_HEADER_BYTES,
@@ -221,3 +230,40 @@ def test_a_batch_is_deleted_whole_and_no_other(fs: FaultyFileSystem) -> None:
     assert staging.delete_batch(fs, PATH, "unknown", 1) == 0
     check_pages(fs, PATH, QUERY, 11, [other])
     check_pages(fs, PATH, "r", 1, [elsewhere])
+
+
+# ---- whose a query is ----------------------------------------------------------------------------
+
+ANN, BEN = QueryOwner("ann", "{}"), QueryOwner("ben", "")
+
+
+@pytest.mark.parametrize("mode", ["killed", "lost"])
+def test_the_first_owner_stays_after_any_crash(fs: FaultyFileSystem, mode: str) -> None:
+    assert staging.read_owner(fs, PATH, QUERY) is None
+    assert staging.claim(fs, PATH, QUERY, ANN) == ANN
+    fs = fs.crash(mode)
+    assert staging.read_owner(fs, PATH, QUERY) == ANN
+    assert staging.claim(fs, PATH, QUERY, BEN) == ANN
+    assert staging.claim(fs, PATH, "other", BEN) == BEN
+
+
+@pytest.mark.parametrize("mode", ["killed", "lost"])
+def test_a_claim_that_fails_can_be_made_again(mode: str) -> None:
+    """Wherever the disk fails, and then the power: the owner is Ann, or nobody."""
+    owners = set()
+    for nth in range(1, 30):
+        fs = FaultyFileSystem()
+        make_vhost(fs)
+        fs.fail(errno.EIO, nth=nth)
+        try:
+            staging.claim(fs, PATH, QUERY, ANN)
+        except (OSError, SyncFailedError):
+            fs = fs.crash(mode)
+            owners.add(staging.read_owner(fs, PATH, QUERY))
+            assert staging.claim(fs, PATH, QUERY, BEN) in (ANN, BEN)
+            continue
+        break
+    else:
+        raise AssertionError("it fails for ever")
+    assert None in owners
+    assert owners <= {None, ANN}

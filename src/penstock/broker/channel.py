@@ -194,6 +194,7 @@ class Channel(ConsumerChannel):
     def mark_queues(self) -> None:
         """Its consumers may be given more."""
         for consumer in self.consumers.values():
+            consumer.wake()
             self.vhost.dispatch.mark(consumer.source)
 
     def cancelled(self, consumer: Consumer) -> None:
@@ -273,6 +274,8 @@ class Channel(ConsumerChannel):
         if consumer is not None:
             consumer.unacked -= 1
             self.consumer_unacked -= 1
+            if consumer.is_parked:
+                consumer.wake()
 
     def _ack_later(self, tags: list[int], multiples: list[bool]) -> None:
         transaction = self.transaction

@@ -6,11 +6,14 @@ priority they take turns, one message each: fair round robin. With a single acti
 first that came is asked, until it goes; then the next becomes active.
 
     x-priority 10   [c4 c7]      each a ring: who has been given a message goes to its end
-    x-priority  0   [c1 c2 c3]
+    x-priority  0   [c1 c2 c3]   parked: c5 c6
 
-Nothing is kept of who is ready: it changes with each delivery and each ack, and asking costs two
-comparisons. What is asked often, a queue with many consumers that are all full, is asked once per
-turn only (dispatch.py).
+Whether a consumer is ready changes with each delivery and each ack, so it is asked, with two
+comparisons, and not kept. But who was asked and was not ready is parked beside its ring, so that
+20,000 consumers that are all full are not asked again for each message; whoever makes room for it
+(an ack, a client that reads again) calls `Consumer.wake`, and it is the last of its ring again. So
+each ack pays for one question at most. Adding and removing one costs the same however many there
+are, and whatever their priorities.
 
 Hot: `next_ready` runs for each delivery.
 
@@ -18,7 +21,8 @@ Not here: channels (channel.py), what a consumer is sent (deliver.py).
 """
 
 from abc import abstractmethod
-from collections import deque
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.roles import Owing
@@ -68,6 +72,7 @@ class Consumer:
         self._arguments: bytes = encode_table(arguments) if arguments else b""
         self.unacked: int = 0
         self.is_cancelled: bool = False
+        self.is_parked: bool = False  # it was not ready when it was asked last
         self.delivered: int = 0
         # The basic.deliver frame in front of and behind the delivery tag, for the last address.
         self.address: bytes = b""
@@ -93,6 +98,23 @@ class Consumer:
             and not self.is_cancelled
         )
 
+    def wake(self) -> None:
+        """There may be room for another message: it is asked again."""
+        if self.is_parked:
+            self.queue.consumers.unpark(self)
+
+
+class Ring:
+    """The consumers of one priority. ready: those to ask, in turn; parked: those that were not
+    ready."""
+
+    __slots__ = ("parked", "priority", "ready")
+
+    def __init__(self, priority: int) -> None:
+        self.priority: int = priority
+        self.ready: OrderedDict[Consumer, None] = OrderedDict()
+        self.parked: dict[Consumer, None] = {}
+
 
 class Consumers:
     """Those of one queue. is_single_active: only one of them is given messages."""
@@ -101,37 +123,67 @@ class Consumers:
         self.count: int = 0
         self.is_single_active: bool = is_single_active
         self.active: Consumer | None = None
+        self._exclusive: int = 0  # that want to be alone
         self._only: Consumer | None = None  # if there is but one
-        self._rings: list[tuple[int, deque[Consumer]]] = []  # by priority, the highest first
+        self._rings: dict[int, Ring] = {}  # by priority
+        self._order: list[int] = []  # priorities of all rings, negative: the highest first
+        self._asked: list[int] = []  # of those in which there is anybody to ask
 
     def add(self, consumer: Consumer) -> None:
         """One more; it is the last of its priority."""
-        for priority, ring in self._rings:
-            if priority == consumer.priority:
-                ring.append(consumer)
-                break
-        else:
-            self._rings.append((consumer.priority, deque([consumer])))
-            self._rings.sort(key=_descending)
+        ring = self._rings.get(consumer.priority)
+        if ring is None:
+            ring = self._rings[consumer.priority] = Ring(consumer.priority)
+            insort(self._order, -consumer.priority)
+        self._ask(ring, consumer)
         self.count += 1
+        self._exclusive += consumer.is_exclusive
         self._changed()
 
     def remove(self, consumer: Consumer) -> None:
         """One less; unknown ones are ignored."""
-        for priority, ring in self._rings:
-            if priority == consumer.priority and consumer in ring:
-                ring.remove(consumer)
-                self.count -= 1
-                break
-        self._rings = [(priority, ring) for priority, ring in self._rings if ring]
+        ring = self._rings.get(consumer.priority)
+        if ring is None or not (consumer in ring.ready or consumer in ring.parked):
+            return
+        if consumer.is_parked:
+            consumer.is_parked = False
+            del ring.parked[consumer]
+        else:
+            del ring.ready[consumer]
+            if not ring.ready:
+                _take(self._asked, -ring.priority)
+        if not ring.ready and not ring.parked:
+            del self._rings[ring.priority]
+            _take(self._order, -ring.priority)
+        self.count -= 1
+        self._exclusive -= consumer.is_exclusive
         if self.active is consumer:
             self.active = None
         self._changed()
 
     def _changed(self) -> None:
-        self._only = self._rings[0][1][0] if self.count == 1 else None
+        self._only = self._first() if self.count == 1 else None
         if self.is_single_active and self.active is None and self._rings:
-            self.active = self._rings[0][1][0]
+            self.active = self._first()
+
+    def _first(self) -> Consumer:
+        """The first of the highest priority. There is one."""
+        ring = self._rings[-self._order[0]]
+        return next(iter(ring.ready or ring.parked))
+
+    def _ask(self, ring: Ring, consumer: Consumer) -> None:
+        """It is the last of those to ask."""
+        if not ring.ready:
+            insort(self._asked, -ring.priority)
+        ring.ready[consumer] = None
+
+    def unpark(self, consumer: Consumer) -> None:
+        """A parked one may be ready (Consumer.wake calls this)."""
+        consumer.is_parked = False
+        ring = self._rings.get(consumer.priority)
+        if ring is not None and consumer in ring.parked:
+            del ring.parked[consumer]
+            self._ask(ring, consumer)
 
     def next_ready(self) -> Consumer | None:
         """Whose turn it is; None if nobody may be given a message. Who is returned goes to the end
@@ -139,30 +191,52 @@ class Consumers:
         only = self.active if self.is_single_active else self._only
         if only is not None:
             return only if only.is_ready() else None
-        for _, ring in self._rings:
-            for _ in range(len(ring)):
-                consumer = ring[0]
-                ring.rotate(-1)
+        while self._asked:
+            ring = self._rings[-self._asked[0]]
+            ready = ring.ready
+            while ready:
+                consumer = next(iter(ready))
                 if consumer.is_ready():
+                    ready.move_to_end(consumer)
                     return consumer
+                del ready[consumer]
+                ring.parked[consumer] = None
+                consumer.is_parked = True
+            del self._asked[0]
         return None
 
-    def room(self) -> int:
-        """How many of them are ready: for messages that are for whoever waits now, or nobody."""
-        return len([consumer for consumer in self.all() if consumer.is_ready()])
+    def room(self, most: int) -> int:
+        """How many of them are ready, as far as `most`: for messages that are for whoever waits
+        now, or nobody."""
+        n = 0
+        for priority in self._asked:
+            for consumer in self._rings[-priority].ready:
+                if consumer.is_ready():
+                    n += 1
+                    if n >= most:
+                        return n
+        return n
 
     def all(self) -> list[Consumer]:
         """All of them, the highest priority first."""
-        return [consumer for _, ring in self._rings for consumer in ring]
+        found: list[Consumer] = []
+        for priority in self._order:
+            ring = self._rings[-priority]
+            found += ring.ready
+            found += ring.parked
+        return found
 
     def has_exclusive(self) -> bool:
         """Whether the one that there is wants to be alone."""
-        return any(consumer.is_exclusive for consumer in self.all())
+        return self._exclusive > 0
 
     def cancel_all(self) -> None:
         """The queue is gone: each of them is told."""
         consumers = self.all()
-        self._rings = []
+        self._rings = {}
+        self._order = []
+        self._asked = []
+        self._exclusive = 0
         self.count = 0
         self.active = None
         self._only = None
@@ -171,5 +245,6 @@ class Consumers:
             consumer.channel.cancelled(consumer)
 
 
-def _descending(ring: tuple[int, deque[Consumer]]) -> int:
-    return -ring[0]
+def _take(priorities: list[int], priority: int) -> None:
+    """Take one that is there out of a sorted list."""
+    del priorities[bisect_left(priorities, priority)]

@@ -237,7 +237,7 @@ class Publisher:
         if priority > queue.priorities:
             priority = queue.priorities
         if queue.is_immediate:
-            queue.amq.takers = queue.consumers.room()
+            queue.amq.takers = queue.consumers.room(queue.amq.backing.len() + 1)
         try:
             lsn = queue.amq.publish(route.front + props, body, mode, priority=priority)
         except QueueFullError:

@@ -12,15 +12,16 @@ by name (`QueueRoute`); the broker asks its exchanges.
 A message may come back to a queue that it died in, if somebody rejected it on the way: a decision
 was made each time. A cycle of nothing but automatic deaths would turn for ever, so it ends where
 RabbitMQ ends it: the message is dropped. `is_cycle` is its rule. A chain of queues without a cycle
-ends, too: after HOPS_MAX deaths in a row that nobody decided the message is dropped. RabbitMQ has no
-such limit; there each hop costs the publisher's flow control, here it would cost all other clients.
+ends, too: after HOPS_MAX deaths in a row that nobody decided the message is dropped. RabbitMQ has
+no such limit; its queues are processes, while here one chain would hold up all clients of a vhost.
 
 A queue that gets dead letters keeps its limits, so a message may at once die there, too, and move
 on. NESTED_HOPS_MAX of these steps are done in one call, so that a chain needs no stack of its
 length; the queue where it stops goes on at its next tick.
 
 Without a target, or when the target does not exist, the message is dropped too. What is dropped is
-counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle, dead_letter_hops.
+counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle,
+dead_letter_hops.
 
 What is not durable gets its copy in RAM. If some targets are durable and others not, the durable
 ones share the record, and the others get theirs then: a crash in between takes nothing from them

@@ -1,0 +1,157 @@
+"""Consumers: turns, priorities, and that their number costs nobody else anything."""
+
+import random
+
+from penstock.broker.consumers import Consumer, Consumers
+from tests.helpers.steps import cost_of
+from tests.helpers.vhost_rig import TakingChannel, VHostRig
+
+
+class Crowd:
+    """Consumers of one queue, each with a channel of its own."""
+
+    def __init__(self, *, is_single_active: bool = False) -> None:
+        self.rig = VHostRig()
+        self.queue = self.rig.queue()
+        if is_single_active:
+            self.queue.consumers = Consumers(is_single_active=True)
+        self.consumers = self.queue.consumers
+
+    def add(self, tag: str, priority: int = 0, *, prefetch: int = 0) -> Consumer:
+        consumer = Consumer(
+            tag, TakingChannel(), self.queue, no_ack=False, is_exclusive=False, priority=priority,
+            prefetch=prefetch, arguments={},
+        )  # fmt: skip
+        self.consumers.add(consumer)
+        return consumer
+
+    def turns(self, n: int) -> str:
+        """The tags of those whose turn it is, n times."""
+        found = [self.consumers.next_ready() for _ in range(n)]
+        return " ".join("-" if consumer is None else consumer.tag for consumer in found)
+
+
+def block(*consumers: Consumer) -> None:
+    for consumer in consumers:
+        consumer.channel.can_deliver = False
+
+
+def free(*consumers: Consumer) -> None:
+    """As a channel does it that may be given something again."""
+    for consumer in consumers:
+        consumer.channel.can_deliver = True
+        consumer.wake()
+
+
+def test_they_take_turns_within_the_highest_priority_that_is_ready() -> None:
+    crowd = Crowd()
+    a, b = crowd.add("a"), crowd.add("b")
+    c, d = crowd.add("c", 5), crowd.add("d", 5)
+    assert crowd.turns(5) == "c d c d c"
+    block(c, d)
+    assert crowd.turns(3) == "a b a"
+    free(d)
+    assert crowd.turns(2) == "d d"
+    block(a, b, d)
+    assert crowd.turns(2) == "- -"
+    free(a, c)
+    assert crowd.turns(2) == "c c"
+    assert [each.tag for each in crowd.consumers.all()] == ["c", "d", "a", "b"]
+
+
+def test_room_counts_those_that_are_ready_as_far_as_it_is_asked() -> None:
+    crowd = Crowd()
+    many = [crowd.add(str(i), i % 3) for i in range(9)]
+    assert crowd.consumers.room(100) == 9
+    assert crowd.consumers.room(2) == 2
+    block(*many[:7])
+    assert crowd.consumers.room(100) == 2
+    crowd.turns(1)
+    assert crowd.consumers.room(100) == 2
+
+
+def test_one_that_was_parked_and_went_is_not_asked_again() -> None:
+    crowd = Crowd()
+    a, b, c = crowd.add("a"), crowd.add("b"), crowd.add("c")
+    block(a, b, c)
+    assert crowd.turns(1) == "-"
+    crowd.consumers.remove(b)
+    crowd.consumers.remove(b)
+    free(b)
+    assert (crowd.turns(1), crowd.consumers.count) == ("-", 2)
+    crowd.consumers.remove(c)
+    free(a)
+    assert crowd.turns(2) == "a a"
+
+
+def test_the_next_active_one_is_the_first_of_the_highest_priority() -> None:
+    crowd = Crowd(is_single_active=True)
+    a, b, _ = crowd.add("a"), crowd.add("b"), crowd.add("c", 7)
+    assert crowd.turns(2) == "a a"
+    block(a)
+    assert crowd.turns(2) == "- -"
+    crowd.consumers.remove(a)
+    assert crowd.turns(1) == "c"
+    assert b.is_ready()
+
+
+def test_random_lives_agree_with_asking_everybody() -> None:
+    crowd, rng = Crowd(), random.Random(7)
+    alive: list[Consumer] = []
+    for step in range(3000):
+        what = rng.random()
+        if what < 0.1 or not alive:
+            alive.append(crowd.add(str(step), rng.randrange(3)))
+        elif what < 0.15:
+            crowd.consumers.remove(alive.pop(rng.randrange(len(alive))))
+        elif what < 0.5:
+            block(rng.choice(alive))
+        elif what < 0.7:
+            free(rng.choice(alive))
+        ready = [consumer for consumer in alive if consumer.is_ready()]
+        found = crowd.consumers.next_ready()
+        assert (found is None) == (not ready)
+        if found is not None:
+            assert found in ready
+            assert found.priority == max(consumer.priority for consumer in ready)
+        assert crowd.consumers.room(10**6) == len(ready)
+        assert {*crowd.consumers.all()} == {*alive}
+        assert crowd.consumers.count == len(alive)
+
+
+def per_consumer(n: int, priorities: int) -> list[float]:
+    """Lines for each of n: attach, ask them all when they are blocked, one ack and its delivery,
+    cancel."""
+    crowd = Crowd()
+    many: list[Consumer] = []
+
+    def attach() -> None:
+        for i in range(n):
+            assert not crowd.consumers.has_exclusive()
+            many.append(crowd.add(str(i), i % priorities, prefetch=1))
+
+    def ask() -> None:
+        for consumer in many:
+            consumer.unacked = 1
+        for _ in range(n):
+            assert crowd.consumers.next_ready() is None
+
+    def ack() -> None:
+        for consumer in many:
+            consumer.unacked = 0
+            consumer.wake()
+            assert crowd.consumers.next_ready() is consumer
+            consumer.unacked = 1
+            assert crowd.consumers.next_ready() is None
+
+    def cancel() -> None:
+        for consumer in many[::-1]:
+            crowd.consumers.remove(consumer)
+
+    return [cost_of(call).lines / n for call in (attach, ask, ack, cancel)]
+
+
+def test_many_consumers_cost_the_same_each() -> None:
+    for few, many in ((1, 1), (100, 400)):
+        short, long = per_consumer(100, few), per_consumer(400, many)
+        assert all(b <= a * 1.2 + 1 for a, b in zip(short, long, strict=True)), (short, long)

@@ -9,6 +9,8 @@ capitals behind PENSTOCK_, the engine's behind PENSTOCK_STORAGE_; a flag is the 
     memory = "64MiB"                PENSTOCK_MEMORY=64MiB                   --memory 64MiB
     [storage]
     checkpoint_seconds = 10         PENSTOCK_STORAGE_CHECKPOINT_SECONDS=10
+    [limits]
+    user_channels = 1000            PENSTOCK_LIMITS_USER_CHANNELS=1000
 
 Whoever has a Config has a good one: what is wrong is an OptionError that names the value by the
 place where it was given. An unknown name in the file is one that suggests the right name. The
@@ -22,8 +24,9 @@ import difflib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
+from penstock.access.limits import EXPECTED, LIMIT_MAX, Limits
 from penstock.errors import OptionError
 from penstock.queues.budget import parse_bytes
 from penstock.storage.durability import DISK, NONE, Durability
@@ -31,6 +34,8 @@ from penstock.storage.options import StorageOptions
 
 PREFIX: Final = "PENSTOCK_"
 STORAGE: Final = "storage"
+LIMITS: Final = "limits"
+TABLES: Final[Mapping[str, type]] = {STORAGE: StorageOptions, LIMITS: Limits}
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
@@ -102,6 +107,7 @@ class Config:
     staging_timeout_s: float
     lease_alert_s: float
     storage: StorageOptions
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +125,11 @@ def parse_file(path: str, text: str) -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         raise OptionError(path, text.splitlines()[0] if text else "", f"TOML: {error}") from None
     for name in table:
-        if name not in DEFAULTS and name != STORAGE:
-            raise OptionError(name, table[name], [*DEFAULTS, STORAGE])
-    if not isinstance(table.get(STORAGE, {}), dict):
-        raise OptionError(STORAGE, table[STORAGE], "a table [storage]")
+        if name not in DEFAULTS and name not in TABLES:
+            raise OptionError(name, table[name], [*DEFAULTS, *TABLES])
+    for name in TABLES:
+        if not isinstance(table.get(name, {}), dict):
+            raise OptionError(name, table[name], f"a table [{name}]")
     return table
 
 
@@ -140,19 +147,19 @@ def config_of(
     that was not given. file: as `parse_file` returns it.
     """
     given = {name: _Given(value, name) for name, value in DEFAULTS.items()}
-    engine: dict[str, _Given] = {}
+    tables: dict[str, dict[str, _Given]] = {name: {} for name in TABLES}
     for name, value in file.items():
         if isinstance(value, dict):
             for key, inner in value.items():
-                engine[key] = _Given(inner, f"{file_path}: storage.{key}")
+                tables[name][key] = _Given(inner, f"{file_path}: {name}.{key}")
         else:
             given[name] = _Given(value, f"{file_path}: {name}")
-    _add_environment(given, engine, environment)
+    _add_environment(given, tables, environment)
     for name, value in flags.items():
         if value is not None:
             given[name] = _Given(value, "--" + name.replace("_", "-"))
     durability = _durability(given["durability"])
-    storage = _storage(engine)
+    storage = _storage(tables[STORAGE])
     port, http_port = _whole(given["port"], 0, PORT_MAX), _port_or_off(given["http_port"])
     if port and port == http_port:
         expected = f"another than the port of AMQP, which is {port} too"
@@ -181,24 +188,30 @@ def config_of(
         staging_timeout_s=_seconds(given["staging_timeout_s"]),
         lease_alert_s=_seconds(given["lease_alert_s"]),
         storage=storage,
+        limits=_limits(tables[LIMITS]),
     )
 
 
 def _add_environment(
-    given: dict[str, _Given], engine: dict[str, _Given], environment: Mapping[str, str]
+    given: dict[str, _Given], tables: dict[str, dict[str, _Given]], environment: Mapping[str, str]
 ) -> None:
     known = {name.upper(): name for name in DEFAULTS}
-    of_engine = {f"{STORAGE}_{f.name}".upper(): f.name for f in fields(StorageOptions)}
+    of_tables = {
+        f"{table}_{one.name}".upper(): (table, one.name)
+        for table, options in TABLES.items()
+        for one in fields(options)
+    }
     for variable, text in environment.items():
         if not variable.startswith(PREFIX):
             continue
         name = variable[len(PREFIX) :]
         if name in known:
             given[known[name]] = _Given(text, variable)
-        elif name in of_engine:
-            engine[of_engine[name]] = _Given(_number_in(text), variable)
+        elif name in of_tables:
+            table, key = of_tables[name]
+            tables[table][key] = _Given(_number_in(text), variable)
         elif name not in NOT_SETTINGS:
-            names = [PREFIX + right for right in (*known, *of_engine)]
+            names = [PREFIX + right for right in (*known, *of_tables)]
             if difflib.get_close_matches(variable, names, n=1, cutoff=0.85):
                 raise OptionError(variable, text, names)
 
@@ -211,6 +224,21 @@ def _storage(engine: Mapping[str, _Given]) -> StorageOptions:
             place = engine[error.name].place
             raise OptionError(place, error.given, error.expected) from None
         raise
+
+
+def _limits(given: Mapping[str, _Given]) -> Limits:
+    names = [one.name for one in fields(Limits)]
+    values: dict[str, Any] = {}
+    for name, one in given.items():
+        if name not in names:
+            raise OptionError(name, one.value, names)
+        if name.endswith("_s"):
+            values[name] = _seconds(one)
+        elif type(one.value) is not int or not -1 <= one.value <= LIMIT_MAX:
+            raise OptionError(one.place, one.value, EXPECTED)
+        else:
+            values[name] = one.value
+    return Limits(**values)
 
 
 # ---- one value each ------------------------------------------------------------------------------

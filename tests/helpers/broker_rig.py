@@ -50,6 +50,7 @@ class ListOutlet(Outlet):
         self.is_writable = True
         self.is_paused = False
         self.is_closed = False
+        self.must_close = False
         self.sent: list[bytes] = []
 
     def send(self, data: bytes) -> None:
@@ -61,6 +62,9 @@ class ListOutlet(Outlet):
 
     def resume(self) -> None:
         self.is_paused = False
+
+    def closing(self) -> None:
+        self.must_close = True
 
     def close(self) -> None:
         self.is_closed = True

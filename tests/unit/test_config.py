@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from penstock.access.limits import Limits
 from penstock.config import DEFAULTS, Config, config_of, parse_file
 from penstock.errors import OptionError
 from penstock.storage.durability import DISK, INTERVAL, OS
@@ -160,3 +161,26 @@ def test_true_and_false_of_the_environment() -> None:
 def test_each_default_is_a_good_value() -> None:
     for name, value in DEFAULTS.items():
         config(**{name: value})
+
+
+def test_limits_have_a_table_of_their_own() -> None:
+    file = "[limits]\nuser_channels = 10\nvhost_queues = -1\nstalled_body_s = 5"
+    made = config(file, {"PENSTOCK_LIMITS_USER_CHANNELS": "20"}).limits
+    assert (made.user_channels, made.vhost_queues, made.stalled_body_s) == (20, -1, 5.0)
+    assert config().limits == Limits()
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("[limits]\nuser_channel = 1", "did you mean 'user_channels'?"),
+        ("[limits]\nuser_channels = -2", r"penstock\.toml: limits\.user_channels: given -2"),
+        ("[limits]\nuser_channels = 1.5", "-1 for no limit"),
+        ("[limits]\nuser_channels = true", "-1 for no limit"),
+        ("[limits]\nstalled_body_s = 0", "seconds, above 0"),
+        ("limits = 1", r"a table \[limits\]"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_named(file: str, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        config(file)

@@ -63,7 +63,7 @@ def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dic
     found: dict[str, int] = {}
     for name, value in given.items():
         if name not in names:
-            raise OptionError("limit", name, list(names))
+            raise OptionError(name, value, list(names))
         if type(value) is not int or not -LIMIT_MAX <= value <= LIMIT_MAX:
             raise OptionError(name, value, EXPECTED)
         found[name] = value
@@ -85,6 +85,10 @@ class LimitTable:
         self.has_publish_rates = self.defaults.user_publish_rate >= 0 or any(
             MAX_PUBLISH_RATE in own for own in users.values()
         )
+
+    def facts(self) -> dict[str, dict[str, dict[str, int]]]:
+        """What `set` takes, as JSON has it."""
+        return {"vhosts": self.vhosts, "users": self.users}
 
     def of_user(self, user: str, name: str) -> int:
         """The user's limit of this name; below 0: none."""

@@ -11,11 +11,13 @@ Refusals are AMQPErrors, which the control socket passes on with their codes: 40
 vhost, 406 it is there already, 403 it may not be deleted; OptionError: a value makes no sense.
 """
 
+import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from penstock.access.known_users import KnownUsers
+from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
 from penstock.access.passwords import SCRYPT_LOG2_N, verify
 from penstock.access.permissions import ADMINISTRATOR, check_pattern
 from penstock.errors import AMQPError, OptionError
@@ -23,6 +25,9 @@ from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
 
 NAME_BYTES_MAX: Final = 255
 DEFAULT_VHOST: Final = "/"
+USER: Final = "user"
+VHOST: Final = "vhost"
+KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOSTS}
 
 
 def _nobody_asks() -> None:
@@ -46,6 +51,7 @@ class Users(KnownUsers):
         self._users = store.users()
         self._vhosts = store.vhosts()
         self._permissions = store.permissions()
+        self._limits = {kind: _limits_of(store.limits(kind), kind) for kind in KINDS}
 
     def _make_first(self) -> None:
         with self._store.transaction():
@@ -97,6 +103,7 @@ class Users(KnownUsers):
         self._store.delete_user(name)
         del self._users[name]
         self._permissions = {key: p for key, p in self._permissions.items() if key[0] != name}
+        self._limits[USER].pop(name, None)
         self.on_change()
 
     # --- permissions ---
@@ -134,6 +141,41 @@ class Users(KnownUsers):
             if vhost in (None, v) and user in (None, u)
         ]
 
+    # --- limits ---
+
+    def limits(self, kind: str) -> dict[str, dict[str, int]]:
+        """The limits that were set: name -> limits. kind: "user" or "vhost"."""
+        return {name: dict(own) for name, own in self._limits[kind].items()}
+
+    def set_limits(self, kind: str, name: str, given: Mapping[str, object]) -> None:
+        """These limits for a user or vhost, and others as they were. AMQPError 404. OptionError: an
+        unknown limit, or no number."""
+        self._check_known(kind, name)
+        new = checked_limits(given, KINDS[kind])
+        self._put_limits(kind, name, {**self._limits[kind].get(name, {}), **new})
+
+    def clear_limits(self, kind: str, name: str, limit: str = "all") -> None:
+        """This limit, or all of them, as the server has it by default. AMQPError 404."""
+        self._check_known(kind, name)
+        if limit != "all" and limit not in KINDS[kind]:
+            raise OptionError("limit", limit, [*KINDS[kind], "all"])
+        own = self._limits[kind].get(name, {})
+        left = {one: n for one, n in own.items() if limit not in ("all", one)}
+        self._put_limits(kind, name, left)
+
+    def _check_known(self, kind: str, name: str) -> None:
+        if kind == USER:
+            self._known(name)
+        else:
+            self._known_vhost(name)
+
+    def _put_limits(self, kind: str, name: str, own: dict[str, int]) -> None:
+        self._store.put_limits(kind, name, json.dumps(own, sort_keys=True) if own else "")
+        if own:
+            self._limits[kind][name] = own
+        else:
+            self._limits[kind].pop(name, None)
+
     # --- vhosts ---
 
     def add_vhost(self, name: str) -> None:
@@ -159,6 +201,7 @@ class Users(KnownUsers):
         self._store.delete_vhost(name)
         del self._vhosts[name]
         self._permissions = {key: p for key, p in self._permissions.items() if key[1] != name}
+        self._limits[VHOST].pop(name, None)
         self.on_change()
 
     # --- inside ---
@@ -185,6 +228,18 @@ class Users(KnownUsers):
         self._store.put_vhost(name, state, meta)
         self._vhosts[name] = (state, meta)
         self.on_change()
+
+
+def _limits_of(stored: Mapping[str, str], kind: str) -> dict[str, dict[str, int]]:
+    """What was stored; limits that a later version has set and this one does not know are left
+    out."""
+    found: dict[str, dict[str, int]] = {}
+    for name, text in stored.items():
+        own = json.loads(text)
+        found[name] = checked_limits(
+            {n: v for n, v in own.items() if n in KINDS[kind]}, KINDS[kind]
+        )
+    return found
 
 
 def _check_name(kind: str, name: str) -> None:

@@ -119,6 +119,7 @@ class ConnectionHandler(ChannelOwner):
         self._is_lost: bool = False
         self._told_blocked: bool = False
         self._counted_bytes: int = 0
+        self._unfinished_bytes: int = 0
         self._is_throttled: bool = False
         # Channel -> (what was unfinished, since when), as of the last look.
         self._stalled: dict[int, tuple[int, float]] = {}
@@ -236,9 +237,10 @@ class ConnectionHandler(ChannelOwner):
 
     def account(self) -> None:
         """Tell the vhost how much RAM the connection takes beyond its queues."""
-        now = 0
+        now = 0 if self._is_lost else self.connection.unfinished_bytes
+        self.vhost.unfinished_bytes += now - self._unfinished_bytes
+        self._unfinished_bytes = now
         if not self._is_lost:
-            now = self.connection.unfinished_bytes
             for event in self._held:
                 if isinstance(event, PublishRun):
                     now += sum([len(body) for body in event.bodies])
@@ -549,6 +551,7 @@ class ConnectionHandler(ChannelOwner):
         )  # fmt: skip
         self.is_closing = True
         self._look_at_reading()
+        self.outlet.closing()
 
     def _drop_channel(self, number: int) -> None:
         channel = self.channels.pop(number, None)

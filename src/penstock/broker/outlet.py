@@ -36,6 +36,9 @@ class Outlet(ABC):
     def resume(self) -> None:
         """Read on; again: nothing."""
 
+    def closing(self) -> None:  # noqa: B027 - where nothing can be dropped there is nothing to do
+        """The client is being told to close. One that does not answer in time is to be dropped."""
+
     @abstractmethod
     def close(self) -> None:
         """What was sent goes out, then the transport is closed."""

@@ -70,7 +70,7 @@ from penstock.storage.filesystem import FileSystem
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
 HOLDERS_SHOWN: Final = 3
-UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages may hold while memory is short
+UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -107,7 +107,7 @@ class VHost:
         self.usage: Usage = Usage(name, self.limits, settings.memory_bytes)
         self.body_room: BodyRoom = BodyRoom(settings.memory_bytes // BODIES_PART)
         self._stalled_due_s: float = 0.0
-        self._relieved: int = 0  # the round of the monitor for which `_relieve` was called
+        self.unfinished_bytes: int = 0  # of messages that clients have begun, kept by handlers
         self._usage_bytes: int = 0  # topology, clients, transactions, as the monitor was last told
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
@@ -203,8 +203,8 @@ class VHost:
         return "memory: the largest unfinished messages: " + ("; ".join(named) or "none")
 
     def _relieve(self) -> None:
-        """The memory alarm is on. If what clients have begun, and not what queues hold, is why it
-        cannot end, the connections that hold the most of it are ended, one after the other."""
+        """What clients have begun takes too much, and cannot be paged out. The connections that
+        hold the most of it are ended, one after the other, before everybody has to wait."""
         most = self.monitor.budget_bytes // UNFINISHED_PART
         holders = self._holders()
         held = sum(n for n, _, _ in holders)
@@ -217,8 +217,7 @@ class VHost:
             peer.relieve(text)
 
     def _watch_unfinished(self, now_s: float) -> None:
-        if self.monitor.is_alarmed and self.monitor.rounds != self._relieved:
-            self._relieved = self.monitor.rounds
+        if self.unfinished_bytes > self.monitor.budget_bytes // UNFINISHED_PART:
             self._relieve()
         most_s = self.settings.limits.stalled_body_s
         if now_s >= self._stalled_due_s:

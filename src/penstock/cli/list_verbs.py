@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from penstock.access.limits import OF_USERS, OF_VHOSTS
 from penstock.cli import shown
 from penstock.cli.ask import DATA, VHOST, ask
 from penstock.cli.shown import FORMAT
@@ -75,6 +76,8 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ),
     ),
     "list_users": (("name", "tags"), ()),
+    "list_user_limits": (("user", *OF_USERS), ()),
+    "list_vhost_limits": (("vhost", *OF_VHOSTS), ()),
     "list_permissions": (("user", "vhost", "configure", "write", "read"), ()),
 }  # fmt: skip
 
@@ -127,6 +130,10 @@ list_batches = _listing(
     "list_batches", "The last batch that each query has written exactly once.", of_vhost=True
 )
 list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.", of_vhost=False)
+list_user_limits = _listing("list_user_limits", "Limits of each user; -1 is none.", of_vhost=False)
+list_vhost_limits = _listing(
+    "list_vhost_limits", "Limits of each vhost; -1 is none.", of_vhost=False
+)
 list_users = _listing("list_users", "Users and their tags.", of_vhost=False)
 list_permissions = _listing(
     "list_permissions", "What each user may configure, write and read.", of_vhost=False

@@ -129,6 +129,7 @@ def run(config: Config) -> None:
         staging_bytes_max=config.staging_bytes_max,
         staging_timeout_s=config.staging_timeout_s,
         lease_alert_s=config.lease_alert_s,
+        limits=config.limits,
     )
     try:
         serve_until_stopped(settings, lambda facts: click.echo(ready_line(config, facts)))

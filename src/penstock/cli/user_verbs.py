@@ -7,15 +7,20 @@ with --stdin it is the first line of stdin.
 Permissions are regular expressions, found anywhere in a name: configure (declare, delete), write
 (publish, bind to) and read (consume, bind from); "" is nothing, ".*" is everything.
 
+Limits are numbers with the names that rabbitmqctl gives them, of a user or of a vhost.
+
 Not here: how passwords are kept (penstock.access).
 """
 
+import json
 import sys
+from typing import Final
 
 import click
 
 from penstock.cli.ask import DATA, VHOST, ask
 
+EXAMPLE: Final = '{"max-connections": 10}'
 STDIN = click.option("--stdin", "from_stdin", is_flag=True, help="The password is a line of stdin.")
 
 
@@ -99,3 +104,59 @@ def set_permissions(
 def clear_permissions(user: str, vhost: str, data: str) -> None:
     """Take a user's permissions on a vhost away: no access to it any more."""
     ask(data, "clear_permissions", vhost, user=user)
+
+
+LIMITS = click.argument("limits", metavar="JSON", callback=lambda _c, _p, text: _table(text))
+
+
+def _table(text: str) -> dict[str, object]:
+    """The limits as rabbitmqctl takes them: a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"given {text!r}, expected a JSON object: '{EXAMPLE}'")
+    return found
+
+
+@click.command("set_user_limits")
+@click.argument("user")
+@LIMITS
+@DATA
+def set_user_limits(user: str, limits: dict[str, object], data: str) -> None:
+    """Set limits of a user: '{"max-connections": 10, "max-channels": 100}'.
+
+    -1 is no limit. Limits that are not named stay as they are.
+    """
+    ask(data, "set_user_limits", user=user, limits=limits)
+
+
+@click.command("clear_user_limits")
+@click.argument("user")
+@click.argument("limit", default="all")
+@DATA
+def clear_user_limits(user: str, limit: str, data: str) -> None:
+    """Give a user the server's default for LIMIT, or for all limits."""
+    ask(data, "clear_user_limits", user=user, limit=limit)
+
+
+@click.command("set_vhost_limits")
+@LIMITS
+@VHOST
+@DATA
+def set_vhost_limits(limits: dict[str, object], vhost: str, data: str) -> None:
+    """Set limits of a vhost: '{"max-connections": 100, "max-queues": 1000}'.
+
+    -1 is no limit. Limits that are not named stay as they are.
+    """
+    ask(data, "set_vhost_limits", vhost, limits=limits)
+
+
+@click.command("clear_vhost_limits")
+@click.argument("limit", default="all")
+@VHOST
+@DATA
+def clear_vhost_limits(limit: str, vhost: str, data: str) -> None:
+    """Give a vhost the server's default for LIMIT, or for all limits."""
+    ask(data, "clear_vhost_limits", vhost, limit=limit)

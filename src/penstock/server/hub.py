@@ -57,6 +57,10 @@ class Turning(Protocol):
         """What the time demands; seconds until the next."""
 
 
+def _nobody_counts(_user: str) -> None:
+    """Of a hub whose owner does not count connections."""
+
+
 class Hub:
     """On the running loop. on_failed(error), once: the vhost is at its end."""
 
@@ -71,6 +75,9 @@ class Hub:
         self.pace = ReadPace()
         self.failed: BaseException | None = None
         self._on_failed = on_failed
+        self.on_gone: Callable[[str], None] = (
+            _nobody_counts  # with the user of a session that ended
+        )
         self._on_empty: Callable[[], None] | None = None
         self._is_awake = False  # a turn is scheduled
         self._is_running = False  # a step of the vhost is on; its output is flushed behind it
@@ -174,9 +181,11 @@ class Hub:
 
     # ---- sessions ------------------------------------------------------------------------------
 
-    async def adopt(self, sock: socket.socket) -> Session:
-        """A session on a connected socket that was handed over; it waits for its `start`."""
+    async def adopt(self, sock: socket.socket, user: str = "") -> Session:
+        """A session of this user on a connected socket that was handed over; it waits for its
+        `start`."""
         session = Session(self)
+        session.user = user
         session.sock = sock
         self.sessions.add(session)
         try:
@@ -190,6 +199,7 @@ class Hub:
     def forget(self, session: Session) -> None:
         """It is gone."""
         self.sessions.discard(session)
+        self.on_gone(session.user)
         if not self.sessions and self._on_empty is not None:
             self._on_empty()
 

@@ -2,7 +2,9 @@
 
     of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, list_users,
                     add_user, delete_user, change_password, set_user_tags, list_permissions,
-                    set_permissions, clear_permissions, list_connections, await_startup, stop
+                    set_permissions, clear_permissions, list_user_limits, set_user_limits,
+                    clear_user_limits, list_vhost_limits, set_vhost_limits, clear_vhost_limits,
+                    list_connections, await_startup, stop
     of a vhost      every other name: its process answers
 
 Whoever reaches the control socket may do all of it. A change of users or permissions is on disk
@@ -21,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import penstock
+from penstock.access.limits import OF_USERS, OF_VHOSTS
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
@@ -67,6 +70,12 @@ class NodeOperations:
                 {"user": str, "configure": str, "write": str, "read": str},
             ),
             "clear_permissions": (self._clear_permissions, {"user": str}),
+            "list_user_limits": (self._list_user_limits, {"user?": str}),
+            "set_user_limits": (self._set_user_limits, {"user": str, "limits": dict}),
+            "clear_user_limits": (self._clear_user_limits, {"user": str, "limit?": str}),
+            "list_vhost_limits": (self._list_vhost_limits, {}),
+            "set_vhost_limits": (self._set_vhost_limits, {"limits": dict}),
+            "clear_vhost_limits": (self._clear_vhost_limits, {"limit?": str}),
             "list_connections": (self._list_connections, {}),
             "await_startup": (self._await_startup, {"timeout_s?": float}),
             "stop": (self._stop, {}),
@@ -81,7 +90,7 @@ class NodeOperations:
                 return await self._vhost(name).call(op, args)
             operation, types = known
             checked(op, args, types)
-            if op == "list_permissions" and vhost is None:
+            if op in ("list_permissions", "list_vhost_limits") and vhost is None:
                 name = ""
             return await operation(args, name)
         except OptionError as error:
@@ -292,6 +301,56 @@ class NodeOperations:
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
             watched.tell("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
+        return {}
+
+    # ---- limits --------------------------------------------------------------------------------
+
+    async def _list_user_limits(self, args: Args, _vhost: str) -> object:
+        """Each user's limits, those that are the server's defaults too; or of one user."""
+        asked = args.get("user")
+        table = self._node.limits
+        names = [str(user["user"]) for user in self._node.users.list_users()]
+        if asked is not None:
+            self._node.users.tags(str(asked))  # AMQPError 404
+            names = [str(asked)]
+        return [
+            {"user": name, **{limit: table.of_user(name, limit) for limit in OF_USERS}}
+            for name in names
+        ]
+
+    async def _set_user_limits(self, args: Args, _vhost: str) -> object:
+        limits = args["limits"]
+        assert isinstance(limits, dict)
+        self._node.users.set_limits("user", str(args["user"]), limits)
+        self._node.limits_changed()
+        return {}
+
+    async def _clear_user_limits(self, args: Args, _vhost: str) -> object:
+        self._node.users.clear_limits("user", str(args["user"]), str(args.get("limit", "all")))
+        self._node.limits_changed()
+        return {}
+
+    async def _list_vhost_limits(self, _args: Args, vhost: str) -> object:
+        """Each vhost's limits; or, when one is named, of that."""
+        table = self._node.limits
+        if vhost and vhost not in self._node.users.vhosts():
+            raise ControlError(NOT_FOUND, f"NOT_FOUND - no vhost '{vhost}'")
+        names = [vhost] if vhost else sorted(self._node.users.vhosts())
+        return [
+            {"vhost": name, **{limit: table.of_vhost(name, limit) for limit in OF_VHOSTS}}
+            for name in names
+        ]
+
+    async def _set_vhost_limits(self, args: Args, vhost: str) -> object:
+        limits = args["limits"]
+        assert isinstance(limits, dict)
+        self._node.users.set_limits("vhost", vhost, limits)
+        self._node.limits_changed()
+        return {}
+
+    async def _clear_vhost_limits(self, args: Args, vhost: str) -> object:
+        self._node.users.clear_limits("vhost", vhost, str(args.get("limit", "all")))
+        self._node.limits_changed()
         return {}
 
     def _push(self, user: str, vhost: str) -> None:

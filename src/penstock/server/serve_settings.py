@@ -10,6 +10,7 @@ it shorter.
 
 from dataclasses import asdict, dataclass, field
 
+from penstock.access.limits import Limits
 from penstock.storage.durability import DISK
 from penstock.storage.options import StorageOptions
 
@@ -43,6 +44,7 @@ class ServeSettings:
     staging_bytes_max: int = 8 * GIB
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
+    limits: Limits = field(default_factory=Limits)
     mode: int = DISK
     is_strict: bool = False
     log_level: str = "info"
@@ -71,6 +73,7 @@ class ServeSettings:
             "staging_timeout_s": self.staging_timeout_s,
             "lease_alert_s": self.lease_alert_s,
             "storage": asdict(self.storage),
+            "limits": asdict(self.limits),
         }
 
 

@@ -82,6 +82,10 @@ class SocketOutlet(Outlet):
         """See Outlet."""
         self._session.resume("core")
 
+    def closing(self) -> None:
+        """See Outlet."""
+        self._session.must_close()
+
     def close(self) -> None:
         """See Outlet."""
         self.flush()
@@ -152,10 +156,6 @@ class Session(asyncio.Protocol):
             if is_quick:
                 self.pause("pace")
                 self.hub.loop.call_later(REST_S, self.resume, "pace")
-        if handler.is_closing and self._deadline is None:
-            # The client has been told; nothing that it says now but close-ok is understood, and
-            # not even that if its frames cannot be told apart any more.
-            self._abort_later(LINGER_S if handler.connection.is_broken else CLOSING_S)
         self.hub.wake()
 
     def _read_so_much(self, read_bytes: int) -> None:
@@ -293,6 +293,12 @@ class Session(asyncio.Protocol):
             logger.exception("connection %s: while it was closed", handler.facts.name)
             self.abort()
         self.hub.wake()
+
+    def must_close(self) -> None:
+        """The client is told to close. Nothing that it says now but close-ok is understood, and not
+        even that if its frames cannot be told apart any more."""
+        if self._deadline is None and self.handler is not None:
+            self._abort_later(LINGER_S if self.handler.connection.is_broken else CLOSING_S)
 
     def abort(self) -> None:
         """Drop it, with all that waits."""

@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from penstock.access.limits import MAX_CONNECTIONS, LimitTable
 from penstock.access.users import Users
 from penstock.clock import SystemClock
 from penstock.errors import AMQPConnectionError, StoppedError
@@ -71,6 +72,7 @@ class Supervisor:
         self.started_s = self.clock.monotonic()
         self.vhosts: dict[str, WatchedVhost] = {}
         self.http: WatchedHttp | None = None
+        self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -101,6 +103,7 @@ class Supervisor:
                 store = UserStore(f"{self.data.path}/{USERS_FILE}")
                 try:
                     self.users = Users(store, rng=random.SystemRandom())
+                    self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
                     vhost_directories.finish(self.data, self.users)
                     authenticator = Authenticator(self.users, self._hashing, self.clock)
                     self.listener = Listener(
@@ -184,7 +187,9 @@ class Supervisor:
         if vhost is None:
             # Whole: a stream's path is told to readers, which may run anywhere on this machine.
             path = str(Path(self.data.vhost_path(vhost_directories.name_bytes(name))).absolute())
-            vhost = WatchedVhost(name, path, self.settings, self.clock, self._on_down)
+            vhost = WatchedVhost(
+                name, path, self.settings, self.clock, self._on_down, limits=self.limits
+            )
             self.vhosts[name] = vhost
             self._make_room(vhost)
         return vhost
@@ -215,10 +220,28 @@ class Supervisor:
             identity = self.users.identity(user, name)  # it may have changed meanwhile
             if identity is None:
                 raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
+            self._check_connections(vhost, user)
             vhost.hand_over(opened, identity, login.leftover, login.sock)
         except VhostDown as error:
             raise AMQPConnectionError(INTERNAL_ERROR, str(error), *OPEN) from error
         logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
+
+    def limits_changed(self) -> None:
+        """Operators have set other limits: every vhost learns them."""
+        self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
+        for vhost in self.vhosts.values():
+            vhost.tell("limits", **self.limits.facts())
+
+    def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
+        """AMQPConnectionError 530: the vhost or the user has as many connections as may be."""
+        most = self.limits.of_vhost(vhost.name, MAX_CONNECTIONS)
+        if 0 <= most <= vhost.clients.total():
+            text = f"access to vhost '{vhost.name}' refused for user '{user}': connection limit"
+            raise AMQPConnectionError(NOT_ALLOWED, f"{text} ({most}) is reached", *OPEN)
+        most = self.limits.of_user(user, MAX_CONNECTIONS)
+        if 0 <= most <= sum(one.clients[user] for one in self.vhosts.values()):
+            text = f"connection refused for user '{user}': user connection limit ({most})"
+            raise AMQPConnectionError(NOT_ALLOWED, f"{text} is reached", *OPEN)
 
     # ---- memory --------------------------------------------------------------------------------
 

@@ -4,9 +4,10 @@ Its only argument is its end of the link to the supervisor, by which it learns e
 
     in    start (path, name, settings, refused requests; the memory for what is in flight)
           connection (a socket and who is on it) · ping · memory
-          identity, close_user (permissions changed) · call (an operation) · stop
+          identity, close_user (permissions changed) · limits (set by operators)
+          call (an operation) · stop
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
-          result · stopped
+          gone (a client's connection has ended) · result · stopped
 
 When it ends (linked_process says when), clients are told, and a checkpoint is written. It ends at
 once, writing nothing, when the storage has failed [10]; what it said as `failed` is what operators
@@ -26,6 +27,7 @@ import socket
 import sys
 from typing import Any, Final
 
+from penstock.access.limits import Limits
 from penstock.access.permissions import Identity
 from penstock.broker import operations
 from penstock.broker.batch_desk import batch_desk
@@ -84,6 +86,7 @@ class VhostProcess(LinkedProcess):
         self._fs = OsFileSystem(WORKERS)
         self._vhost: VHost | None = None
         self._hub: Hub | None = None
+        self._limits: dict[str, Any] = {}  # that operators have set: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
         self._adopting: set[asyncio.Task[None]] = set()
 
@@ -133,6 +136,10 @@ class VhostProcess(LinkedProcess):
             self._start(facts, descriptors)
         elif do == "stop":
             self._end("")
+        elif do == "limits":
+            self._limits = {"vhosts": facts["vhosts"], "users": facts["users"]}
+            if self._vhost is not None:
+                self._vhost.limits.set(**self._limits)
         elif self._vhost is not None and self._hub is not None:
             self._told(str(do), facts)
 
@@ -148,8 +155,9 @@ class VhostProcess(LinkedProcess):
             mode=settings["mode"], memory_bytes=settings["memory_bytes"],
             is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
             staging_timeout_s=settings["staging_timeout_s"],
-            lease_alert_s=settings["lease_alert_s"],
+            lease_alert_s=settings["lease_alert_s"], limits=Limits(**settings["limits"]),
         )  # fmt: skip
+        self._limits = facts["limits"]
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
     def _open(self, facts: dict[str, Any], options: VHostSettings, until_s: float) -> None:
@@ -174,8 +182,10 @@ class VhostProcess(LinkedProcess):
             final = isinstance(error, CorruptionError | VersionError | NotAStoreError)
             self._fail(error, is_final=final)
             return
+        vhost.limits.set(**self._limits)
         batch_desk(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
+        hub.on_gone = self._gone
         vhost.in_flight = self._in_flight
         vhost.wake = hub.wake
         self._fs.on_complete = hub.wake_from_thread
@@ -218,6 +228,10 @@ class VhostProcess(LinkedProcess):
             for session in self._of_user(str(facts["user"])):
                 session.shutdown(FORCED, str(facts["why"]))
 
+    def _gone(self, user: str) -> None:
+        """A client's connection has ended: the supervisor counts them."""
+        self._link.send({"do": "gone", "user": user})
+
     def _of_user(self, user: str) -> list[Session]:
         assert self._hub is not None
         return [s for s in self._hub.sessions if s.user == user and s.handler is not None]
@@ -229,6 +243,7 @@ class VhostProcess(LinkedProcess):
             for descriptor in descriptors:
                 socket.close(descriptor)
             logger.error("a client came with %d descriptors", len(descriptors))
+            self._gone(str(facts["facts"]["user"]))
             return
         sock = socket.socket(fileno=descriptors[0])
         sock.setblocking(False)
@@ -241,12 +256,12 @@ class VhostProcess(LinkedProcess):
         assert self._vhost is not None
         opened, identity = unpack(facts)
         try:
-            session = await self._hub.adopt(sock)
+            session = await self._hub.adopt(sock, opened.user)
         except OSError as error:
             logger.debug("connection %s lost: %s", opened.name, error)
+            self._gone(opened.user)
             return
         try:
-            session.user = opened.user
             connection = Connection.resumed(opened.frame_max, opened.channel_max)
             known = ConnectionFacts(**{name: getattr(opened, name) for name in FIELDS})
             handler = ConnectionHandler(self._vhost, connection, session.outlet, known, identity)

@@ -29,9 +29,11 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.access.limits import LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import in_flight
 from penstock.clock import Clock
@@ -85,7 +87,8 @@ class VhostDown(ProcessDown):
 
 class WatchedVhost(WatchedProcess):
     """`path`: its directory, which is there. on_down(vhost): it stays down from now on. program:
-    what is started, with the descriptor of its end of the link behind.
+    what is started, with the descriptor of its end of the link behind. limits: of users and vhosts,
+    which it is told when it starts.
 
     Of the last pong: depth_bytes, connections, rss_bytes, counted_bytes (RAM for messages),
     blocked_reason (why publishers wait: "memory", "disk"; "": they do not). memory_bytes: what it
@@ -100,10 +103,13 @@ class WatchedVhost(WatchedProcess):
         clock: Clock,
         on_down: Callable[["WatchedVhost"], None],
         program: Sequence[str] = PROGRAM,
+        limits: LimitTable | None = None,
     ) -> None:
         super().__init__(f"vhost {name!r}", settings, clock, program)
         self.name = name
         self.path = path
+        self.clients: Counter[str] = Counter()  # user -> connections that were handed over
+        self._limits = LimitTable(settings.limits) if limits is None else limits
         self.memory_bytes = 0
         self.depth_bytes = 0
         self.connections = 0
@@ -128,6 +134,7 @@ class WatchedVhost(WatchedProcess):
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         self._link.send({"do": "connection", **pack(opened, identity)}, leftover, sock)
+        self.clients[opened.user] += 1
 
     def check_refused(self, user: str) -> None:
         """AMQPConnectionError 530: messages of this user have ended the process twice."""
@@ -157,7 +164,8 @@ class WatchedVhost(WatchedProcess):
 
     def _begin_life(self, link: Link) -> None:
         settings = self._settings.vhost_settings(self.memory_bytes)
-        start = {"do": "start", "name": self.name, "path": self.path, "settings": settings}
+        start = {"do": "start", "name": self.name, "path": self.path, "settings": settings,
+                 "limits": self._limits.facts()}  # fmt: skip
         handed = None
         if sys.platform == "linux":
             handed = os.fdopen(os.memfd_create("penstock-in-flight"), "wb")
@@ -172,6 +180,11 @@ class WatchedVhost(WatchedProcess):
             self.rss_bytes = whole(facts["rss_bytes"])
             self.counted_bytes = whole(facts["counted_bytes"])
             self.blocked_reason = str(facts["blocked_reason"])
+        elif do == "gone":
+            user = str(facts["user"])
+            self.clients[user] -= 1
+            if self.clients[user] <= 0:
+                del self.clients[user]
         elif do == "memory_is" and self.on_memory is not None:
             self.on_memory()
 
@@ -183,6 +196,7 @@ class WatchedVhost(WatchedProcess):
 
     def _life_ended(self) -> None:
         super()._life_ended()
+        self.clients.clear()
         self.connections = self.depth_bytes = self.rss_bytes = self.counted_bytes = 0
         self.blocked_reason = ""
         if self._shared is not None:

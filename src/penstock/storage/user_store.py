@@ -9,6 +9,10 @@ the first user is in, so that a crash in the first start leaves a file that is s
     users        name PRIMARY KEY | hash (text of access.users) | tags (space between)
     vhosts       name PRIMARY KEY | state | meta (JSON)
     permissions  user, vhost PRIMARY KEY | configure | write | read
+    limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
+
+The table of limits came later: it is made in an older file when that is opened, and a program that
+does not know it does not look at it.
 
 A vhost is a row here and a directory there, which cannot change at one moment. So the row tells how
 far it came: `creating` before its directory is made, `ready` once it is, `deleting` before the
@@ -43,6 +47,10 @@ _SCHEMA: Final = (
     " vhost TEXT NOT NULL REFERENCES vhosts ON DELETE CASCADE,"
     " configure TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
     " PRIMARY KEY (user, vhost))",
+)
+_LIMITS_SCHEMA: Final = (
+    "CREATE TABLE limits (kind TEXT NOT NULL CHECK (kind IN ('user', 'vhost')),"
+    " name TEXT NOT NULL, limits TEXT NOT NULL, PRIMARY KEY (kind, name))"
 )
 
 
@@ -83,6 +91,9 @@ class UserStore:
         damage = self._db.execute("PRAGMA quick_check").fetchone()[0]
         if damage != "ok":
             raise CorruptionError(self.path, 0, damage)
+        known = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'limits'").fetchone()
+        if known is None:
+            self._db.execute(_LIMITS_SCHEMA)
 
     def close(self) -> None:
         """Nothing is left to write: every call has written what it did."""
@@ -121,8 +132,10 @@ class UserStore:
         )
 
     def delete_user(self, name: str) -> None:
-        """With its permissions. Nothing happens if there is none."""
-        self._change("DELETE FROM users WHERE name = ?", (name,))
+        """With its permissions and limits. Nothing happens if there is none."""
+        with self.transaction():
+            self._db.execute("DELETE FROM users WHERE name = ?", (name,))
+            self._db.execute("DELETE FROM limits WHERE kind = 'user' AND name = ?", (name,))
 
     # --- vhosts ---
 
@@ -140,8 +153,10 @@ class UserStore:
         )
 
     def delete_vhost(self, name: str) -> None:
-        """With its permissions. Nothing happens if there is none."""
-        self._change("DELETE FROM vhosts WHERE name = ?", (name,))
+        """With its permissions and limits. Nothing happens if there is none."""
+        with self.transaction():
+            self._db.execute("DELETE FROM vhosts WHERE name = ?", (name,))
+            self._db.execute("DELETE FROM limits WHERE kind = 'vhost' AND name = ?", (name,))
 
     # --- permissions ---
 
@@ -159,6 +174,21 @@ class UserStore:
     def delete_permission(self, user: str, vhost: str) -> None:
         """Nothing happens if there is none."""
         self._change("DELETE FROM permissions WHERE user = ? AND vhost = ?", (user, vhost))
+
+    # --- limits ---
+
+    def limits(self, kind: str) -> dict[str, str]:
+        """name -> JSON of the limits that were set; kind: "user" or "vhost"."""
+        with self._errors():
+            select = "SELECT name, limits FROM limits WHERE kind = ? ORDER BY name"
+            return dict(self._db.execute(select, (kind,)).fetchall())
+
+    def put_limits(self, kind: str, name: str, text: str) -> None:
+        """The limits of a user or vhost; they replace those it had. "": it has none."""
+        if text:
+            self._change("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (kind, name, text))
+        else:
+            self._change("DELETE FROM limits WHERE kind = ? AND name = ?", (kind, name))
 
     # --- inside ---
 

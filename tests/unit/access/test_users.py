@@ -364,3 +364,49 @@ def test_whoever_is_handed_the_facts_decides_as_the_owner_does(world: World) -> 
 def test_facts_of_another_process_hold_no_password(world: World) -> None:
     world.users.add_user("ann", b"open sesame")
     assert "open sesame" not in json.dumps(world.users.facts())
+
+
+# --- limits ---
+
+
+def test_limits_are_on_disk_and_go_with_their_user(world: World) -> None:
+    users = world.users
+    users.add_user("u", b"p")
+    users.set_limits("user", "u", {"max-channels": 5, "max-connections": -1})
+    users.set_limits("user", "u", {"max-channels": 6})
+    users.set_limits("vhost", "/", {"max-queues": 7})
+    for known in (users, world.open()):
+        assert known.limits("user") == {"u": {"max-channels": 6, "max-connections": -1}}
+        assert known.limits("vhost") == {"/": {"max-queues": 7}}
+    world.users.clear_limits("user", "u", "max-channels")
+    assert world.users.limits("user") == {"u": {"max-connections": -1}}
+    world.users.clear_limits("user", "u")
+    world.users.set_limits("user", "u", {"max-publish-rate": 1})
+    world.users.delete_user("u")
+    for known in (world.users, world.open()):
+        assert known.limits("user") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "given", "expected"),
+    [
+        ("user", "guest", {"max-queues": 1}, OptionError),
+        ("vhost", "/", {"max-channels": 1}, OptionError),
+        ("user", "guest", {"max-channels": True}, OptionError),
+        ("user", "guest", {"max-channels": "1"}, OptionError),
+        ("user", "guest", {"max-channels": 1 << 40}, OptionError),
+        ("user", "nobody", {"max-channels": 1}, AMQPError),
+        ("vhost", "nowhere", {"max-queues": 1}, AMQPError),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(
+    world: World, kind: str, name: str, given: dict[str, object], expected: type[Exception]
+) -> None:
+    with pytest.raises(expected):
+        world.users.set_limits(kind, name, given)
+    assert world.users.limits(kind) == {}
+
+
+def test_an_unknown_limit_cannot_be_cleared(world: World) -> None:
+    with pytest.raises(OptionError):
+        world.users.clear_limits("user", "guest", "max-channel")

@@ -70,3 +70,28 @@ def test_no_password_is_64(
     assert broker.run("add_user", "ann", *words) == 64
     assert told in capsys.readouterr().err
     assert not broker.asked
+
+
+def test_limits_are_json_as_rabbitmqctl_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [{"user": "ann", "max-connections": 1, "max-channels": 2, "max-publish-rate": -1}]
+    broker = FakeControl(list_user_limits=listed)
+    assert broker.run("set_user_limits", "ann", '{"max-channels": 2}') == 0
+    assert broker.run("clear_user_limits", "ann") == 0
+    assert broker.run("set_vhost_limits", '{"max-queues": 5}', "-p", "/x") == 0
+    assert broker.run("clear_vhost_limits", "max-queues", "-p", "/x") == 0
+    assert broker.asked == [
+        ("set_user_limits", None, {"user": "ann", "limits": {"max-channels": 2}}),
+        ("clear_user_limits", None, {"user": "ann", "limit": "all"}),
+        ("set_vhost_limits", "/x", {"limits": {"max-queues": 5}}),
+        ("clear_vhost_limits", "/x", {"limit": "max-queues"}),
+    ]
+    assert broker.run("list_user_limits") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split("\t") == ["ann", "1", "2", "-1"]
+
+
+@pytest.mark.parametrize("text", ["2", "max-channels=2", "[]", ""])
+def test_limits_that_are_no_object_are_refused(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert FakeControl().run("set_user_limits", "ann", text) == 64
+    assert "expected a JSON object" in capsys.readouterr().err

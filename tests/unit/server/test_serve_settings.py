@@ -1,5 +1,6 @@
 import json
 
+from penstock.access.limits import Limits
 from penstock.server.serve_settings import ServeSettings
 from penstock.storage.durability import OS
 from penstock.storage.options import StorageOptions
@@ -10,6 +11,7 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
     settings = ServeSettings(mode=OS, is_strict=True, log_level="debug", storage=storage)
     told = json.loads(json.dumps(settings.vhost_settings(123)))
     assert StorageOptions.of(told.pop("storage")) == storage
+    assert Limits(**told.pop("limits")) == Limits()
     assert told == {
         "mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug",
         "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,

@@ -148,3 +148,28 @@ def test_where_nothing_can_be_opened(tmp_path: Path) -> None:
         UserStore(str(tmp_path / "no" / "such" / "node.db"))
     with pytest.raises(StorageError):
         UserStore(str(tmp_path))
+
+
+def test_limits_go_with_their_user_or_vhost(path: str) -> None:
+    store = filled(path)
+    store.put_limits("user", "u", '{"max-channels": 1}')
+    store.put_limits("vhost", "v", '{"max-queues": 2}')
+    store.put_limits("vhost", "v", '{"max-queues": 3}')
+    store.close()
+    store = UserStore(path)
+    assert store.limits("user") == {"u": '{"max-channels": 1}'}
+    assert store.limits("vhost") == {"v": '{"max-queues": 3}'}
+    store.delete_user("u")
+    store.delete_vhost("v")
+    assert (store.limits("user"), store.limits("vhost")) == ({}, {})
+
+
+def test_a_file_without_limits_is_opened_and_gets_their_table(path: str) -> None:
+    store = filled(path)
+    store._db.execute("DROP TABLE limits")
+    store.close()
+    store = UserStore(path)
+    assert list(store.users()) == ["u"]
+    assert store.limits("user") == {}
+    store.put_limits("user", "u", "{}")
+    assert store.limits("user") == {"u": "{}"}

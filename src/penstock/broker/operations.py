@@ -3,7 +3,8 @@
 Two ask. Operators, over the control socket: whoever can open that may do everything (channel is
 None). And clients, by the method penstock.call on a channel, with the permissions of their user:
 what AMQP has a method for needs the same permissions here; listings need the tag monitoring, or
-administrator, and what is done to the vhost as a whole administrator.
+administrator. What writes files or takes messages by hand (backup, checkpoint, get, settle) is for
+operators alone.
 
     call(vhost, channel, op, args, reply)      reply(result), or reply(AMQPError); perhaps later:
                                                a change is answered when it is as safe as the
@@ -244,13 +245,29 @@ def _peek(caller: Caller, args: OperationArgs, reply: Reply) -> None:
     messages.peek(caller.vhost, caller.owner, args, reply)
 
 
-def _for_operators(
-    operation: Callable[[VHost, OperationArgs, Reply], None], tags: tuple[str, ...] = ()
-) -> Operation:
-    """Something that only operators do, or users with one of these tags."""
+def _for_operators(operation: Callable[[VHost, OperationArgs, Reply], None]) -> Operation:
+    """Something that writes files, or takes messages without a consumer: only over the control
+    socket. No tag is enough, because whoever has the password of an administrator is not therefore
+    somebody on this machine."""
 
     def checked(caller: Caller, args: OperationArgs, reply: Reply) -> None:
-        caller.check_tags(args.op, tags or ("administrator",))
+        if not caller.is_operator:
+            raise access_refused(
+                f"operation '{args.op}' refused for user '{caller.identity.name}': it is done over "
+                "the broker's control socket alone, by the command penstock"
+            )
+        operation(caller.vhost, args, reply)
+
+    return checked
+
+
+def _with_tags(
+    operation: Callable[[VHost, OperationArgs, Reply], None], tags: tuple[str, ...]
+) -> Operation:
+    """Something that operators do, and users with one of these tags."""
+
+    def checked(caller: Caller, args: OperationArgs, reply: Reply) -> None:
+        caller.check_tags(args.op, tags)
         operation(caller.vhost, args, reply)
 
     return checked
@@ -261,7 +278,7 @@ def _listing(rows: Callable[[VHost], object]) -> Operation:
         args.done()
         reply(rows(vhost))
 
-    return _for_operators(listed, ("monitoring", "administrator"))
+    return _with_tags(listed, ("monitoring", "administrator"))
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 import click
 
+from penstock import escaping
 from penstock.cli.main import RefusedError, UnavailableError
 from penstock.errors import OptionError
 
@@ -50,8 +51,21 @@ DATA = click.option(
     callback=data_of,
     help="Data directory of the broker [that of ./penstock.toml, or ./penstock-data].",
 )
+
+
+def named(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:
+    """A name as it was given, in which `\\xNN` stands for a byte."""
+    return None if given is None else escaping.unescaped(given)
+
+
 VHOST = click.option(
-    "-p", "--vhost", metavar="NAME", default="/", show_default=True, help="The vhost."
+    "-p",
+    "--vhost",
+    metavar="NAME",
+    callback=named,
+    default="/",
+    show_default=True,
+    help="The vhost.",
 )
 
 

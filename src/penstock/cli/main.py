@@ -28,6 +28,7 @@ from typing import Final
 import click
 
 import penstock
+from penstock import escaping
 from penstock.errors import (
     AMQPError,
     CorruptionError,
@@ -349,8 +350,8 @@ def one_line(error: BaseException) -> str:
     """What to tell the user: one line, whatever the error's text holds."""
     if isinstance(error, OSError) and error.strerror:
         path = f"{error.filename}: " if error.filename is not None else ""
-        return f"penstock: {path}{error.strerror}"
-    return "penstock: " + (" ".join(str(error).split()) or type(error).__name__)
+        return escaping.one_line(f"penstock: {path}{error.strerror}")
+    return "penstock: " + escaping.one_line(" ".join(str(error).split()) or type(error).__name__)
 
 
 def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:

@@ -1,6 +1,7 @@
 """`get`, `consume` and `peek`: messages of a queue on stdout.
 
-A body is printed as it is, with a line break behind it; with `--format json` there is a JSON object
+A body is printed with a line break behind it: as it is, or on a terminal with what is not printable
+escaped; with `--format json` there is a JSON object
 per line with everything that is known of the message. `peek` looks, and changes nothing.
 
 `get` and `consume` acknowledge a message only once it has been written to stdout: one whose reader
@@ -10,7 +11,6 @@ it has handed out for the command's session, which ends with its connection.
 Not here: publishing (publish_verb.py).
 """
 
-import json
 import random
 import sys
 from typing import Any, Final
@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli import shown
-from penstock.cli.ask import DATA, VHOST, Client, asked
+from penstock.cli.ask import DATA, VHOST, Client, asked, named
 from penstock.cli.shown import FORMAT
 from penstock.errors import QueueEmptyError
 
@@ -31,7 +31,7 @@ REQUEUE = click.option(
 
 
 @click.command("peek")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @click.option("-n", "--count", type=click.IntRange(min=1), default=10, show_default=True)
 @FORMAT
 @VHOST
@@ -50,7 +50,7 @@ def peek(queue: str, count: int, form: str, vhost: str, data: str) -> None:
 
 
 @click.command("get")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @click.option("-n", "--count", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
     "--wait", "wait_s", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
@@ -87,7 +87,7 @@ def get(
 
 
 @click.command("consume")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many.")
 @FORMAT
 @VHOST
@@ -115,10 +115,10 @@ def show(messages: list[dict[str, Any]], form: str) -> None:
     for message in messages:
         if form == "json":
             told = {name: value for name, value in message.items() if name != "tag"}
-            click.echo(json.dumps(shown.readable(told), ensure_ascii=False))
+            click.echo(shown.json_text(told))
         else:
             body = message["body"]
-            click.echo(body if isinstance(body, bytes) else str(body).encode())
+            shown.body(body if isinstance(body, bytes) else str(body).encode())
     sys.stdout.flush()
 
 

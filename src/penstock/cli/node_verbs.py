@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import click
 
-from penstock import escaping
 from penstock.cli import shown
-from penstock.cli.ask import DATA, VHOST, Client, ask, asked
+from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
 from penstock.cli.main import EX_UNAVAILABLE, RefusedError, UnavailableError
 from penstock.cli.shown import FORMAT
 from penstock.clock import SystemClock
@@ -27,7 +26,9 @@ CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 
 
 @click.command("status")
-@click.option("-p", "--vhost", metavar="NAME", help="One vhost instead of the whole broker.")
+@click.option(
+    "-p", "--vhost", metavar="NAME", callback=named, help="One vhost instead of the whole broker."
+)
 @FORMAT
 @DATA
 def status(vhost: str | None, form: str, data: str) -> None:
@@ -51,12 +52,12 @@ def health_check(data: str) -> None:
         click.echo("ok")
         return
     for problem in found["problems"]:
-        click.echo(f"penstock: {escaping.one_line(problem)}", err=True)
+        shown.say(f"penstock: {problem}", err=True)
     raise click.exceptions.Exit(EX_UNAVAILABLE)
 
 
 @click.command("add_vhost")
-@click.argument("name")
+@click.argument("name", callback=named)
 @DATA
 def add_vhost(name: str, data: str) -> None:
     """Add a vhost: a world of its own, with a process and a directory of its own."""
@@ -64,7 +65,7 @@ def add_vhost(name: str, data: str) -> None:
 
 
 @click.command("delete_vhost")
-@click.argument("name")
+@click.argument("name", callback=named)
 @DATA
 def delete_vhost(name: str, data: str) -> None:
     """Delete a vhost with all its queues, messages and permissions."""
@@ -72,7 +73,7 @@ def delete_vhost(name: str, data: str) -> None:
 
 
 @click.command("restart_vhost")
-@click.argument("name")
+@click.argument("name", callback=named)
 @DATA
 def restart_vhost(name: str, data: str) -> None:
     """Start a vhost that is down now, or stop and start one that runs.

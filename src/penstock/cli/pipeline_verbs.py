@@ -129,7 +129,7 @@ def check(
     for finding in _findings(spec, master):
         found.append(finding)
         if form == "text":
-            click.echo(f"{finding.kind:<5} {finding.text}")
+            shown.say(f"{finding.kind:<5} {finding.text}")
     problems = [finding for finding in found if finding.code]
     if form == "json":
         told = [{"kind": finding.kind, "text": finding.text} for finding in found]
@@ -447,6 +447,6 @@ def _audit(given: dict[str, str], master: str | None, form: str) -> int:
     else:
         shown.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
         for problem in report.problems:
-            click.echo(f"problem: {problem}")
+            shown.say(f"problem: {problem}")
         click.echo(report.summary())
     return EX_OK if report.is_fine else EX_DATAERR

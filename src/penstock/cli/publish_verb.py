@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from penstock.cli import shown
-from penstock.cli.ask import DATA, VHOST, asked
+from penstock.cli.ask import DATA, VHOST, asked, named
 from penstock.cli.queue_verbs import arguments_of
 from penstock.cli.shown import FORMAT
 from penstock.errors import OptionError
@@ -77,9 +77,16 @@ def _bodies(body: str | None, file: str | None, lines: bool) -> Iterator[list[by
 
 
 @click.command("publish")
-@click.argument("key", metavar="KEY")
+@click.argument("key", metavar="KEY", callback=named)
 @click.argument("body", required=False)
-@click.option("-e", "--exchange", default="", help="Without it KEY is the name of a queue.")
+@click.option(
+    "-e",
+    "--exchange",
+    callback=named,
+    metavar="NAME",
+    default="",
+    help="Without it KEY is the name of a queue.",
+)
 @click.option("--file", metavar="FILE", help="The body is what the file holds.")
 @click.option("--lines", is_flag=True, help="A message for each line of stdin.")
 @click.option(

@@ -11,7 +11,7 @@ import json
 
 import click
 
-from penstock.cli.ask import DATA, VHOST, ask
+from penstock.cli.ask import DATA, VHOST, ask, named
 
 ARGUMENTS = click.option(
     "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="May be repeated."
@@ -36,7 +36,7 @@ def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
 
 
 @click.command("declare_queue")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @TRANSIENT
 @AUTO_DELETE
 @ARGUMENTS
@@ -54,7 +54,7 @@ def declare_queue(
 
 
 @click.command("delete_queue")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @IF_UNUSED
 @click.option("--if-empty", is_flag=True, help="Only if it has no messages.")
 @click.option("--force", is_flag=True, help="Also if readers have messages of it leased.")
@@ -72,7 +72,7 @@ def delete_queue(
 
 
 @click.command("purge_queue")
-@click.argument("queue")
+@click.argument("queue", callback=named)
 @VHOST
 @DATA
 def purge_queue(queue: str, vhost: str, data: str) -> None:
@@ -82,7 +82,7 @@ def purge_queue(queue: str, vhost: str, data: str) -> None:
 
 
 @click.command("declare_exchange")
-@click.argument("exchange")
+@click.argument("exchange", callback=named)
 @click.option(
     "--type", "kind", default="direct", show_default=True,
     help="direct, fanout, topic, headers, x-delayed-message.",
@@ -105,7 +105,7 @@ def declare_exchange(
 
 
 @click.command("delete_exchange")
-@click.argument("exchange")
+@click.argument("exchange", callback=named)
 @IF_UNUSED
 @VHOST
 @DATA
@@ -115,9 +115,9 @@ def delete_exchange(exchange: str, if_unused: bool, vhost: str, data: str) -> No
 
 
 @click.command("bind_queue")
-@click.argument("queue")
-@click.argument("exchange")
-@click.argument("routing_key", default="")
+@click.argument("queue", callback=named)
+@click.argument("exchange", callback=named)
+@click.argument("routing_key", callback=named, default="")
 @ARGUMENTS
 @VHOST
 @DATA
@@ -132,9 +132,9 @@ def bind_queue(
 
 
 @click.command("unbind_queue")
-@click.argument("queue")
-@click.argument("exchange")
-@click.argument("routing_key", default="")
+@click.argument("queue", callback=named)
+@click.argument("exchange", callback=named)
+@click.argument("routing_key", callback=named, default="")
 @ARGUMENTS
 @VHOST
 @DATA

@@ -11,12 +11,12 @@ Not here: listing what there is (list_verbs.py), what it means (penstock.broker)
 
 import click
 
-from penstock.cli.ask import DATA, VHOST, ask
+from penstock.cli.ask import DATA, VHOST, ask, named
 
 
 @click.command("release_lease")
-@click.argument("queue")
-@click.argument("reader")
+@click.argument("queue", callback=named)
+@click.argument("reader", callback=named)
 @VHOST
 @DATA
 def release_lease(queue: str, reader: str, vhost: str, data: str) -> None:
@@ -28,7 +28,7 @@ def release_lease(queue: str, reader: str, vhost: str, data: str) -> None:
 
 
 @click.command("release_query")
-@click.argument("query")
+@click.argument("query", callback=named)
 @click.option("--force", is_flag=True, help="Also if its last batch is not all in its target.")
 @VHOST
 @DATA

@@ -17,6 +17,7 @@ from dataclasses import asdict
 
 import click
 
+from penstock.cli import shown
 from penstock.cli.main import EX_DATAERR, EX_OK
 from penstock.cli.shown import FORMAT, table
 from penstock.clock import SystemClock
@@ -58,9 +59,9 @@ def verify(directory: str, verbose: bool, form: str) -> int:
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_OK if report.is_fine else EX_DATAERR
     for problem in report.problems:
-        click.echo(f"problem: {problem}")
+        shown.say(f"problem: {problem}")
     for note in report.notes:
-        click.echo(f"note: {note}")
+        shown.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
     rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
@@ -87,7 +88,7 @@ def dump(path: str) -> None:
         if not fs.exists(path):
             raise FileNotFoundError(2, "No such file or directory", path)
         for line in dumps.dump_tree(fs, path):
-            click.echo(line)
+            shown.say(line)
 
 
 @store.command()
@@ -109,9 +110,9 @@ def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_DATAERR if report.losses else EX_OK
     for loss in report.losses:
-        click.echo(f"lost: {loss}")
+        shown.say(f"lost: {loss}")
     for note in report.notes:
-        click.echo(f"note: {note}")
+        shown.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]

@@ -14,7 +14,6 @@ It speaks AMQP to the broker of --url, as any client would, and so works from an
 Not here: queues that are not streams (`penstock peek`).
 """
 
-import json
 import re
 import sys
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock import escaping
 from penstock.cli import shown
 from penstock.cli.main import RefusedError, UnavailableError
 from penstock.cli.shown import FORMAT
@@ -105,7 +105,7 @@ def _print(tailed: "StreamTail", form: str, limit: int | None) -> None:
     is_drawn = form == "text" and shown.is_terminal()
     for count, record in enumerate(tailed.records(), start=1):
         if form == "json":
-            click.echo(json.dumps(json_of(record), ensure_ascii=False, default=str))
+            click.echo(shown.json_text(json_of(record)))
         else:
             click.echo(line_of(record, is_parted=is_parted, is_drawn=is_drawn))
         if tailed.is_idle:
@@ -125,17 +125,18 @@ def line_of(record: "TailRecord", *, is_parted: bool, is_drawn: bool) -> str:
     """A record as a line; is_drawn: for a terminal, with the time of this machine's zone."""
     offset = f"{record.partition}:{record.offset}" if is_parted else str(record.offset)
     when = time_of(record)
-    body = shown.text(record.body)
+    body, key = escaping.one_line(shown.text(record.body)), escaping.one_line(record.key)
     if not is_drawn:
         stamp = "" if when is None else when.isoformat(timespec="microseconds")
-        fields = (stamp, offset, record.key, body)
-        return "\t".join(one.replace("\t", "\\t").replace("\n", "\\n") for one in fields)
+        fields = (stamp, offset, record.key, shown.text(record.body))
+        told = (one.replace("\t", "\\t").replace("\n", "\\n") for one in fields)
+        return "\t".join(escaping.one_line(one) for one in told)
     stamp = "" if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return "  ".join(
         (
             click.style(stamp, dim=True),
             click.style(f"{offset:>8}", fg="cyan"),
-            click.style(record.key, fg="green"),
+            click.style(key, fg="green"),
             body,
         )
     )

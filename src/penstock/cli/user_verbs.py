@@ -18,7 +18,7 @@ from typing import Final
 
 import click
 
-from penstock.cli.ask import DATA, VHOST, ask
+from penstock.cli.ask import DATA, VHOST, ask, named
 
 EXAMPLE: Final = '{"max-connections": 10}'
 STDIN = click.option("--stdin", "from_stdin", is_flag=True, help="The password is a line of stdin.")
@@ -41,7 +41,7 @@ def _password(given: str | None, from_stdin: bool) -> str:
 
 
 @click.command("add_user")
-@click.argument("name")
+@click.argument("name", callback=named)
 @click.argument("password", required=False)
 @click.option("--tag", "tags", multiple=True, help="Such as administrator; may be repeated.")
 @STDIN
@@ -54,7 +54,7 @@ def add_user(
 
 
 @click.command("delete_user")
-@click.argument("name")
+@click.argument("name", callback=named)
 @DATA
 def delete_user(name: str, data: str) -> None:
     """Delete a user; the user's connections are closed."""
@@ -62,7 +62,7 @@ def delete_user(name: str, data: str) -> None:
 
 
 @click.command("change_password")
-@click.argument("name")
+@click.argument("name", callback=named)
 @click.argument("password", required=False)
 @STDIN
 @DATA
@@ -72,7 +72,7 @@ def change_password(name: str, password: str | None, from_stdin: bool, data: str
 
 
 @click.command("set_user_tags")
-@click.argument("name")
+@click.argument("name", callback=named)
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 @DATA
 def set_user_tags(name: str, tags: tuple[str, ...], data: str) -> None:
@@ -81,7 +81,7 @@ def set_user_tags(name: str, tags: tuple[str, ...], data: str) -> None:
 
 
 @click.command("set_permissions")
-@click.argument("user")
+@click.argument("user", callback=named)
 @click.argument("configure")
 @click.argument("write")
 @click.argument("read")
@@ -98,7 +98,7 @@ def set_permissions(
 
 
 @click.command("clear_permissions")
-@click.argument("user")
+@click.argument("user", callback=named)
 @VHOST
 @DATA
 def clear_permissions(user: str, vhost: str, data: str) -> None:

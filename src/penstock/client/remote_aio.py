@@ -283,11 +283,11 @@ class RemoteAioBox(RemoteBoxView):
 
     async def checkpoint(self) -> bool:
         """As RemoteBox.checkpoint."""
-        return await self._driver.run_async(remote_calls.checkpoint(self._driver))
+        raise remote_calls.operators_only(self._driver, "checkpoint")
 
     async def backup(self, path: str | Path) -> None:
         """As RemoteBox.backup."""
-        await self._driver.run_async(remote_calls.job(self._driver, "backup", {"path": str(path)}))
+        raise remote_calls.operators_only(self._driver, "backup")
 
     async def close(self) -> None:
         """As RemoteBox.close."""

@@ -5,7 +5,7 @@ the other side). Each is made on a channel that nothing else is waiting on.
 
     box.queue  box.declare  box.queues  box.delete  box.purge  box.queue_info  box.room
     box.browse  box.read  box.nack  box.release  box.adopt
-    box.info  box.sync  checkpoint  backup  job
+    box.info  box.sync
     box.append_to  box.appended  box.streams  box.stream_info  find_stream_offset ... (streams)
 
 A refusal with 404 is an UnknownQueueError, as the library has it; others stay as they are, errors

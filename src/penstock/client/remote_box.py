@@ -187,14 +187,13 @@ class RemoteBox(RemoteBoxView):
         self._driver.run(operate(self._driver, "box.sync", {}))
 
     def checkpoint(self) -> bool:
-        """Have the broker make a checkpoint of the vhost. False: no room for it."""
-        return self._driver.run(remote_calls.checkpoint(self._driver))
+        """Raises ChannelError 403: only operators of the broker make checkpoints."""
+        raise remote_calls.operators_only(self._driver, "checkpoint")
 
     def backup(self, path: str | Path) -> None:
-        """A copy of the vhost as it is now, in a new directory on the broker's machine, beside the
-        traffic; `penstock.open` opens it there. Needs the tag administrator. ChannelError 406: the
-        path is not absolute, or not free."""
-        self._driver.run(remote_calls.job(self._driver, "backup", {"path": str(path)}))
+        """Raises ChannelError 403: only operators of the broker copy a vhost, by `penstock backup`,
+        for it writes files on the broker's machine."""
+        raise remote_calls.operators_only(self._driver, "backup")
 
     def close(self) -> None:
         """End the connection. What is unacknowledged goes back to its queues. A second time:

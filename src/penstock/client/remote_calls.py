@@ -36,11 +36,12 @@ from penstock.client.remote_driver import Call, RemoteDriver, RemoteState, Wait
 from penstock.client.remote_message import RemoteMessage, properties_of
 from penstock.client.remote_stream import is_stream
 from penstock.client.taken import Taken
-from penstock.codec.spec import RESOURCE_ERROR, BasicCancel
+from penstock.codec.spec import ACCESS_REFUSED, BasicCancel
 from penstock.embedded import spellings
 from penstock.embedded.box_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
 from penstock.errors import (
+    AMQPError,
     ChannelError,
     OptionError,
     PenstockError,
@@ -52,7 +53,6 @@ from penstock.queues.queue_options import DROP_HEAD, REJECT_PUBLISH, QueueOption
 BROWSE_MESSAGES: Final = 64
 CHUNK_BYTES: Final = 64 << 10  # of a body too large for one answer
 GETS_AT_ONCE: Final = 64
-JOB_WAIT_MS: Final = 1000
 PAUSE_S_MIN: Final = 0.002
 PAUSE_S_MAX: Final = 0.05
 REFUSALS_MAX: Final = 100  # of a message by a queue that says it has room
@@ -467,22 +467,12 @@ def pages(driver: RemoteDriver, state: RemoteState) -> Iterator[Call[list[Remote
 # ---- the vhost -----------------------------------------------------------------------------------
 
 
-def job(driver: RemoteDriver, op: str, arguments: dict[str, object]) -> Call[None]:
-    """An operation that takes long: begin it, and ask until it is done."""
-    begun = yield from operate(driver, op, arguments)
-    while True:
-        asked: dict[str, object] = {"job": begun["job"], "wait_ms": JOB_WAIT_MS}
-        found = yield from operate(driver, "job", asked)
-        if found["is_done"]:
-            return
-
-
-def checkpoint(driver: RemoteDriver) -> Call[bool]:
-    """A whole checkpoint. False: no room for it."""
-    try:
-        yield from job(driver, "checkpoint", {})
-    except ChannelError as error:
-        if error.code != RESOURCE_ERROR:
-            raise
-        return False
-    return True
+def operators_only(driver: RemoteDriver, what: str) -> AMQPError:
+    """The error for what a box in a directory can do, and no client of a broker: it writes files on
+    the broker's machine. BoxClosedError."""
+    driver.check()
+    text = (
+        f"{what} of a vhost is for the broker's operators: `penstock {what}` on its machine, over "
+        "the control socket"
+    )
+    return ChannelError(ACCESS_REFUSED, text)

@@ -19,9 +19,9 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.broker.operation_json import to_json
 from penstock.errors import PenstockError
 from penstock.http.http_errors import HttpError
-from penstock.server.control import to_json
 
 STALL_S: Final = 60.0
 

@@ -53,8 +53,9 @@ class ControlError(PenstockError):
 
 
 def to_json(value: object) -> object:
-    """The value with its bytes as {"b64": ...}, tuples and sets as lists, lone surrogates
-    replaced."""
+    """The value with its bytes as {"b64": ...}, tuples and sets as lists. A text that stands for
+    bytes which are no UTF-8, such as the name of a queue, stays it: JSON escapes what it has of
+    them. Other lone surrogates are replaced."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
@@ -62,7 +63,11 @@ def to_json(value: object) -> object:
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(inner) for inner in value]
     if isinstance(value, str):
-        return valid_text(value)
+        try:
+            value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return valid_text(value)
+        return value
     if value is None or isinstance(value, bool | int | float):
         return value
     return valid_text(str(value))

@@ -36,9 +36,14 @@ if TYPE_CHECKING:
     from penstock.server.supervisor import Supervisor
 
 DEFAULT_VHOST: Final = "/"
+ACCESS_REFUSED: Final = 403
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 406
 INTERNAL_ERROR: Final = 541
+# Of a vhost (broker.operations); over the control socket alone.
+OPERATORS_ONLY: Final = frozenset(
+    {"backup", "checkpoint", "get", "settle", "session_closed", "job"}
+)
 ASK_S: Final = 5.0  # for each vhost that is asked for its part of a list
 
 logger = logging.getLogger(__name__)
@@ -80,6 +85,13 @@ class NodeOperations:
             "await_startup": (self._await_startup, {"timeout_s?": float}),
             "stop": (self._stop, {}),
         }
+
+    async def call_for_http(self, op: str, vhost: str | None, args: Args) -> object:
+        """As `call`, for the HTTP process, which has its callers' permissions checked: what stops
+        the broker, changes users or vhosts, writes files or takes messages is not for it."""
+        if op in OPERATORS_ONLY or (op in self._table and op != "status"):
+            raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not done for HTTP")
+        return await self.call(op, vhost, args)
 
     async def call(self, op: str, vhost: str | None, args: Args) -> object:
         """The result. PenstockError: it is refused."""

@@ -128,7 +128,7 @@ class Supervisor:
         operations = NodeOperations(self)
         if http_socks:
             self.http = WatchedHttp(
-                http_socks, self.settings, self.clock, self.users.facts, operations.call
+                http_socks, self.settings, self.clock, self.users.facts, operations.call_for_http
             )
             self.users.on_change = self.http.push_users
         control = ControlServer(

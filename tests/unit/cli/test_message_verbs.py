@@ -83,6 +83,9 @@ def test_what_could_not_be_printed_is_not_acknowledged(monkeypatch: pytest.Monke
         def flush(self) -> None:
             pass
 
+        def isatty(self) -> bool:
+            return False
+
         @property
         def buffer(self) -> "Closed":
             return self

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from penstock import aio
 from tests.contracts.box import LONG_S, Opens, QueueContract
 from tests.contracts.box_life import BoxContract
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
 
@@ -28,9 +26,6 @@ class TestQueues(QueueContract):
 
 class TestBox(BoxContract):
     is_shared = True
-
-    def open_copy(self, path: Path) -> Any:
-        return served(path)
 
 
 # ---- what only asyncio has -----------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The blocking box on a broker: the contract of all boxes, on a real broker."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from penstock.errors import (
 from tests.contracts.box import LONG_S, Aside, Opens, QueueContract, bodies, until
 from tests.contracts.box_life import BoxContract
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
 
@@ -31,9 +29,6 @@ class TestQueues(QueueContract):
 
 class TestBox(BoxContract):
     is_shared = True
-
-    def open_copy(self, path: Path) -> Any:
-        return served(path)
 
 
 # ---- what only a broker has ----------------------------------------------------------------------

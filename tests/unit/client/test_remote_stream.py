@@ -25,8 +25,7 @@ class TestStreams(StreamContract):
 
 
 class TestLife(StreamLifeContract):
-    def open_copy(self, path: Path) -> Any:
-        return served(path)
+    is_shared = True
 
 
 # ---- what only a broker has ----------------------------------------------------------------------

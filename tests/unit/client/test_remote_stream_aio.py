@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from tests.contracts.box import Opens
 from tests.contracts.stream import StreamContract
 from tests.contracts.stream_life import StreamLifeContract
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.remote_boxes import served
 
 pytestmark = pytest.mark.real
 
@@ -27,8 +24,7 @@ class TestStreams(StreamContract):
 
 
 class TestLife(StreamLifeContract):
-    def open_copy(self, path: Path) -> Any:
-        return served(path)
+    is_shared = True
 
 
 def test_appending_and_following_in_one_loop(broker: LiveBroker) -> None:

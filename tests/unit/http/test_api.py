@@ -20,7 +20,12 @@ from tests.helpers.http_rig import HttpRig
 
 pytestmark = pytest.mark.real
 FRAMES = "/api/streams/%2F/events/frames"
-WELL = {"is_ready": True, "vhosts": [{"state": "running"}, {"state": "stopped"}]}
+WELL = {
+    "is_ready": True, "is_healthy": True,
+    "vhosts": [
+        {"state": "running", "blocked_reason": None}, {"state": "stopped", "blocked_reason": None}
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from penstock.server.control import (
     ControlError,
     NoServerError,
     from_json,
+    line,
     to_json,
 )
 from penstock.server.control_server import ControlServer
@@ -33,7 +34,8 @@ def test_values_come_back_bytes_included(value: object) -> None:
 
 def test_what_json_does_not_have() -> None:
     assert to_json({1: (b"\xff", {"a"})}) == {"1": [{"b64": "/w=="}, ["a"]]}
-    assert to_json("a\udcff") == "a\ufffd"
+    assert to_json("a\ud800") == "a\ufffd"
+    assert json.loads(line({"name": "a\udcff"})) == {"name": "a\udcff"}
 
 
 class Node:

@@ -4,11 +4,13 @@ The sessions and the model are in tests/helpers/vq_trace.py. No limit is set, so
 but by the test; the engine's segments have as many slots as the session wants."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
+from penstock.message import seq_of
 from penstock.queues import purger
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
@@ -65,11 +67,21 @@ class Real:
         purger.push_q1(self.vq.state, quota)
         self.vq.state.check()
 
+    def _merge_back(self) -> None:
+        """Merge what came back into q4, as the model's requeue does, so that both page out the same
+        messages. The queue itself brings each to q4's head when its turn has come."""
+        state = self.vq.state
+        state.q4 = deque(sorted([*state.q4, *state.back.values()], key=seq_of))
+        state.back.clear()
+        state.back_order.clear()
+
     def push_q4(self, quota: int) -> None:
+        self._merge_back()
         purger.push_q4(self.vq.state, quota)
         self.vq.state.check()
 
     def push_alphas_to_betas(self, quota: int) -> None:
+        self._merge_back()
         purger.push_alphas_to_betas(self.vq.state, quota)
         self.vq.state.check()
 

@@ -19,11 +19,15 @@ The way in from a loop, with many who ask at once: server.authenticator.
 """
 
 import hmac
+import logging
 import random
 from typing import Any
 
 from penstock.access.passwords import SCRYPT_LOG2_N, hash_password
-from penstock.access.permissions import Identity
+from penstock.access.permissions import NOTHING, Identity, check_pattern
+from penstock.errors import OptionError
+
+_log = logging.getLogger(__name__)
 
 
 class KnownUsers:
@@ -43,6 +47,7 @@ class KnownUsers:
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._warned: set[tuple[str, str, str]] = set()  # of patterns that cannot be matched
 
     # --- from one process to another ---
 
@@ -95,7 +100,24 @@ class KnownUsers:
         patterns = self._permissions.get((user, vhost))
         if patterns is None:
             return None
-        return Identity(user, self._users[user][1], *patterns)
+        configure, write, read = (self._usable(user, vhost, pattern) for pattern in patterns)
+        return Identity(user, self._users[user][1], configure, write, read)
+
+    def _usable(self, user: str, vhost: str, pattern: str) -> str:
+        """The pattern; NOTHING, with a warning in the log, for one that an older version took and
+        that cannot be matched in linear time: the user may log in, and is refused what it was
+        for."""
+        try:
+            check_pattern("permissions", pattern)
+        except OptionError as error:
+            if (user, vhost, pattern) not in self._warned:
+                self._warned.add((user, vhost, pattern))
+                _log.warning(
+                    "permissions of user %r in vhost %r: %s. It matches nothing until"
+                    " set_permissions gives another one", user, vhost, error,
+                )  # fmt: skip
+            return NOTHING
+        return pattern
 
     def vhosts(self) -> dict[str, str]:
         """name -> state: user_store.CREATING, READY or DELETING."""

@@ -52,6 +52,9 @@ class Users(KnownUsers):
         self._vhosts = store.vhosts()
         self._permissions = store.permissions()
         self._limits = {kind: _limits_of(store.limits(kind), kind) for kind in KINDS}
+        for (user, vhost), patterns in self._permissions.items():
+            for pattern in patterns:  # those that are refused are in the log at each start
+                self._usable(user, vhost, pattern)
 
     def _make_first(self) -> None:
         with self._store.transaction():

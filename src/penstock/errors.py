@@ -6,6 +6,7 @@ what was found, and where. All keep their arguments as attributes.
 """
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -82,6 +83,13 @@ class DiskFullError(StorageError):
         self.path = path
         self.free_bytes = free_bytes
         self.needed_bytes = needed_bytes
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether this is a lack of space, which is no failure: what was tried may be tried again."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, DiskFullError)
 
 
 class SyncFailedError(StorageError):

@@ -28,7 +28,7 @@ import os
 import random
 from collections.abc import Callable, Iterable
 
-from penstock.errors import LockedError
+from penstock.errors import LockedError, is_disk_full
 from penstock.storage.filesystem import File, FileSystem, Lock, Names
 from penstock.storage.worker_pool import Completions
 from tests.helpers.faults import DAMAGES, OPERATION_KINDS, CrashNow, Damage, Fault, flipped
@@ -488,9 +488,13 @@ def split_path(path: str) -> tuple[str, ...]:
 
 
 def _write_holder(file: File) -> None:
-    if file.size():
-        file.truncate(0)
-    file.pwrite(f"pid {os.getpid()} host simulated\n".encode(), 0)
+    try:
+        if file.size():
+            file.truncate(0)
+        file.pwrite(f"pid {os.getpid()} host simulated\n".encode(), 0)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 def _error(effect: int | str, path: str) -> OSError:

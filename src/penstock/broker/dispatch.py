@@ -14,7 +14,8 @@ So the costs of a write, a sync and a send are shared by all that happened in th
 load turns grow by themselves. A turn delivers at most so many messages; then others get in.
 
 Errors. If the engine has failed, so has the vhost: the error goes up, nothing is confirmed any
-more. An error in one queue's own code is that queue's: `on_queue_error` is called. Any other error
+more. A source that meets a full disk is tried again every second; that is no failure. Any other
+error in one queue's own code is that queue's: `on_queue_error` is called. Any other error
 (of an answer, a connection, a chore) concerns one client: `on_mistake` reports it, and the turn
 goes on with the others.
 
@@ -27,9 +28,11 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.roles import Owing, Peer, Source
+from penstock.errors import is_disk_full
 from penstock.storage.engine import StorageEngine
 
 TURN_SLICE: Final = 4096  # messages that one turn delivers
+RETRY_S: Final = 1.0  # after which a source that had no space is tried again
 
 
 def nothing() -> None:
@@ -65,6 +68,8 @@ class Dispatch:
         self._owing_since: int = -1  # the LSN up to which those that owe were asked
         self._has_new_owing: bool = False
         self._sending: list[Peer] = []
+        self._without_space: list[Source] = []
+        self._retried_at_s: float = 0.0
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
 
     def woken_by(self, wake: Callable[[], None]) -> None:
@@ -163,8 +168,24 @@ class Dispatch:
         except Exception as error:
             if self.engine.failed is not None or self.on_queue_error is None:
                 raise
-            self.on_queue_error(source, error)
+            if is_disk_full(error):
+                self.without_space(source)
+            else:
+                self.on_queue_error(source, error)
             return 0
+
+    def without_space(self, source: Source) -> None:
+        """This one had no space for what it had to log or to write: it is tried again a second
+        later. The engine has reported the full disk."""
+        self._without_space.append(source)
+
+    def retry(self, now_s: float) -> None:
+        """Mark again those that had no space, once a second."""
+        if self._without_space and now_s - self._retried_at_s >= RETRY_S:
+            self._retried_at_s = now_s
+            waiting, self._without_space = self._without_space, []
+            for source in waiting:
+                self.mark(source)
 
     def mistake(self, where: str, error: Exception) -> None:
         """An error that nobody expected was raised: report it. A failure of the engine, and any

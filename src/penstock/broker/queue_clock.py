@@ -26,6 +26,7 @@ from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_table import QueueTable
 from penstock.broker.roles import Source
 from penstock.broker.served_queue import ServedQueue
+from penstock.errors import is_disk_full
 from penstock.queues.amq_queue import AGE_CHECK_MS
 from penstock.storage.engine import StorageEngine
 
@@ -117,7 +118,10 @@ class QueueClock:
             except Exception as error:
                 if self._engine.failed is not None:
                     raise
-                self._on_queue_error(queue, error)
+                if is_disk_full(error):
+                    self._dispatch.without_space(queue)
+                else:
+                    self._on_queue_error(queue, error)
         return has_more
 
     def _tick_queue(self, queue: ServedQueue, wall_ms: int) -> bool:

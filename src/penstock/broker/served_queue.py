@@ -135,6 +135,7 @@ class ServedQueue(Served):
         self.priorities: int = amq.options.priorities
         # Whether its messages are for whoever is waiting when they come. Asked at each publish.
         self.is_immediate: bool = amq.options.ttl_ms == 0
+        self._owed: list[int] = []  # tags of what was delivered without a need to acknowledge it
         self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
         self.due_ms: int = 0  # the time for which the vhost has noted it
 
@@ -147,7 +148,8 @@ class ServedQueue(Served):
         amq = self.amq
         consumers = self.consumers
         n = 0
-        done: list[int] = []
+        self._ack_owed()
+        done = self._owed
         try:
             while consumers.count and amq.backing.len():
                 if n >= QUEUE_SLICE:
@@ -170,15 +172,21 @@ class ServedQueue(Served):
                 if consumer.no_ack:
                     done.append(delivery.tag)
         finally:
-            if done:
-                amq.ack(done, OS)
-                self.acked += len(done)
+            self._ack_owed()
         if n:
             self.delivered += n
             amq.backing.inhale()
         if self.waiters and amq.backing.len():
             self.wake_waiters()
         return n
+
+    def _ack_owed(self) -> None:
+        """Acknowledge what was delivered without a need to. DiskFullError: the log has no room for
+        it now, and it stays owed."""
+        if self._owed:
+            self.amq.ack(self._owed, OS)
+            self.acked += len(self._owed)
+            self._owed.clear()
 
     def _wait_for_head(self, dispatch: "Dispatch") -> None:
         held = self.amq.held()

@@ -451,6 +451,7 @@ class VHost:
         engine.tick()
         now_s = self.clock.monotonic()
         wall_ms = self.clock.wall_ms()
+        self.dispatch.retry(now_s)
         has_more = self.clockwork.tick(wall_ms, now_s)
         for call in (self.streams.tick, self.leases.tick, self._watch_unfinished, *self.on_tick):
             try:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from heapq import heappush
 from typing import Final, TypeVar
 
-from penstock.errors import CorruptionError, DiskFullError, SyncFailedError
+from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_disk_full
 from penstock.message import Entry
 from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import Delivery, Head, NewMessage
@@ -66,15 +66,20 @@ class VariableQueue(VqLease):
         self._read_bytes: int = read_bytes
         self.state.reads_runs = read_bytes > 0
         self._is_batch: bool = False
-        self._take_over(index)
+        self._take_over(engine, index)
 
-    def _take_over(self, index: QueueIndex) -> None:
+    def _take_over(self, engine: StorageEngine, index: QueueIndex) -> None:
         state = self.state
         held = index.holder
         entries = held.materialise(index.next_seq) if isinstance(held, DictHolder) else []
         fresh = [entry for entry in entries if entry.seq not in index.section]
         if fresh:  # published before anybody owned the queue
-            index.write(fresh)
+            try:
+                index.write(fresh)
+            except OSError as error:
+                if not is_disk_full(error) or not engine.upkeep.reserve.release():
+                    raise
+                index.write(fresh)
             for entry in fresh:
                 entry.on_slot = True
         index.holder = VqHolder(self)

@@ -38,6 +38,7 @@ from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
     CorruptionError,
+    DiskFullError,
     LockedError,
     NotAStoreError,
     PenstockError,
@@ -61,6 +62,7 @@ WORKERS: Final = 4
 CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost stops
 LOCKED_S: Final = 60.0  # for another process to leave the directory
 LOCKED_AGAIN_S: Final = 0.2
+FULL_AGAIN_S: Final = 1.0  # between two looks at a disk that has no room for the start
 FORCED: Final = 320
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
 EX_IOERR: Final = 74
@@ -85,6 +87,7 @@ class VhostProcess(LinkedProcess):
         make_room_for_files(min(FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self._fs = OsFileSystem(WORKERS)
         self._vhost: VHost | None = None
+        self._blocked_reason: str = ""  # why it has not started yet
         self._hub: Hub | None = None
         self._limits: dict[str, Any] = {}  # that operators have set: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
@@ -177,6 +180,9 @@ class VhostProcess(LinkedProcess):
             logger.info("waits: %s", error)
             self._loop.call_later(LOCKED_AGAIN_S, self._open, facts, options, until_s)
             return
+        except DiskFullError as error:
+            self._wait_for_space(facts, options, error)
+            return
         except Exception as error:
             logger.error("cannot start: %s", error, exc_info=not isinstance(error, EXPECTED))
             final = isinstance(error, CorruptionError | VersionError | NotAStoreError)
@@ -197,6 +203,26 @@ class VhostProcess(LinkedProcess):
         gc.set_threshold(*GC_THRESHOLDS)
         self._link.send({"do": "ready"})
 
+    def _wait_for_space(
+        self, facts: dict[str, Any], options: VHostSettings, error: DiskFullError
+    ) -> None:
+        """A full disk is no failure: the start is tried again once there is more space."""
+        path = facts["path"]
+        if not self._blocked_reason:
+            logger.error("cannot start yet, waits for space: %s", error)
+        self._blocked_reason = "disk"
+        free = self._fs.free_bytes(path)
+
+        def look() -> None:
+            if self._ended.done():
+                return
+            if self._fs.free_bytes(path) > free:
+                self._open(facts, options, self._clock.monotonic() + LOCKED_S)
+            else:
+                self._loop.call_later(FULL_AGAIN_S, look)
+
+        self._loop.call_later(FULL_AGAIN_S, look)
+
     def _pong(self, facts: Facts) -> Facts:
         vhost = self._vhost
         depth_bytes = vhost.depth_bytes if vhost is not None else 0
@@ -207,7 +233,7 @@ class VhostProcess(LinkedProcess):
             "depth_bytes": depth_bytes,
             "connections": connections,
             "rss_bytes": rss_bytes(self._fs) or 0,
-            "blocked_reason": vhost.blocked_reason if vhost is not None else "",
+            "blocked_reason": self._blocked_reason if vhost is None else vhost.blocked_reason,
             "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
         }
 

@@ -37,6 +37,7 @@ from penstock.errors import (
     SyncFailedError,
     UnknownQueueError,
     deleted_error,
+    is_disk_full,
 )
 from penstock.message import Entry, Message
 from penstock.storage import lease_engine, record, recovery
@@ -108,8 +109,10 @@ class StorageEngine:
         self._lock = fs.lock(path + "/LOCK")
         try:
             self._open(vhost_number(vhost))
-        except BaseException:
+        except BaseException as error:
             self._lock.release()
+            if isinstance(error, OSError) and is_disk_full(error):
+                raise DiskFullError(path, fs.free_bytes(path), 0) from error
             raise
 
     def _open(self, vhost: int) -> None:
@@ -140,7 +143,10 @@ class StorageEngine:
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
-            raise DiskFullError(path, fs.free_bytes(path), self.checkpoints.bytes)
+            free = fs.free_bytes(path)
+            self.log.abandon_start()
+            self.state.close()
+            raise DiskFullError(path, free, self.checkpoints.bytes)
         for queue in self.state.queues.values():
             queue.holder = DictHolder()
             for row in queue.section.values():

@@ -51,7 +51,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from penstock.errors import LockedError
+from penstock.errors import LockedError, is_disk_full
 from penstock.storage.mounts import NETWORK_KINDS, UNKNOWN_KIND, mounted_kind
 from penstock.storage.worker_pool import Completions, WorkerPool
 from penstock.storage.zeros import write_zeros
@@ -439,9 +439,7 @@ class OsFileSystem(FileSystem):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = _status(path)
                 if status is not None and os.path.samestat(status, os.fstat(descriptor)):
-                    os.ftruncate(descriptor, 0)
-                    holder = f"pid {os.getpid()} host {os.uname().nodename}\n"
-                    os.pwrite(descriptor, holder.encode(), 0)
+                    _write_holder(descriptor)
                     return OsLock(path, descriptor)
             except BlockingIOError:
                 holder = os.pread(descriptor, 512, 0).decode("utf-8", "replace").strip()
@@ -470,6 +468,17 @@ class OsFileSystem(FileSystem):
         wake = self.on_complete
         if wake is not None:
             wake()
+
+
+def _write_holder(descriptor: int) -> None:
+    """Say who has the lock, for people; on a full disk it goes unsaid."""
+    holder = f"pid {os.getpid()} host {os.uname().nodename}\n"
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
 
 def _status(path: str) -> os.stat_result | None:

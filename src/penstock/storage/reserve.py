@@ -27,10 +27,13 @@ class Reserve:
         self._is_growing = False
         self.bytes: int = fs.size(self._path) if fs.exists(self._path) else 0
 
-    def take_growth(self, want: int, available: int) -> Callable[[], object] | None:
-        """The operation that makes it at least `want` bytes; None if it is, if it is growing
+    def want(self, size: int) -> None:
+        """It is to have at least so many bytes."""
+        self._want = -(-size // STEP) * STEP
+
+    def take_growth(self, available: int) -> Callable[[], object] | None:
+        """The operation that makes it as large as is wanted; None if it is, if it is growing
         already, or if `available` does not allow it."""
-        self._want = -(-want // STEP) * STEP
         if self._is_growing or self.bytes >= self._want:
             return None
         size = max(self._want, 2 * self.bytes)

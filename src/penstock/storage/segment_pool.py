@@ -185,6 +185,15 @@ class SegmentPool:
                 gone.append(segment.path)
         self._delete(gone)
 
+    def abandon_start(self) -> None:
+        """Delete the first segment, which was never written to."""
+        self.close()
+        for segment in self.in_use:
+            try:
+                self.fs.unlink(segment.path)
+            except OSError:
+                pass  # it costs room, nothing else
+
     def close(self) -> None:
         """Close all files; one that is being prepared, when it is."""
         self._is_closed = True

@@ -19,7 +19,7 @@ slices, and each finished segment is one RELEASE record. The files stay until th
 
 from typing import Final
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, is_disk_full
 from penstock.message import Entry, Message, MessageFactory
 from penstock.storage import batches, record
 from penstock.storage.batches import Batch, BatchRecord, BatchTable
@@ -351,7 +351,7 @@ class Replay:
             self.state.end_batch(self.lsn, batch)
             self.state.batches.rolling = None
         if self._ram_bytes and self._held > self._ram_bytes:
-            self.spill()
+            self._spill_or_keep()
 
     def _commit(self, data: bytes, count: int) -> None:
         """TX_COMMIT: only now do the parts count; they are read once more, one at a time."""
@@ -484,6 +484,15 @@ class Replay:
             p = m.publish
             stores = [(p.id, p.store_file, p.body_size)] if p.in_store else []
             self._dequeue(queue, [(m.seq, 1, p.body_size, len(stores))], stores)
+
+    def _spill_or_keep(self) -> None:
+        """Spill; on a full disk all of it stays in RAM: the log has it, and is bounded."""
+        try:
+            self.spill()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            self._ram_bytes = 0
 
     def spill(self) -> None:
         """All that is held goes to its slot or page; nothing of it has to be synced yet."""

@@ -220,6 +220,13 @@ class TransactionLog:
         self._writing = segment
         self._seed = segment.seed
 
+    def abandon_start(self) -> None:
+        """The start comes to nothing, for want of space: delete the segment, which has no record
+        and which no checkpoint names. Nothing else is called after this."""
+        assert self.last_lsn == self._start_lsn, "a log that has records stays"
+        self._is_closed = True
+        self._pool.abandon_start()
+
     # ---- Appending ----------------------------------------------------------------------
 
     def append(

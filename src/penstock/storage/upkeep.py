@@ -6,8 +6,14 @@ whichever is first, so the log that a recovery has to read is bounded by all fou
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
 once the purge is durable, and logs a RELEASE for each. Combining copies what lives in store files
-that are mostly garbage. Space: below `disk_free_limit` publishers are refused; a checkpoint that
-meets ENOSPC gives the reserve back and goes on, and if that does not help is given up.
+that are mostly garbage.
+
+Space: below `disk_free_limit` publishers are refused; a checkpoint that meets ENOSPC gives the
+reserve back and goes on, and if that does not help is given up. It is tried again a second later if
+there is more space than there was, else every few seconds, because consumers make it smaller. While
+publishers are refused every change makes a checkpoint due that soon, because it frees what
+consumers are done with. Publishers go on once there is room for the limit and for the reserve that
+the log since the last checkpoint needs.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
 CHECK_DISK_S: Final = 1.0
+AGAIN_S: Final = 5.0  # between two checkpoints while publishers are refused
 
 
 class Upkeep:
@@ -36,6 +43,10 @@ class Upkeep:
         self._cut_records = engine.log.appended_records
         self._cut_store_bytes = self._store_bytes()
         self._cut_at = engine.clock.monotonic()
+        # As they were before the checkpoint in progress, for one that is given up.
+        self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
+        self._is_owed: bool = False  # the last checkpoint was given up for want of space
+        self._owed_free: int = 0  # what was free then
         self._disk_at = engine.clock.monotonic()
         self._combining = False
         engine.log.on_full(self.make_room)
@@ -61,6 +72,8 @@ class Upkeep:
 
     def _is_due(self, now: float) -> bool:
         log, options = self._engine.log, self._engine.options
+        if self._is_owed or self._engine.blocked:
+            return self._is_due_without_space(now)
         if log.appended_records == self._cut_records and not self._engine.state.ticks.dead:
             return False
         return (
@@ -69,6 +82,20 @@ class Upkeep:
             or self._store_bytes() - self._cut_store_bytes >= options.checkpoint_store_bytes
             or now - self._cut_at >= options.checkpoint_seconds
         )
+
+    def _is_due_without_space(self, now: float) -> bool:
+        """While publishers are refused: soon, if something has changed; and one that was given up,
+        as soon as there is more space."""
+        is_changed = self._engine.log.appended_records != self._cut_records
+        if not self._is_owed and not is_changed and not self._engine.state.ticks.dead:
+            return False
+        if now - self._cut_at >= AGAIN_S:
+            return True
+        is_time = now - self._cut_at >= CHECK_DISK_S
+        return self._is_owed and is_time and self._free_bytes() > self._owed_free
+
+    def _free_bytes(self) -> int:
+        return self._engine.fs.free_bytes(self._engine.path)
 
     def _store_bytes(self) -> int:
         store = self._engine.state.store
@@ -83,6 +110,8 @@ class Upkeep:
         if engine.state.streams.adopting:
             return  # it would name pages that are not there yet
         engine.checkpoints.begin(is_clean=is_clean, is_whole=is_whole)
+        self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
+        self._is_owed = False
         self._cut_bytes = engine.log.appended_bytes
         self._cut_records = engine.log.appended_records
         self._cut_store_bytes = self._store_bytes()
@@ -103,6 +132,9 @@ class Upkeep:
 
     def checkpoint_failed(self, error: OSError) -> None:
         """A checkpoint was given up for want of space; the next may use what the reserve had."""
+        self._cut_bytes, self._cut_records, self._cut_store_bytes, _ = self._before
+        self._is_owed = True
+        self._owed_free = self._free_bytes()
         self.reserve.release()
         self._engine.blocked = True
         self._engine.event("disk_full", f"a checkpoint was given up: {error}")
@@ -200,17 +232,21 @@ class Upkeep:
     def make_room(self) -> bool:
         """The log needs a segment now and the disk is full: publishers wait, acks, purges and
         deletes go on with what the reserve had. False if there is no reserve."""
-        if not self.reserve.release():
-            return False
+        has_room = self.reserve.release()
+        if has_room:
+            self._engine.event("disk_full", "the log goes on in the room of the reserve")
+        elif not self._engine.blocked:
+            self._engine.event("disk_full", "there is no room for the next segment of the log")
         self._engine.blocked = True
-        self._engine.event("disk_full", "the log goes on in the room of the reserve")
-        return True
+        return has_room
 
     def check_disk(self) -> None:
         """Refuse publishers below the limit of free space, until there is enough again."""
         engine = self._engine
-        free = engine.fs.free_bytes(engine.path)
+        free = self._free_bytes()
         limit = engine.options.disk_free_limit
+        want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
+        self.reserve.want(want)
         if not engine.blocked and free < limit:
             engine.blocked = True
             text = f"{free} bytes are free, the limit is {limit}: publishers are refused"
@@ -219,8 +255,7 @@ class Upkeep:
             engine.blocked = False
             engine.event("disk_free", f"{free} bytes are free again: publishers go on")
         if not engine.blocked:
-            want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
-            growth = self.reserve.take_growth(want, free - limit)
+            growth = self.reserve.take_growth(free - limit)
             if growth is not None:
                 engine.submit(growth, self.reserve.grown, self._not_grown)
 

@@ -2,6 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
+
+from penstock.broker.vhost_settings import VHostSettings
+from penstock.clock import ManualClock
+from penstock.errors import DiskFullError
+from penstock.server import vhost_process
+from penstock.server.vhost_process import VhostProcess
+from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 ROOM = """
 import os
@@ -23,3 +33,45 @@ def test_the_kernels_table_is_made_large_and_no_file_stays_open() -> None:
         [sys.executable, "-c", ROOM], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "True True\n"
+
+
+class Waiting:
+    """A loop that keeps what is to be called later, and an end that has not come."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.calls.append((seconds, call))
+
+    def done(self) -> bool:
+        return False
+
+
+def test_a_start_without_space_is_tried_again_when_there_is_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fs, loop, starts = FaultyFileSystem(capacity=1000), Waiting(), [0]
+    process = VhostProcess.__new__(VhostProcess)
+    process._fs = fs  # type: ignore[assignment]
+    process._loop = process._ended = loop  # type: ignore[assignment]
+    process._clock = ManualClock()  # type: ignore[assignment]
+    process._vhost = process._hub = None
+    process._blocked_reason = ""
+
+    def vhost(*_: object, **__: object) -> None:
+        starts[0] += 1
+        raise DiskFullError("/", fs.free_bytes("/"), 4096)
+
+    monkeypatch.setattr(vhost_process, "VHost", vhost)
+    process._open({"path": "/", "name": "/"}, VHostSettings(), 60.0)
+    for _ in range(3):
+        (seconds, look) = loop.calls.pop()
+        assert seconds == vhost_process.FULL_AGAIN_S
+        look()
+    assert starts == [1], "nothing has changed"
+    assert process._pong({"n": 1})["blocked_reason"] == "disk"
+    fs.capacity = 2000
+    loop.calls.pop()[1]()
+    assert starts == [2]
+    assert len(loop.calls) == 1, "it waits again"

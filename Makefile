@@ -99,6 +99,7 @@ conformance: .venv/ready
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
 	PENSTOCK_CRASH_IMAGES=small $(PURE_PYTEST) $(CRASH_TESTS) $(MACHINE_TESTS)
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/robustness/test_budget.py --timeout=0 -s
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

@@ -69,7 +69,9 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "lease_alert_s": 3600.0,
 }
 # Of the environment, and not settings of a broker.
-NOT_SETTINGS: Final = frozenset({"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES"})
+NOT_SETTINGS: Final = frozenset(
+    {"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES", "MEASURE_LOOP"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Not here: what it does while it runs, and how it finishes (vhost_process, pensto
 """
 
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -21,6 +22,7 @@ from typing import Final
 
 from penstock.clock import SystemClock
 from penstock.server.log_lines import set_up
+from penstock.server.measured_loop import new_loop
 from penstock.server.process_link import Facts, Link
 
 LAST_WORDS_S: Final = 1.0
@@ -85,4 +87,5 @@ def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: l
     async def live() -> int:
         return await make(sock).run()
 
-    return asyncio.run(live())
+    with asyncio.Runner(loop_factory=lambda: new_loop(os.environ)) as runner:
+        return runner.run(live())

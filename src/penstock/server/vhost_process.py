@@ -52,6 +52,7 @@ from penstock.server.handoff import FIELDS, unpack
 from penstock.server.hub import Hub
 from penstock.server.linked_process import EX_OK, LinkedProcess, main
 from penstock.server.log_lines import set_up, teller
+from penstock.server.measured_loop import take_longest_s
 from penstock.server.process_link import Facts
 from penstock.server.session import Session
 from penstock.storage.filesystem import OsFileSystem
@@ -323,6 +324,8 @@ class VhostProcess(LinkedProcess):
             assert isinstance(args, dict)
             if op == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
+            elif op == "loop":
+                reply({"longest_s": take_longest_s(self._loop)})
             else:
                 self._in_flight.begin(OPERATOR, op)
                 try:

@@ -2,9 +2,11 @@
 
 The blocks of one page are one program, in their order, run in a directory of their own, with
 warnings as errors. What a comment says is printed is for the reader; what must hold is asserted
-there. A page that speaks to the broker at localhost:5672 is given one at another port.
+there. All pages that speak to the broker at localhost:5672 are given one broker at another port,
+one page after the other and each of them twice, as somebody does who tries what he reads.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -52,7 +54,7 @@ def run(program: Path, directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    """A broker for all pages that want one; each begins without queues."""
+    """One broker for all pages that want one."""
     with LiveBroker(tmp_path_factory.mktemp("broker") / "data", has_http=True) as broker:
         yield broker
         assert broker.stop() == 0
@@ -66,15 +68,33 @@ def test_the_python_of_a_page_runs(
     for package in OTHERS:
         if f"import {package}" in text and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    if ADDRESS in text:
+    has_broker = ADDRESS in text
+    if has_broker:
         broker: LiveBroker = request.getfixturevalue("live")
-        for queue in broker.control("list_queues"):
-            broker.control("delete_queue", "/", queue=queue["name"])
         text = text.replace(HTTP_ADDRESS, f"localhost:{broker.http_port}")
         text = text.replace(ADDRESS, f"localhost:{broker.port}")
-    program = tmp_path / "page.py"
-    program.write_text(text)
-    run(program, tmp_path)
+    for name in ("first", "again") if has_broker else ("first",):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "page.py").write_text(text)
+        run(directory / "page.py", directory)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+def test_each_block_of_a_page_imports_what_it_uses(page: Path) -> None:
+    """So that a block can be copied alone; what else it goes on from, the page says."""
+    imported: set[str] = set()
+    for block in blocks(page):
+        tree = ast.parse(block)
+        here = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        imported |= here
+        assert not (used & imported) - here, block
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

@@ -9,13 +9,13 @@ Not here: where the rows come from (penstock.broker, penstock.server).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import click
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS
 from penstock.cli import shown
-from penstock.cli.ask import DATA, VHOST, ask
+from penstock.cli.ask import DATA, VHOST, ask, named
 from penstock.cli.shown import FORMAT
 from penstock.errors import OptionError
 
@@ -82,6 +82,12 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }  # fmt: skip
 
 
+Decorator: TypeAlias = Callable[[Any], Any]
+ONE_VHOST: Final = click.option(
+    "-p", "--vhost", metavar="NAME", callback=named, help="Of one vhost [of all]."
+)
+
+
 def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence[str]) -> None:
     """Print these columns of what was found; OptionError for one that there is none of."""
     first, others = COLUMNS[command]
@@ -93,8 +99,8 @@ def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence
     shown.table(names, [[row.get(name) for name in names] for row in found])
 
 
-def _listing(command: str, what: str, *, of_vhost: bool) -> click.Command:
-    """The click command of that name; of_vhost: it is asked of one vhost."""
+def _listing(command: str, what: str, *, of_vhost: Decorator | None = None) -> click.Command:
+    """The click command of that name; of_vhost: the option for the vhost that is asked."""
     first, others = COLUMNS[command]
 
     def run(data: str, form: str, columns: tuple[str, ...], **more: Any) -> None:
@@ -107,8 +113,8 @@ def _listing(command: str, what: str, *, of_vhost: bool) -> click.Command:
     columns = click.argument("columns", nargs=-1, metavar="[COLUMN]...")
     words = ", ".join((*first, *others))
     decorators: list[Callable[[Any], Any]] = [DATA, FORMAT, columns]
-    if of_vhost:
-        decorators.append(VHOST)
+    if of_vhost is not None:
+        decorators.append(of_vhost)
     function: Any = run
     for decorate in decorators:
         function = decorate(function)
@@ -117,24 +123,22 @@ def _listing(command: str, what: str, *, of_vhost: bool) -> click.Command:
     return made
 
 
-list_queues = _listing("list_queues", "Queues of a vhost.", of_vhost=True)
-list_exchanges = _listing("list_exchanges", "Exchanges of a vhost.", of_vhost=True)
-list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=True)
-list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=True)
-list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=True)
-list_connections = _listing("list_connections", "Connections of all vhosts.", of_vhost=False)
+list_queues = _listing("list_queues", "Queues of a vhost.", of_vhost=VHOST)
+list_exchanges = _listing("list_exchanges", "Exchanges of a vhost.", of_vhost=VHOST)
+list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=VHOST)
+list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=VHOST)
+list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=VHOST)
+list_connections = _listing("list_connections", "Connections of all vhosts.")
 list_leases = _listing(
-    "list_leases", "What readers have leased of the queues of a vhost.", of_vhost=True
+    "list_leases", "What readers have leased of the queues of a vhost.", of_vhost=VHOST
 )
 list_batches = _listing(
-    "list_batches", "The last batch that each query has written exactly once.", of_vhost=True
+    "list_batches", "The last batch that each query has written exactly once.", of_vhost=VHOST
 )
-list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.", of_vhost=False)
-list_user_limits = _listing("list_user_limits", "Limits of each user; -1 is none.", of_vhost=False)
-list_vhost_limits = _listing(
-    "list_vhost_limits", "Limits of each vhost; -1 is none.", of_vhost=False
-)
-list_users = _listing("list_users", "Users and their tags.", of_vhost=False)
+list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.")
+list_user_limits = _listing("list_user_limits", "Limits of each user; -1 is none.")
+list_vhost_limits = _listing("list_vhost_limits", "Limits of each vhost; -1 is none.")
+list_users = _listing("list_users", "Users and their tags.")
 list_permissions = _listing(
-    "list_permissions", "What each user may configure, write and read.", of_vhost=False
+    "list_permissions", "What each user may configure, write and read.", of_vhost=ONE_VHOST
 )

@@ -58,6 +58,10 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "handshake_timeout": 10.0,
     "half_open_max": 1000,
     "half_open_bytes_max": "8MiB",
+    "http_hosts": "",
+    "http_connections_max": 4096,
+    "http_address_connections_max": 1024,
+    "http_user_requests_max": 256,
     "vhost_hang": 30.0,
     "vhost_restarts_max": 3,
     "vhost_restart_window": 300.0,
@@ -77,16 +81,16 @@ NOT_SETTINGS: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class Config:
     """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
-    memory_bytes: for all vhosts.
-    mode, storage.interval_ms: of durability. is_strict: maxima of queues beyond the budget are
-    refused. half_open_max clients may be at the handshake, and half_open_bytes_max of what they
-    sent are kept. Times in seconds: a handshake may take handshake_timeout_s; a vhost that says
-    nothing for vhost_hang_s is killed; after more than vhost_restarts_max failures within
-    vhost_restart_window_s it is down and started again after vhost_retry_s, then after twice as
-    long, or, with the strategy "stop_node", the broker stops; a request that ended its process
-    twice is refused for vhost_refusal_s. staging_bytes_max: what
-    may be staged in each vhost and not committed; staging_timeout_s: age at which that is deleted.
-    lease_alert_s: age from which a lease is told of."""
+    memory_bytes: for all vhosts. mode, storage.interval_ms: of durability. is_strict: maxima of
+    queues beyond the budget are refused. half_open_max clients may be at the handshake, and
+    half_open_bytes_max of what they sent are kept. http_hosts: names under which HTTP may be asked;
+    http_*_max: connections of all and of one address, requests of one user. Times in seconds: a
+    handshake may take handshake_timeout_s; a vhost that says nothing for vhost_hang_s is killed;
+    after more than vhost_restarts_max failures within vhost_restart_window_s it is down and started
+    again after vhost_retry_s, then after twice as long, or, with the strategy "stop_node", the
+    broker stops; a request that ended its process twice is refused for vhost_refusal_s.
+    staging_bytes_max: what may be staged in each vhost and not committed; staging_timeout_s: age at
+    which that is deleted. lease_alert_s: age from which a lease is told of."""
 
     data: str
     host: str
@@ -99,6 +103,10 @@ class Config:
     handshake_timeout_s: float
     half_open_max: int
     half_open_bytes_max: int
+    http_hosts: tuple[str, ...]
+    http_connections_max: int
+    http_address_connections_max: int
+    http_user_requests_max: int
     vhost_hang_s: float
     vhost_restarts_max: int
     vhost_restart_window_s: float
@@ -180,6 +188,10 @@ def config_of(
         handshake_timeout_s=_seconds(given["handshake_timeout"]),
         half_open_max=_whole(given["half_open_max"], 1, 1_000_000),
         half_open_bytes_max=_size(given["half_open_bytes_max"], HALF_OPEN_MIN_BYTES),
+        http_hosts=_names(given["http_hosts"]),
+        http_connections_max=_whole(given["http_connections_max"], 1, 1_000_000),
+        http_address_connections_max=_whole(given["http_address_connections_max"], 1, 1_000_000),
+        http_user_requests_max=_whole(given["http_user_requests_max"], 1, 1_000_000),
         vhost_hang_s=_seconds(given["vhost_hang"]),
         vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
         vhost_restart_window_s=_seconds(given["vhost_restart_window"]),
@@ -296,6 +308,15 @@ def _flag(given: _Given) -> bool:
     if not isinstance(value, bool):
         raise OptionError(given.place, given.value, "true or false")
     return value
+
+
+def _names(given: _Given) -> tuple[str, ...]:
+    """A list of names, or a text with commas between them."""
+    value = given.value
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise OptionError(given.place, value, 'names with commas between them, as "a.net, b.net"')
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def _choice(given: _Given, choices: tuple[str, ...]) -> str:

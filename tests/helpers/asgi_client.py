@@ -54,6 +54,8 @@ async def ask(
     sent = dict(headers or {})
     if user is not None:
         sent.setdefault("authorization", basic(user, user if password is None else password))
+    if method in ("POST", "PUT"):
+        sent.setdefault("content-type", "application/json")
     path, _, query = address.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",

@@ -39,7 +39,8 @@ class HttpCaller:
         """(status, body) of /api/<address>. body: bytes, pieces of them (chunked), or of JSON."""
         if isinstance(body, dict | list):
             body = json.dumps(body).encode()
-        self._connection.request(method, f"/api/{address}", body, self.headers)  # type: ignore[arg-type]
+        headers = {**self.headers, "Content-Type": "application/json"}
+        self._connection.request(method, f"/api/{address}", body, headers)  # type: ignore[arg-type]
         reply = self._connection.getresponse()
         return reply.status, reply.read()
 
@@ -79,7 +80,8 @@ class HttpCaller:
         """A connection of its own, on which a request's head was sent: its first line, and headers
         besides who asks."""
         line, _, more = head.partition("\r\n")
-        text = f"{line}\r\nhost: x\r\nauthorization: {self.headers['Authorization']}\r\n{more}\r\n"
+        who = self.headers["Authorization"]
+        text = f"{line}\r\nhost: localhost\r\nauthorization: {who}\r\n{more}\r\n"
         with socket.create_connection(self.address, timeout=TIMEOUT_S) as sock:
             sock.sendall(text.encode())
             yield sock

@@ -15,6 +15,7 @@ from penstock.access.known_users import KnownUsers
 from penstock.access.passwords import hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
+from penstock.http.admission import Admission
 from penstock.http.api import Api
 from penstock.http.basic_auth import BasicAuth
 from penstock.http.lease_endpoints import LeaseEndpoints
@@ -77,6 +78,7 @@ class HttpRig:
         self.pages = StreamPages(self.fs)
         self.places = Places(self.node, self.clock)  # type: ignore[arg-type]
         self.staging_bytes_max = 1 << 30
+        self.user_requests_max = 10
         self.streams: dict[str, list[PersistentQueue]] = {}
         self.node.answers["describe_stream"] = self.described
         self.node.answers["list_streams"] = lambda _vhost: [
@@ -135,7 +137,8 @@ class HttpRig:
             streams, leases = (
                 kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints)
             )
-            app = Api(node, auth, {"streams": streams, "leases": leases, "staging": staging})
+            endpoints = {"streams": streams, "leases": leases, "staging": staging}
+            app = Api(node, auth, endpoints, Admission(["broker.test"]), self.user_requests_max)
             async with asyncio.timeout(30):
                 return await scenario(app)
 

@@ -269,7 +269,7 @@ def test_memory_stays_small_with_slow_and_many_readers(broker: LiveBroker) -> No
     )  # fmt: skip
     pid = broker.control("status")["http"]["pid"]
     assert broker.http_port is not None
-    line = "GET /api/streams/%2F/big/frames HTTP/1.1\r\nhost: x\r\nauthorization: "
+    line = "GET /api/streams/%2F/big/frames HTTP/1.1\r\nhost: localhost\r\nauthorization: "
     line += HEADERS["Authorization"] + "\r\n\r\n"
     slow = []
     for _ in range(20):

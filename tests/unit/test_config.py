@@ -95,6 +95,8 @@ def test_the_engine_is_set_by_its_own_names() -> None:
         ({"strict": "perhaps"}, "true or false"),
         ({"vhost_restart_strategy": "hope"}, "continue, stop_node"),
         ({"durability": 3}, "disk, interval"),
+        ({"http_hosts": [1]}, "names with commas"),
+        ({"http_connections_max": 0}, "a whole number from 1 to"),
         ({"half_open_max": 0}, "a whole number from 1 to"),
         ({"half_open_bytes_max": "1KiB"}, "at least 65536 bytes"),
         ({"staging_bytes_max": "much"}, "--staging-bytes-max: given 'much'"),
@@ -184,3 +186,9 @@ def test_limits_have_a_table_of_their_own() -> None:
 def test_a_limit_that_makes_no_sense_is_named(file: str, told: str) -> None:
     with pytest.raises(OptionError, match=told):
         config(file)
+
+
+def test_names_of_hosts_are_a_list_or_a_text() -> None:
+    assert config().http_hosts == ()
+    assert config(http_hosts=" a.net, b.net,").http_hosts == ("a.net", "b.net")
+    assert config(http_hosts=["a.net"]).http_hosts == ("a.net",)

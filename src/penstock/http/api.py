@@ -6,9 +6,10 @@
          /api/leases/...            lease_endpoints
          /api/staging/...           staging_endpoints
 
-Everything below /api wants a name and password. Every error has the one form of http_errors, also
-an address that is none and a method that an address does not know. Names in an address are
-percent-encoded, "/" as %2F; it is taken apart before they are decoded.
+Everything below /api must pass `admission` and wants a name and password; a user may have
+`user_requests_max` requests under way, and one more is answered 429. Every error has the one form
+of http_errors, also an address that is none and a method that an address does not know. Names in
+an address are percent-encoded, "/" as %2F; it is taken apart before they are decoded.
 
 What goes wrong here is logged with its traceback and told as a 500, or, when the answer was under
 way, by cutting it. Each request is a line of the log at level debug.
@@ -28,6 +29,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 import penstock
 from penstock.errors import CorruptionError
+from penstock.http.admission import Admission, check_framing
 from penstock.http.answers import JsonAnswer, error_answer
 from penstock.http.basic_auth import BasicAuth
 from penstock.http.http_errors import NAMES, HttpError, refused
@@ -52,8 +54,14 @@ class Api:
     """The ASGI application. endpoints: word behind /api/ -> what is there. requests: how many
     came."""
 
-    def __init__(self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints]) -> None:
+    def __init__(
+        self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints],
+        admission: Admission, user_requests_max: int,
+    ) -> None:  # fmt: skip
         self.requests = 0
+        self._admission = admission
+        self._user_requests_max = user_requests_max
+        self._of_user: dict[str, int] = {}  # requests under way
         self._node = node
         self._auth = auth
         self._app = Starlette(
@@ -97,15 +105,31 @@ class Api:
         )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(API):
-            request = Request(scope)
-            peer = request.client.host if request.client is not None else ""
-            try:
-                scope[USER] = await self._auth.user(request.headers.get("authorization"), peer)
-            except HttpError as error:
-                await error_answer(error)(scope, receive, send)
+        request = Request(scope)
+        peer = request.client.host if request.client is not None else ""
+        try:
+            check_framing(request.headers)
+            if not scope["path"].startswith(API):
+                await self._app(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+            self._admission.check(scope["method"], request.headers)
+            user = await self._auth.user(request.headers.get("authorization"), peer)
+            if self._of_user.get(user, 0) >= self._user_requests_max:
+                raise HttpError(
+                    429, f"user '{user}' has {self._user_requests_max} requests under way, which "
+                    "is the most (http_user_requests_max)",
+                )  # fmt: skip
+        except HttpError as error:
+            await error_answer(error)(scope, receive, send)
+            return
+        scope[USER] = user
+        self._of_user[user] = self._of_user.get(user, 0) + 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
 
     async def _health(self, _request: Request) -> Response:
         """Well: the broker listens and no vhost is down. Publishers that have to wait are a problem

@@ -8,7 +8,8 @@ loop answers pings whatever goes on.
 When it ends (penstock.server.linked_process says when), nobody new is let in; answers that are
 under way may go on for CLOSE_S, and are cut then.
 
-Not here: addresses and answers (api), the pages of streams (stream_pages, frame_chunks).
+Not here: addresses and answers (api), limits of connections (connections), the pages of streams
+(stream_pages, frame_chunks).
 """
 
 import asyncio
@@ -19,13 +20,16 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
 
 from penstock.access.known_users import KnownUsers
+from penstock.http.admission import Admission
 from penstock.http.api import Api
 from penstock.http.basic_auth import BasicAuth
+from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
 from penstock.http.lease_endpoints import LeaseEndpoints
 from penstock.http.node_link import NodeLink
 from penstock.http.places import Places
@@ -45,9 +49,7 @@ from penstock.storage.filesystem import OsFileSystem
 READERS: Final = 4  # threads that read pages
 WRITERS: Final = 4  # and that write and sync what is staged
 CLOSE_S: Final = 3
-KEEP_ALIVE_S: Final = 60  # of a connection on which nothing is asked
-CONNECTIONS_MAX: Final = 4096
-HEAD_BYTES_MAX: Final = 64 << 10  # of a request line with all headers
+HEAD_BYTES_MAX: Final = 16 << 10  # of a request line with all headers
 EX_SOFTWARE: Final = 70
 
 logger = logging.getLogger(__name__)
@@ -125,19 +127,24 @@ class HttpProcess(LinkedProcess):
         set_up(facts["log_level"], "http")
         # What it has to say of our answers is said by us, with the request that it is about.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        self._api = self._made_api(str(facts["data"]), int(facts["staging_bytes_max"]))
+        self._api = self._made_api(facts)
+        connections = Connections(
+            int(facts["connections_max"]), int(facts["address_connections_max"])
+        )
+        protocol: Any = partial(GuardedProtocol, connections)
         config = uvicorn.Config(
-            self._api, interface="asgi3", lifespan="off", ws="none", log_config=None,
-            access_log=False, proxy_headers=False, server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSE_S,
-            limit_concurrency=CONNECTIONS_MAX, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            self._api, http=protocol, interface="asgi3", lifespan="off", ws="none",
+            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=int(KEEP_ALIVE_S), timeout_graceful_shutdown=CLOSE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         )  # fmt: skip
         self._server = _Server(config, lambda: self._link.send({"do": "ready"}))
         self._serving = self._loop.create_task(self._server.serve(self._socks))
         self._serving.add_done_callback(self._served)
 
-    def _made_api(self, data: str, staging_bytes_max: int) -> Api:
-        """data: the broker's directory, absolute."""
+    def _made_api(self, facts: dict[str, Any]) -> Api:
+        """facts: of `start`; the data directory among them is absolute."""
+        data = str(facts["data"])
 
         def vhost_path(name: str) -> str:
             return f"{data}/vhosts/{hash_name(name_bytes(name))}"
@@ -146,10 +153,18 @@ class HttpProcess(LinkedProcess):
         auth = BasicAuth(node.users, Authenticator(node.users, self._hashing, clock))
         ranges = RangeAnswers(Places(node, clock), StreamPages(self._fs), self._reading)
         staging = StagingEndpoints(
-            node, auth, self._fs, clock, self._writing, vhost_path, staging_bytes_max
+            node,
+            auth,
+            self._fs,
+            clock,
+            self._writing,
+            vhost_path,
+            int(facts["staging_bytes_max"]),
         )
         streams, leases = (kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints))
-        return Api(node, auth, {"streams": streams, "leases": leases, "staging": staging})
+        endpoints = {"streams": streams, "leases": leases, "staging": staging}
+        admission = Admission([socket.gethostname(), *facts["hosts"]])
+        return Api(node, auth, endpoints, admission, int(facts["user_requests_max"]))
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not self._ended.done() or task.exception() is not None:

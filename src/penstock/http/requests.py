@@ -1,11 +1,14 @@
 """What every endpoint takes out of a request: decoded names, the user, a body of JSON.
 
 Names in an address are percent-encoded, "/" as %2F, and may be any bytes: AMQP's names are. A body
-of JSON is read whole, up to a limit that the endpoint sets; what is none is a 400 that says so.
+of JSON says so in its Content-Type, which a page of another site cannot without being asked first;
+it is read whole, up to a limit that the endpoint sets and within BODY_S. What is none is a 400 that
+says so.
 
 Not here: parameters behind the "?" (range_query), bodies that are data (chunk_upload).
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -19,6 +22,8 @@ from penstock.http.basic_auth import BasicAuth
 from penstock.http.http_errors import HttpError
 
 BODY_BYTES_MAX: Final = 1 << 20
+BODY_S: Final = 30.0
+JSON: Final = "application/json"
 USER: Final = "penstock.user"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -54,7 +59,29 @@ def no_access(verb: str, kind: str, name: str, vhost: str, identity: Identity) -
 
 
 async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[str, Any]:
-    """HttpError 400: it is no object; 413."""
+    """HttpError 400: it is no object; 413; 415: it does not say that it is JSON; 408: it has not
+    come within BODY_S."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise HttpError(415, f"expected Content-Type: {JSON}, found {kind or 'none'}")
+    try:
+        async with asyncio.timeout(BODY_S):
+            data = await _whole_body(request, bytes_max)
+    except TimeoutError:
+        error = HttpError(408, f"the body has not come within {BODY_S:g} s")
+        error.headers["Connection"] = "close"
+        raise error from None
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"expected JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise HttpError(400, "expected a JSON object")
+    return body
+
+
+async def _whole_body(request: Request, bytes_max: int) -> bytes:
+    """HttpError 413."""
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
@@ -62,10 +89,4 @@ async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[s
         size += len(piece)
         if size > bytes_max:
             raise HttpError(413, f"more than {bytes_max} bytes")
-    try:
-        body = json.loads(b"".join(pieces))
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"expected JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise HttpError(400, "expected a JSON object")
-    return body
+    return b"".join(pieces)

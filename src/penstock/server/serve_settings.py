@@ -26,7 +26,9 @@ class ServeSettings:
     of all vhosts. mode: durability. is_strict: queues' own maxima beyond the budget are refused.
     handshake_timeout_s: from accept to connection.open. half_open_max: clients that are not there
     yet, half_open_bytes_max: what is kept of what they sent; beyond either, one of them is
-    dropped. vhost_hang_s: a vhost that does not answer for so long
+    dropped. http_hosts: names under which HTTP is reached; http_connections_max: of all clients,
+    http_address_connections_max: of one address; http_user_requests_max: under way, of one user.
+    vhost_hang_s: a vhost that does not answer for so long
     is killed. After more than vhost_restarts_max failures within vhost_restart_window_s it is down,
     and started again after vhost_retry_s, after twice as long the next time, and so on; or with
     vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
@@ -52,6 +54,10 @@ class ServeSettings:
     handshake_timeout_s: float = 10.0
     half_open_max: int = 1000
     half_open_bytes_max: int = 8 << 20
+    http_hosts: tuple[str, ...] = ()
+    http_connections_max: int = 4096
+    http_address_connections_max: int = 1024
+    http_user_requests_max: int = 256
     silent_close_s: float = 1.0  # before a refused client that cannot be told is dropped
     vhost_hang_s: float = 30.0
     vhost_start_s: float = 600.0  # a recovery may take so long

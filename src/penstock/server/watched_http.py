@@ -8,7 +8,8 @@ is being started again waits a moment instead of being refused. When it stays do
 Beyond the messages of all processes:
 
     to it     socket (with a listening socket) · users (KnownUsers.facts)
-              start (log_level, data: the directory, staging_bytes_max)
+              start (log_level, data: the directory, staging_bytes_max, hosts, and limits:
+              connections_max, address_connections_max, user_requests_max)
               result (id, result or error) of a call of its own
     from it   call (n, op, vhost, args): any operation that the control socket knows
               pong, with rss_bytes and requests
@@ -106,6 +107,10 @@ class WatchedHttp(WatchedProcess):
             {
                 "do": "start", "log_level": settings.log_level, "data": data,
                 "staging_bytes_max": settings.staging_bytes_max,
+                "hosts": [settings.host, *settings.http_hosts],
+                "connections_max": settings.http_connections_max,
+                "address_connections_max": settings.http_address_connections_max,
+                "user_requests_max": settings.http_user_requests_max,
             }
         )  # fmt: skip
 

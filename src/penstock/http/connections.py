@@ -1,0 +1,252 @@
+"""Connections of the HTTP process: how many there are, how long each may wait, who makes room.
+
+uvicorn and h11 parse and answer; they have one time limit, between two requests, and one maximum,
+beyond which everybody is answered 503. Anybody can connect, so here is the rest:
+
+    head       HEAD_S from the first byte of a request, or from accept, to the end of its head
+    idle       KEEP_ALIVE_S between two requests, whatever comes meanwhile that is no request
+    body       nothing of it is read before somebody asks for it, which is after the password was
+               checked; how long it may take is the reader's decision (requests, chunk_upload)
+    answer     a client that takes nothing for STALL_S is cut off, and what it has not taken of an
+               answer that ends is kept for CUT_S
+    places     `most` connections, `most_of_address` of one address; one more, and an idle one is
+               closed: the oldest of that address, or of the address that has most connections
+    reserve    where none is idle there are RESERVE more, on which only /health is answered; the
+               oldest of them makes room too
+
+A connection is idle while none of its requests is under way, also while a head is coming. It is
+read in pieces of READ_BYTES until a body is asked for, so that what all of them hold is bounded.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import Any, Final
+
+import h11
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from penstock.http.answers import error_answer
+from penstock.http.http_errors import HttpError
+from penstock.server.authenticator import network_of
+
+HEALTH: Final = "/health"
+HEAD_S: Final = 10.0
+KEEP_ALIVE_S: Final = 60.0
+STALL_S: Final = 90.0  # longer than that of a long answer, which says more in the log
+CUT_S: Final = 5.0
+READ_BYTES: Final = 16 << 10
+BODY_READ_BYTES: Final = 256 << 10
+RESERVE: Final = 64
+
+
+class Connections:
+    """Those that there are. evicted: how many made room; refused: for which there was none."""
+
+    def __init__(self, most: int, most_of_address: int) -> None:
+        self.evicted = 0
+        self.refused = 0
+        self._most = most
+        self._most_of_address = most_of_address
+        self._of: dict[str, int] = {}
+        self._count = 0
+        # address -> its idle connections, the longest idle first
+        self._idle: dict[str, OrderedDict[GuardedProtocol, None]] = {}
+        self._reserved: OrderedDict[GuardedProtocol, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count + len(self._reserved)
+
+    def add(self, one: "GuardedProtocol") -> None:
+        """A new one, which is idle. Makes room for it, or takes it into the reserve."""
+        address = one.address
+        if self._of.get(address, 0) >= self._most_of_address:
+            has_room = self._evict(address)
+        elif self._count >= self._most:
+            fullest = max(self._idle, key=lambda idle: self._of[idle], default="")
+            has_room = self._evict(fullest)
+        else:
+            has_room = True
+        if not has_room:
+            one.is_reserved = True
+            self._reserved[one] = None
+            if len(self._reserved) > RESERVE:
+                oldest, _ = self._reserved.popitem(last=False)
+                self.refused += 1
+                oldest.close()
+            return
+        self._of[address] = self._of.get(address, 0) + 1
+        self._count += 1
+        self.idle(one)
+
+    def remove(self, one: "GuardedProtocol") -> None:
+        """It is gone; again: nothing happens."""
+        self._reserved.pop(one, None)
+        if one.is_reserved or one.is_gone:
+            return
+        one.is_gone = True
+        self.busy(one)
+        self._count -= 1
+        self._of[one.address] -= 1
+        if not self._of[one.address]:
+            del self._of[one.address]
+
+    def idle(self, one: "GuardedProtocol") -> None:
+        """It waits for a request."""
+        if not one.is_reserved and not one.is_gone:
+            self._idle.setdefault(one.address, OrderedDict())[one] = None
+
+    def busy(self, one: "GuardedProtocol") -> None:
+        """A request of it is under way."""
+        idle = self._idle.get(one.address)
+        if idle is not None:
+            idle.pop(one, None)
+            if not idle:
+                del self._idle[one.address]
+
+    def _evict(self, address: str) -> bool:
+        """Close the longest idle connection of an address. False: it has none."""
+        idle = self._idle.get(address)
+        if not idle:
+            return False
+        oldest = next(iter(idle))
+        self.remove(oldest)
+        self.evicted += 1
+        oldest.close()
+        return True
+
+
+class GuardedProtocol(H11Protocol):
+    """A connection within the limits above. address: what counts as one."""
+
+    def __init__(
+        self, connections: Connections, config: uvicorn.Config, server_state: ServerState,
+        app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(config, server_state, app_state, _loop)
+        self.address = ""
+        self.is_reserved = False
+        self.is_gone = False
+        self._places = connections
+        self._inner_app = self.app
+        self.app = self._answer
+        self._limit: asyncio.TimerHandle | None = None
+        self._has_begun = False  # something came of the next request
+
+    # ---- what the transport does ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accepted."""
+        super().connection_made(transport)
+        self._read_at_most(READ_BYTES)
+        self.address = network_of(self.client[0] if self.client is not None else "")
+        self._wait(HEAD_S)
+        self._places.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone."""
+        self._stop_waiting()
+        self._places.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes."""
+        if self.is_idle and not self._has_begun:
+            self._has_begun = True
+            self._wait(HEAD_S)
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; a request that came behind may be under way now."""
+        super().on_response_complete()
+        if self.is_idle and not self.transport.is_closing():
+            self._has_begun = False
+            self._read_at_most(READ_BYTES)
+            self._wait(KEEP_ALIVE_S)
+            self._places.idle(self)
+        else:
+            self._look()
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no request under way?"""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first
+        return cycle is None or cycle.response_complete
+
+    def close(self) -> None:
+        """At once: nobody waits for an answer here."""
+        self._stop_waiting()
+        self.transport.abort()
+
+    def _look(self) -> None:
+        if self.is_idle:
+            return
+        self._stop_waiting()
+        self._places.busy(self)
+        if self.cycle.more_body:
+            self.flow.pause_reading()  # whoever wants the body goes on reading
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._limit = self.loop.call_later(seconds, self._too_late)
+
+    def _stop_waiting(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _too_late(self) -> None:
+        """It has waited long enough; whoever has begun a request is told."""
+        self._limit = None
+        if self.transport.is_closing():
+            return
+        if self._has_begun and self.conn.our_state is h11.IDLE:
+            body = error_answer(HttpError(408, f"no whole request within {HEAD_S:g} s")).body
+            headers = [
+                ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ]  # fmt: skip
+            answer = h11.Response(status_code=408, headers=headers, reason=b"Request Timeout")
+            for event in (answer, h11.Data(data=bytes(body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Close; what the client has not taken by then is thrown away."""
+        self.transport.close()
+        self.loop.call_later(CUT_S, self.transport.abort)
+
+    def _read_at_most(self, size: int) -> None:
+        """In one piece; of the transports of asyncio."""
+        if hasattr(self.transport, "max_size"):
+            self.transport.max_size = size
+
+    # ---- a request -----------------------------------------------------------------------------
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, with our limits around it."""
+
+        async def asked() -> Message:
+            self._read_at_most(BODY_READ_BYTES)
+            return await receive()
+
+        async def taken(message: Message) -> None:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await send(message)
+            except TimeoutError:
+                self.transport.abort()
+
+        if self.is_reserved and scope["path"] != HEALTH:
+            error = HttpError(503, "too many connections")
+            error.headers["Connection"] = "close"
+            await error_answer(error)(scope, receive, send)
+        else:
+            await self._inner_app(scope, asked, taken)
+        if self.transport.is_closing():
+            self.loop.call_later(CUT_S, self.transport.abort)

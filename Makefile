@@ -15,11 +15,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
-UNIT_TESTS := tests/unit
-SPARK_TESTS := tests/spark
 CRASH_TESTS := tests/crash
 MACHINE_TESTS := tests/property tests/contracts
-LONG_TESTS := tests/cluster tests/crash_spark tests/test_flights_lake.py
 PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
 PURE_PYTEST := .venv-pure/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
@@ -59,26 +56,9 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# Five lanes side by side, for much of it waits: for brokers, for Spark, for time to pass. What is in
-# none of the four is seen meanwhile, and then clusters and kills; the four have their say at the
-# end. Uncompiled there are unit tests only (`make crash` has more): that lane gives way to the
-# others, for it need not wait for the compiled environment.
+# All lanes side by side, with one verdict at the end: tests/lanes.py.
 test: .venv-pure/ready
-	@mkdir -p build
-	@nice $(PURE_PYTEST) $(UNIT_TESTS) --ignore=tests/unit/spark \
-		> build/test-uncompiled.log 2>&1 & uncompiled=$$!; \
-	$(MAKE_COMMAND) --no-print-directory lint || { kill $$uncompiled; exit 1; }; \
-	$(PYTEST) $(SPARK_TESTS) > build/test-spark.log 2>&1 & spark=$$!; \
-	$(PYTEST) $(CRASH_TESTS) > build/test-crash.log 2>&1 & crash=$$!; \
-	$(PYTEST) $(UNIT_TESTS) > build/test-unit.log 2>&1 & unit=$$!; \
-	bad=0; \
-	$(PYTEST) tests $(addprefix --ignore=,$(UNIT_TESTS) $(SPARK_TESTS) $(CRASH_TESTS) $(LONG_TESTS)) \
-		|| bad=1; \
-	$(PYTEST) $(LONG_TESTS) || bad=1; \
-	for lane in unit:$$unit uncompiled:$$uncompiled spark:$$spark crash:$$crash; do \
-		wait $${lane#*:} || bad=1; \
-		echo "--- $${lane%:*} ---"; cat build/test-$${lane%:*}.log; \
-	done; exit $$bad
+	@.venv-pure/bin/python tests/lanes.py --make "$(MAKE_COMMAND)"
 
 crash-spark: .venv/ready
 	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)
@@ -135,6 +115,7 @@ build/sources.txt: FORCE
 build/wheel.ready: build/sources.txt $(SOURCES) pyproject.toml setup.py LICENSE
 	@rm -rf build/wheels $(if $(filter setup.py,$?),build/lib.*)
 	@find build -path 'build/lib*' -name '*.py' -delete
+	@echo "compiling the hot modules: about three minutes (plain Python, if there is no C compiler)"
 	$(PYTHON) -m pip wheel -v --no-deps --wheel-dir build/wheels . > build/wheel.log 2>&1 \
 		|| { cat build/wheel.log; exit 1; }
 	@sed -n 's/^ *\(penstock: installing\)/\1/p' build/wheel.log | sort -u

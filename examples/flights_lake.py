@@ -96,6 +96,7 @@ def run_pipeline(broker: Broker, course: LakeCourse, *, has_kill: bool) -> None:
                 if pid:
                     os.kill(pid, signal.SIGKILL)
                     course.kills.append(f"after batch {batches_of(state)}")
+                    print(f"killed: the vhost's process {pid}, {course.kills[-1]}", flush=True)
             if time.perf_counter() - started > PIPELINE_S:
                 sys.exit("the pipeline does not come to its end")
     finally:
@@ -203,7 +204,26 @@ def main() -> int:
     print(f"penstock ({kind}): {rows:,} flights through a stream into a lake", flush=True)
     status = prove(run(given.data.resolve(), rows, has_kill=not given.no_kill))
     print(f"\n  {time.perf_counter() - started:.1f} s, these checks included")
+    print(verdict(status, given.data))
     return status
+
+
+def verdict(status: int, data: Path) -> str:
+    """The last lines: whether it passed, where the lake is, and a query to try."""
+    if status:
+        return f"\nFAILED: see the lines above; the log of the broker is in {data}"
+    lake = data / "lake" / "flights"
+    query = (
+        "import pyarrow.dataset as ds; "
+        f"t = ds.dataset('{lake}', partitioning='hive').to_table(); "
+        "print(t.group_by('carrier').aggregate([('dep_delay', 'mean')]).sort_by('carrier'))"
+    )
+    python = Path(sys.executable)
+    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return (
+        f"\nPASSED. The lake is in {lake}: Parquet files by month and carrier. Try a query:\n\n"
+        f'  {shown} -c "{query}"'
+    )
 
 
 if __name__ == "__main__":

@@ -175,6 +175,8 @@ def figures(course: LakeCourse, lake: Lake) -> list[tuple[str, str]]:
          f"{lake.bytes / MIB:.1f} MiB"),
         ("late flights consumed", f"in {course.drain_s:.1f} s"),
     ]  # fmt: skip
-    for offset, reason, size in sorted(course.dead)[:3]:
-        rows.append(("dead letter", f"offset {offset:,}, {size} bytes: {reason}"))
+    shown = sorted(course.dead)[:3]
+    for number, (offset, reason, size) in enumerate(shown, start=1):
+        title = f"dead letter {number} of {len(course.dead)}"
+        rows.append((title, f"offset {offset:,}, {size} bytes: {reason}"))
     return rows

@@ -3,6 +3,8 @@
 What its proof would notice is tried without either.
 """
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,11 @@ def test_the_main_job_and_a_kill(tmp_path: Path) -> None:
     assert "FAILED" not in text
     assert "vhost '/', after batch " in text
     assert "flights: done, " in text
+    assert "killed: the vhost's process " in text
+    last = out.rstrip().splitlines()[-1]
+    assert f"PASSED. The lake is in {tmp_path / 'run' / 'lake' / 'flights'}" in out
+    query = shlex.split(last)
+    assert "dep_delay_mean" in subprocess.run(query, capture_output=True, text=True).stdout
 
 
 # --- what it proves would be noticed ---

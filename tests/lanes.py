@@ -1,0 +1,198 @@
+"""`make test`: all lanes of the tests side by side, what they come to, and one verdict at the end.
+
+    python tests/lanes.py --make make     from the root; PYTHON of each lane below
+
+Much of the tests waits: for brokers, for Spark, for time to pass. So lanes run at once; each writes
+build/test-<lane>.log. Every SHOW_S a line says how far each is. At the end stand the failures in
+full, then a line for each lane and the names of all that failed, and last the verdict; exit status
+0 if everything passed, 1 if not. A lane that ends without a summary of pytest has failed.
+
+`uncompiled` needs no compiled environment and begins at once, `lint` makes it; `long` comes after
+`main`, because both start clusters.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+SHOW_S: Final = 30.0
+POLL_S: Final = 0.5
+LOGS: Final = Path("build")
+PYTEST: Final = (".venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+PURE: Final = (".venv-pure/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+UNIT: Final = "tests/unit"
+SPARK: Final = "tests/spark"
+CRASH: Final = "tests/crash"
+LONG: Final = ("tests/cluster", "tests/crash_spark", "tests/test_flights_lake.py")
+
+PERCENT: Final = re.compile(r"\[ *(\d+)%\]")
+SUMMARY: Final = re.compile(
+    r"^=+ (.*\b(?:passed|failed|error|errors|skipped)\b.* in [\d.]+s.*?) =*$"
+)
+PLAIN: Final = re.compile(r"^(.*\b(?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*)$")
+NAMED: Final = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
+
+
+@dataclass
+class Lane:
+    """command: what it runs. after: the lane whose end it waits for. In `text`, what it wrote."""
+
+    name: str
+    command: Sequence[str]
+    after: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+    started_s: float = 0.0
+    seconds: float = 0.0
+    status: int | None = None
+    text: str = field(default="", repr=False)
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return LOGS / f"test-{self.name}.log"
+
+    def start(self) -> None:
+        """Run it."""
+        self.started_s = time.monotonic()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+
+    def look(self) -> bool:
+        """Whether it has ended, just now or before."""
+        if self.process is None:
+            return False
+        self.text = self.log.read_text(encoding="utf-8", errors="replace")
+        if self.status is None:
+            self.seconds = time.monotonic() - self.started_s
+            self.status = self.process.poll()
+        return self.status is not None
+
+    @property
+    def progress(self) -> str:
+        """Such as "unit 45 %", with how many have failed so far."""
+        if self.process is None:
+            return f"{self.name} waits"
+        if self.status is not None:
+            return f"{self.name} {'ok' if self.is_good else 'FAILED'}"
+        found = PERCENT.findall(self.text[-4000:])
+        marks = [
+            line for line in self.text.splitlines() if line.startswith("tests/") or "%]" in line
+        ]
+        failed = sum(line.partition(" ")[2].partition("[")[0].count("F") for line in marks)
+        more = f" ({failed} failed)" if failed else ""
+        return f"{self.name} {found[-1] if found else '0'} %{more}"
+
+    @property
+    def summary(self) -> str:
+        """The last line of pytest, without its frame; "" if there is none."""
+        for line in reversed(self.text.splitlines()):
+            found = SUMMARY.match(line) or PLAIN.match(line)
+            if found:
+                return found[1]
+        return ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all of it passed."""
+        return self.status == 0 and bool(self.summary)
+
+    @property
+    def failures(self) -> list[str]:
+        """Names of tests that failed, or could not be run."""
+        return [name for _, name in NAMED.findall(self.text)]
+
+
+def lanes() -> list[Lane]:
+    """Those of `make test`, but for lint; the first begins before it."""
+    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *LONG)]
+    return [
+        Lane("uncompiled", ("nice", *PURE, UNIT, f"--ignore={UNIT}/spark")),
+        Lane("main", (*PYTEST, "tests", *rest)),
+        Lane("unit", (*PYTEST, UNIT)),
+        Lane("spark", (*PYTEST, SPARK)),
+        Lane("crash", (*PYTEST, CRASH)),
+        Lane("long", (*PYTEST, *LONG), after="main"),
+    ]
+
+
+def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_S) -> None:
+    """Start each when it may, and wait for all of them, showing how far they are."""
+    due = 0.0
+    try:
+        while True:
+            ended = {lane.name for lane in all_lanes if lane.look()}
+            for lane in all_lanes:
+                if lane.process is None and (not lane.after or lane.after in ended):
+                    lane.start()
+            if time.monotonic() >= due or len(ended) == len(all_lanes):
+                say("  ".join(lane.progress for lane in all_lanes))
+                due = time.monotonic() + show_s
+            if len(ended) == len(all_lanes):
+                return
+            time.sleep(min(POLL_S, show_s))
+    finally:
+        for lane in all_lanes:
+            if lane.process is not None and lane.process.poll() is None:
+                lane.process.terminate()
+                lane.process.wait()
+
+
+def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
+    """Failures in full, a line for each lane, the names, and one line; the exit status."""
+    bad = [lane for lane in all_lanes if not lane.is_good]
+    for lane in bad:
+        found = FAILURES.search(lane.text)
+        shown = lane.text[found.start() :] if found else lane.text[-20_000:]
+        say(f"\n--- {lane.name}: {lane.log} ---\n{shown.rstrip()}")
+    say("")
+    for lane in all_lanes:
+        word = "ok    " if lane.is_good else "FAILED"
+        what = lane.summary or f"no summary, exit status {lane.status}"
+        say(f"{word}  {lane.name:<11} {lane.seconds:6.0f} s  {what}")
+    names = [f"{lane.name}: {name}" for lane in bad for name in lane.failures]
+    for name in names:
+        say(f"        {name}")
+    if bad:
+        say(f"make test: FAILED: {len(names)} tests, lanes {', '.join(lane.name for lane in bad)}")
+        return 1
+    say(f"make test: PASSED, all of {len(all_lanes)} lanes")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--make", default="make", help="the command that makes lint")
+    given = parser.parse_args()
+    LOGS.mkdir(exist_ok=True)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    known = lanes()
+    known[0].start()
+    status = 1
+    try:
+        status = subprocess.call([*shlex.split(given.make), "--no-print-directory", "lint"])
+    finally:
+        if status and known[0].process is not None:
+            known[0].process.terminate()
+            known[0].process.wait()
+    if status:
+        say("make test: FAILED: lint, before any of the other lanes began")
+        return 1
+    run(known, say)
+    return verdict(known, say)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

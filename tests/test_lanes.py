@@ -1,0 +1,83 @@
+"""The verdict of `make test`: from lanes that pass, fail, break off, and one that waits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import lanes
+from tests.lanes import Lane, run, verdict
+
+PASSES = "print('tests/a.py ....  [100%]'); print('=== 4 passed in 0.01s ===')"
+FAILS = """
+print('tests/b.py .F..  [ 50%]')
+print('=================== FAILURES ===================')
+print('the traceback')
+print('=========== short test summary info ===========')
+print('FAILED tests/b.py::test_x - AssertionError')
+print('ERROR tests/c.py')
+print('====== 1 failed, 3 passed, 1 error in 0.02s ======')
+raise SystemExit(1)
+"""
+BREAKS_OFF = "print('tests/d.py ..'); raise SystemExit(0)"
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "LOGS", tmp_path)
+
+
+def lane(name: str, program: str, after: str = "") -> Lane:
+    return Lane(name, (sys.executable, "-c", program), after)
+
+
+def told(all_lanes: list[Lane]) -> tuple[int, list[str]]:
+    """Exit status and lines of the verdict."""
+    lines: list[str] = []
+    run(all_lanes, lines.append, show_s=0.01)
+    shown: list[str] = []
+    return verdict(all_lanes, shown.append), [*lines[-1:], *"\n".join(shown).splitlines()]
+
+
+def test_all_passed() -> None:
+    first = lane("first", PASSES)
+    second = lane("second", PASSES, after="first")
+    status, lines = told([second, first])
+    assert status == 0
+    assert lines[0] == "second ok  first ok"
+    assert lines[-1] == "make test: PASSED, all of 2 lanes"
+    assert second.started_s >= first.started_s + first.seconds - 1.0
+
+
+def test_what_failed_is_named_at_the_end() -> None:
+    status, lines = told([lane("good", PASSES), lane("bad", FAILS)])
+    assert status == 1
+    assert lines[0] == "good ok  bad FAILED"
+    assert "the traceback" in lines
+    summary = lines[-5:]
+    assert summary[0].startswith("ok      good ")
+    assert summary[1].startswith("FAILED  bad ")
+    assert summary[1].endswith("1 failed, 3 passed, 1 error in 0.02s")
+    assert summary[2:] == [
+        "        bad: tests/b.py::test_x",
+        "        bad: tests/c.py",
+        "make test: FAILED: 2 tests, lanes bad",
+    ]
+
+
+def test_a_lane_that_breaks_off_has_failed() -> None:
+    status, lines = told([lane("cut", BREAKS_OFF)])
+    assert status == 1
+    assert any("no summary, exit status 0" in line for line in lines)
+    assert lines[-1] == "make test: FAILED: 0 tests, lanes cut"
+
+
+def test_every_directory_of_tests_is_in_a_lane() -> None:
+    """What `main` leaves out is in another lane."""
+    (main,) = [one for one in lanes.lanes() if one.name == "main"]
+    left_out = {word.removeprefix("--ignore=") for word in main.command if "--ignore" in word}
+    seen = {
+        word for one in lanes.lanes() if one.name in ("unit", "spark", "crash", "long")
+        for word in one.command if word.startswith("tests/")
+    }  # fmt: skip
+    assert left_out == seen

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.errors import NotAStoreError as NotAStoreError
     from penstock.errors import NotLeasableError as NotLeasableError
     from penstock.errors import OptionError as OptionError
+    from penstock.errors import PathNotFreeError as PathNotFreeError
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import QueueLeasedError as QueueLeasedError
     from penstock.errors import SettledError as SettledError
@@ -56,9 +57,10 @@ _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "ChannelError", "CorruptionError", "DiskFullError",
         "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
-        "NotAStoreError", "NotLeasableError", "OptionError", "PenstockError", "QueueLeasedError",
-        "SettledError", "StoppedError", "StorageError", "StreamGapError", "SyncFailedError",
-        "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError", "VersionError",
+        "NotAStoreError", "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError",
+        "QueueLeasedError", "SettledError", "StoppedError", "StorageError", "StreamGapError",
+        "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
+        "VersionError",
     ),
     "penstock.embedded.box_errors": (
         "BoxClosedError", "QueueEmptyError", "QueueFullError", "TransactionError",
@@ -87,7 +89,8 @@ __all__ = [
     "AMQPConnectionError", "AMQPError", "BoxClosedError", "ChannelError", "ConnectionLostError",
     "CorruptionError", "DiskFullError", "ForkedError", "LockedError", "MissingCapabilityError",
     "MissingPackageError", "NetworkFileSystemError", "NotAStoreError", "NotLeasableError",
-    "OptionError", "PenstockError", "QueueEmptyError", "QueueFullError", "QueueLeasedError",
+    "OptionError", "PathNotFreeError", "PenstockError", "QueueEmptyError", "QueueFullError",
+    "QueueLeasedError",
     "SettledError", "StoppedError", "StorageError", "StreamGapError", "SyncFailedError",
     "TransactionError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
     "UnreachableError", "VersionError",

@@ -28,11 +28,22 @@ class StorageError(PenstockError):
     """Something about the files on disk."""
 
 
+DAMAGE_ADVICE: Final = (
+    "'penstock store verify DIR' lists all damage to a store that is not running, 'penstock store "
+    "salvage DIR INTO' saves what can be read"
+)
+LOCKED_ADVICE: Final = (
+    "a broker or a box has it: 'penstock status' shows a broker. Several processes share a store "
+    "by 'penstock serve --data DIR' and an amqp:// address in place of the path"
+)
+
+
 class CorruptionError(StorageError):
-    """A file holds what was never written. A torn tail is not this."""
+    """A file holds what was never written. A torn tail is not this. Its note says what to do."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}: at byte {position}: {reason}")
+        self.add_note(DAMAGE_ADVICE)
         self.path = path
         self.position = position
         self.reason = reason
@@ -42,7 +53,7 @@ class LockedError(StorageError):
     """Another process, or another part of this one, owns the directory."""
 
     def __init__(self, path: str, holder: str) -> None:
-        super().__init__(f"{path}: locked by {holder}")
+        super().__init__(f"{path}: locked by {holder}; {LOCKED_ADVICE}")
         self.path = path
         self.holder = holder
 
@@ -62,6 +73,15 @@ class NotAStoreError(StorageError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: not a store of Penstock: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class PathNotFreeError(NotAStoreError):
+    """Where a backup or a salvaged store is to be made there is something already."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        StorageError.__init__(self, f"{path}: {reason}; give a path that is missing or empty")
         self.path = path
         self.reason = reason
 

@@ -40,6 +40,7 @@ from penstock.errors import (
     NotAStoreError,
     NotLeasableError,
     OptionError,
+    PathNotFreeError,
     PenstockError,
     QueueEmptyError,
     QueueFullError,
@@ -95,6 +96,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,
     NotAStoreError: EX_NOINPUT,
+    PathNotFreeError: EX_NOINPUT,
     UnknownQueueError: EX_NOINPUT,
     UnknownLeaseError: EX_NOINPUT,
     NotLeasableError: EX_USAGE,
@@ -351,7 +353,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         path = f"{error.filename}: " if error.filename is not None else ""
         return escaping.one_line(f"penstock: {path}{error.strerror}")
-    return "penstock: " + escaping.one_line(" ".join(str(error).split()) or type(error).__name__)
+    texts = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
+    return "penstock: " + escaping.one_line(" ".join("; ".join(texts).split()))
 
 
 def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:

@@ -185,7 +185,10 @@ class VhostProcess(LinkedProcess):
             self._wait_for_space(facts, options, error)
             return
         except Exception as error:
-            logger.error("cannot start: %s", error, exc_info=not isinstance(error, EXPECTED))
+            advice = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+            logger.error(
+                "cannot start: %s%s", error, advice, exc_info=not isinstance(error, EXPECTED)
+            )
             final = isinstance(error, CorruptionError | VersionError | NotAStoreError)
             self._fail(error, is_final=final)
             return

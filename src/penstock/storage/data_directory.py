@@ -16,10 +16,12 @@ never verifies.
 
 A file is there for good only once its directory is synced, so everything made here is synced from
 the inside out, VERSION last: a directory with VERSION is whole, one with nothing but our own
-beginnings is begun again, and one with anything else is not ours and is left alone.
+beginnings is begun again, and one with anything else is not ours and is left alone. What a mounted
+volume brings (`lost+found`) is neither: it stays, and does not count.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import (
@@ -34,6 +36,19 @@ from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 FORMAT: Final = 1
 _PREFIX: Final = "penstock "
 _OURS: Final = frozenset({"LOCK", "VERSION", "VERSION.new", "vhosts"})
+# What a fresh volume brings: of ext4, of snapshots (NetApp, ZFS, Btrfs), of quotas, and the names
+# with which Kubernetes and desktops begin.
+_OF_VOLUMES: Final = frozenset(
+    {"lost+found", ".snapshot", ".snapshots", ".zfs", "aquota.group", "aquota.user"}
+)
+_OF_VOLUMES_BEGIN: Final = ("..", ".Trash-")
+
+
+def not_of_volume(names: Sequence[str]) -> list[str]:
+    """The names in a directory without those that a freshly mounted volume brings."""
+    return [
+        name for name in names if name not in _OF_VOLUMES and not name.startswith(_OF_VOLUMES_BEGIN)
+    ]
 
 
 def hash_name(name: bytes) -> str:
@@ -109,7 +124,7 @@ class DataDirectory:
             fs.sync_dir(self.path.rpartition("/")[0] or ("/" if self.path[0] == "/" else "."))
         elif not fs.is_dir(self.path):
             raise NotAStoreError(self.path, "it is a file, expected a directory")
-        foreign = sorted(set(fs.list(self.path)) - _OURS)
+        foreign = sorted(set(not_of_volume(fs.list(self.path))) - _OURS)
         if foreign and not fs.exists(self.path + "/VERSION"):
             raise NotAStoreError(self.path, f"it is not empty and not ours (it has {foreign[0]!r})")
         self._lock: Lock = fs.lock(self.path + "/LOCK")

@@ -65,9 +65,9 @@ from penstock.storage.upkeep import Upkeep
 class StorageEngine:
     """Opens (and recovers) the vhost directory `path`, which exists and has its `.vhost`.
 
-    on_event(kind, text): alarms and news for people: corruption, clean, disk_full, disk_free,
-    checkpoint, torn_tail. Errors of opening: LockedError, VersionError, CorruptionError (file and
-    offset; nothing was changed), SyncFailedError, OSError.
+    on_event(kind, text): alarms and news for people: corruption, clean, cut_off, disk_full,
+    disk_free, checkpoint, torn_tail. Errors of opening: LockedError, VersionError, CorruptionError
+    (file and offset; nothing was changed), DiskFullError, SyncFailedError, OSError.
     """
 
     def __init__(

@@ -7,14 +7,14 @@ Nobody may take a half-written copy for a store, so while it is being made there
 
 Without VERSION a server refuses the directory and names UNFINISHED as what is not its own; the next
 backup or salvage to the same place deletes what it finds and begins anew. With VERSION it is whole.
-The path must be free: missing, empty, or unfinished. Anything else is a NotAStoreError, and is left
-as it is.
+The path must be free: missing, empty, unfinished, or with nothing in it but what a volume brings
+(`lost+found`). Anything else is a PathNotFreeError, and is left as it is.
 
 Failure: OSErrors as they come. `abandon` leaves it unfinished and gives its lock back.
 """
 
-from penstock.errors import NetworkFileSystemError, NotAStoreError
-from penstock.storage.data_directory import FORMAT, hash_name, write_small
+from penstock.errors import NetworkFileSystemError, NotAStoreError, PathNotFreeError
+from penstock.storage.data_directory import FORMAT, hash_name, not_of_volume, write_small
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 
 MARK = "UNFINISHED"
@@ -24,18 +24,21 @@ class FreshDirectory:
     """Begins at once. Make vhosts' directories with `vhost`, then `finish`."""
 
     def __init__(self, fs: FileSystem, path: str, why: str) -> None:
-        """why: what is being made, for whoever finds it unfinished. NotAStoreError, LockedError,
-        NetworkFileSystemError, OSError."""
+        """why: what is being made, for whoever finds it unfinished. PathNotFreeError,
+        NotAStoreError (no parent), LockedError, NetworkFileSystemError, OSError."""
         self.fs = fs
         self.path = path.rstrip("/")
         parent = self.path.rpartition("/")[0] or ("/" if self.path.startswith("/") else ".")
         if fs.exists(self.path):
             if not fs.is_dir(self.path):
-                raise NotAStoreError(self.path, "it is a file, expected a free path")
-            names = fs.list(self.path)
-            if "VERSION" in names or (set(names) - {"LOCK"} and MARK not in names):
+                raise PathNotFreeError(self.path, "expected a free path, it is a file")
+            names = not_of_volume(fs.list(self.path))
+            if "VERSION" in names:
+                text = "expected a free path, it is a store of Penstock already"
+                raise PathNotFreeError(self.path, text)
+            if set(names) - {"LOCK"} and MARK not in names:
                 text = f"expected a free path, it has {names[-1]!r} in it"
-                raise NotAStoreError(self.path, text)
+                raise PathNotFreeError(self.path, text)
         elif not fs.is_dir(parent):
             raise NotAStoreError(parent, "there is no such directory")
         kind = fs.kind(parent)

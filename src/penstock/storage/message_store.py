@@ -301,6 +301,12 @@ class MessageStore(QueueBacking):
         self.own_files.damage = []
         return found
 
+    def take_notes(self) -> list[str]:
+        """What was found and is no damage, since the last call."""
+        found = self.append_files.tables.notes
+        self.append_files.tables.notes = []
+        return found
+
     @property
     def faults(self) -> list[str]:
         """The same as text, not taken."""

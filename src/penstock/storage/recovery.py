@@ -111,6 +111,8 @@ def load(
     store.restore(manifest.store, head.next_store_file, head.next_own_file)
     for damage in store.take_damage():
         event("corruption", str(damage))
+    for note in store.take_notes():
+        event("cut_off", note)
     state = StorageState(fs, path, vhost, head.segment_slots, store)
     _load_state(state, manifest)
     log = LogReader(fs, path + "/wal", vhost)

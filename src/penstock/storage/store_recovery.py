@@ -17,7 +17,8 @@ here, so that a store can be looked at. All bodies are dead until the checkpoint
 log record says otherwise; that is why a torn or stale body does no harm [1].
 
 Failure: a counted file that is missing, or whose table cannot be known any more, is a
-CorruptionError; damage to single bodies or hints is collected in ``StoreTables.damage``.
+CorruptionError; damage to single bodies or hints is collected in ``StoreTables.damage``, and what
+looks like damage and is not in ``StoreTables.notes``.
 """
 
 from itertools import pairwise
@@ -95,10 +96,9 @@ def _load_counted(tables: StoreTables, state: FileState, is_there: bool) -> Stor
         file.counts = state.counts.copy()
         end = HEADER_BYTES + file.total_bytes
         length = tables.fs.size(path)
-        if length < end:
-            tables.damage.append(CorruptionError(path, length, f"cut off: {end} bytes are counted"))
-            file.is_damaged = True
         tables.check_hint(file)
+        if length < end:
+            _judge_cut(tables, file, length)
         return file
     _scan(tables, file, HEADER_BYTES + state.total_bytes)
     for i in range(state.counts.count):
@@ -108,6 +108,26 @@ def _load_counted(tables: StoreTables, state: FileState, is_there: bool) -> Stor
         else:
             file.counts.ref(place, RECORD_BYTES + size, state.counts.refs(i))
     return file
+
+
+def _judge_cut(tables: StoreTables, file: StoreFile, length: int) -> None:
+    """A sealed file ends too early. After a failed sync recovery seals a file with all that the
+    kernel shows of it, and a power cut may take bytes that never were on the disk: if no body there
+    is alive, nothing is lost, and it is a note."""
+    path = tables.rdq_path(file.number)
+    end = HEADER_BYTES + file.total_bytes
+    try:
+        ends = tables.ends(file)
+    except CorruptionError:
+        ends = []
+    beyond = [place for place, stop in enumerate(ends) if stop > length]
+    alive = len([place for place in beyond if file.counts.refs(place)])
+    if alive or not beyond:
+        text = f"cut off: {end} bytes are counted, {alive} bodies that are alive are beyond"
+        tables.damage.append(CorruptionError(path, length, text))
+        file.is_damaged = True
+    else:
+        tables.notes.append(f"{path}: cut off at byte {length} of {end}, nothing beyond is alive")
 
 
 def _load_uncounted(tables: StoreTables, number: int) -> StoreFile | None:

@@ -67,6 +67,7 @@ class StoreTables:
         self.vhost: int = vhost
         self.unsynced: Unsynced = unsynced
         self.damage: list[CorruptionError] = []
+        self.notes: list[str] = []
         self._seed: int = record_seed(vhost)
         self._blocks_max: int = max(cache_bytes // BLOCK_BYTES, 1)
         self._blocks: dict[int, bytes] = {}  # file number << 32 | block; the latest used last
@@ -102,6 +103,14 @@ class StoreTables:
         if fault:
             raise CorruptionError(handle.path, offset, fault)
         return record[RECORD_BYTES:]
+
+    def ends(self, file: StoreFile) -> list[int]:
+        """For each place of the file's table, where the record ends. Raises CorruptionError."""
+        table = bytes(file.entries)
+        if file.is_sealed:
+            path = self.hint_path(file.number)
+            table = read_table(self.fs, path, self.vhost, file.number)
+        return [offset + RECORD_BYTES + size for _, offset, size in _ENTRY.iter_unpack(table)]
 
     def check_hint(self, file: StoreFile) -> None:
         """The header of the hint is that of ``file``, or the table comes from a scan."""

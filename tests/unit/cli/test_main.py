@@ -112,7 +112,8 @@ def test_an_error_is_one_line_and_its_exit_code(
 ) -> None:
     assert run_raising(monkeypatch, error) == code
     captured = capsys.readouterr()
-    assert captured.err == f"penstock: {error}\n"
+    advice = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    assert captured.err == f"penstock: {error}{advice}\n"
     assert captured.out == ""
 
 

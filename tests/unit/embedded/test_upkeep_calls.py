@@ -87,7 +87,11 @@ def test_a_backup_needs_a_free_path(box: penstock.Box, tmp_path: Path) -> None:
     box.queue("q").put(b"a")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").write_text("not ours")
-    for path, text in (("taken", "letter.txt"), ("box.d", "VERSION|vhosts|LOCK"), ("no/no", "no")):
+    for path, text in (
+        ("taken", "letter.txt"),
+        ("box.d", "a store of Penstock already"),
+        ("no/no", "no"),
+    ):
         with pytest.raises(NotAStoreError, match=text):
             box.backup(str(tmp_path / path))
     assert bodies(box.queue("q")) == [b"a"]

@@ -13,6 +13,7 @@ from penstock.errors import (
 )
 from penstock.storage.data_directory import DataDirectory, check_version, hash_name, vhost_number
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.fresh_directory import FreshDirectory
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 
 
@@ -69,6 +70,30 @@ def test_a_directory_of_somebody_else_is_left_alone() -> None:
     with pytest.raises(NotAStoreError, match=r"not ours \(it has 'thesis.txt'\)"):
         DataDirectory(fs, "/home")
     assert fs.names() == before
+
+
+VOLUMES = [
+    "lost+found",
+    "..data",
+    "..2026_01_02",
+    ".snapshot",
+    ".zfs",
+    ".Trash-1000",
+    "aquota.user",
+]
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_a_fresh_volume_is_taken_and_what_it_brings_stays(name: str) -> None:
+    fs = FaultyFileSystem()
+    for path in ("/data", f"/data/{name}", "/copy", f"/copy/{name}"):
+        fs.mkdir(path)
+    DataDirectory(fs, "/data").close()
+    DataDirectory(fs, "/data", create=False).close()
+    FreshDirectory(fs, "/copy", "a backup").finish()
+    DataDirectory(fs, "/copy").close()
+    assert fs.exists(f"/data/{name}")
+    assert fs.exists(f"/copy/{name}")
 
 
 def test_what_lies_beside_a_whole_store_is_no_hindrance() -> None:

@@ -8,11 +8,21 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
-from penstock.storage.data_directory import vhost_number
+from penstock.storage.data_directory import DataDirectory, vhost_number
 from penstock.storage.store_state import FileState
+from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import Bodies, Problem, Report, verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.tool_stores import DATA, VHOST, image, make, vhost_path
+from tests.helpers.tool_stores import (
+    DATA,
+    VHOST,
+    engine_content,
+    entries,
+    image,
+    make,
+    open_vhost,
+    vhost_path,
+)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["clean", "killed"])
@@ -212,3 +222,32 @@ def test_a_report_takes_any_error() -> None:
     report.add(ValueError("what"))
     assert only(report) == Problem("/x", 0, "what")
     assert replace(only(report), position=3).position == 3
+
+
+@pytest.mark.parametrize("body_dies", [True, False])
+def test_a_store_file_whose_end_is_gone_is_damaged_only_if_something_there_is_alive(
+    body_dies: bool,
+) -> None:
+    """After a failed sync a start seals what the kernel shows; a power cut takes it still."""
+    fs = FaultyFileSystem()
+    engine = open_vhost(fs, DataDirectory(fs, DATA).vhost_path(VHOST))
+    queue = engine.declare_queue(b"q")
+    for body in (b"first " * 30, b"second " * 30):
+        engine.publish([queue], b"", body, DISK)
+    engine.sync()
+    if body_dies:
+        engine.dequeue(queue, entries(engine, queue, 1), DISK)
+        engine.sync()
+    fs = fs.crash("killed")
+    open_vhost(fs, vhost_path(fs)).close()
+    parent = vhost_path(fs) + "/msg_store_persistent"
+    (path,) = [f"{parent}/{name}" for name in fs.list(parent) if name.endswith(".rdq")]
+    fs.damage_cut(path, fs.size(path) - 20)
+    report = verify(fs, DATA)
+    if body_dies:
+        assert report.is_fine, report.problems
+        assert [note for note in report.notes if "nothing beyond is alive" in note]
+        engine = open_vhost(fs, vhost_path(fs))
+        assert [body for _, body, *_ in engine_content(engine)[b"q"]] == [b"first " * 30]
+    else:
+        assert "1 bodies that are alive are beyond" in str(report.problems[0])

@@ -41,6 +41,7 @@ STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
 STAGING_MIN_BYTES: Final = 1 << 20
+SLACK_MIN_BYTES: Final = 64 << 20
 HALF_OPEN_MIN_BYTES: Final = 64 << 10
 OFF: Final = "off"
 SECONDS_MAX: Final = 10 * 366 * 86400.0
@@ -248,6 +249,8 @@ def _limits(given: Mapping[str, _Given]) -> Limits:
             raise OptionError(name, one.value, names)
         if name.endswith("_s"):
             values[name] = _seconds(one)
+        elif name.endswith("_bytes"):
+            values[name] = _size(one, SLACK_MIN_BYTES)
         elif type(one.value) is not int or not -1 <= one.value <= LIMIT_MAX:
             raise OptionError(one.place, one.value, EXPECTED)
         else:

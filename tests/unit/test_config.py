@@ -166,9 +166,11 @@ def test_each_default_is_a_good_value() -> None:
 
 
 def test_limits_have_a_table_of_their_own() -> None:
-    file = "[limits]\nuser_channels = 10\nvhost_queues = -1\nstalled_body_s = 5"
+    file = "[limits]\nuser_channels = 10\nvhost_queues = -1\nstalled_body_s = 5\n"
+    file += "rss_slack_bytes = '200MiB'"
     made = config(file, {"PENSTOCK_LIMITS_USER_CHANNELS": "20"}).limits
     assert (made.user_channels, made.vhost_queues, made.stalled_body_s) == (20, -1, 5.0)
+    assert made.rss_slack_bytes == 200 << 20
     assert config().limits == Limits()
 
 
@@ -180,6 +182,7 @@ def test_limits_have_a_table_of_their_own() -> None:
         ("[limits]\nuser_channels = 1.5", "-1 for no limit"),
         ("[limits]\nuser_channels = true", "-1 for no limit"),
         ("[limits]\nstalled_body_s = 0", "seconds, above 0"),
+        ("[limits]\nrss_slack_bytes = '1MiB'", "at least 67108864 bytes"),
         ("limits = 1", r"a table \[limits\]"),
     ],
 )

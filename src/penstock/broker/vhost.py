@@ -17,7 +17,8 @@ and nothing of it from two threads. Connections call the rest: topology, `served
 `dispatch` to say what has work. Each change of the topology returns an LSN: it is answered when
 `when_settled` calls back; 0 is answered at once.
 
-Alarms. While the memory counted is above the budget, or the disk is full, `blocked_reason` says so,
+Alarms. While the memory counted is above the budget, the process has much more than that (only if
+`watch_rss` was called), or the disk is full, `blocked_reason` says so,
 and each of `handlers` is told when that changes.
 
 Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) goes
@@ -48,6 +49,7 @@ from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_restart import QueueRestarts
 from penstock.broker.queue_table import QueueTable, bytes_of, text_of
 from penstock.broker.roles import Peer
+from penstock.broker.rss_alarm import RssAlarm
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.stream_table import StreamTable
@@ -106,6 +108,7 @@ class VHost:
         self.limits: LimitTable = LimitTable(settings.limits)
         self.usage: Usage = Usage(name, self.limits, settings.memory_bytes)
         self.body_room: BodyRoom = BodyRoom(settings.memory_bytes // BODIES_PART)
+        self.rss: RssAlarm | None = None
         self._stalled_due_s: float = 0.0
         self.unfinished_bytes: int = 0  # of messages that clients have begun, kept by handlers
         self._usage_bytes: int = 0  # topology, clients, transactions, as the monitor was last told
@@ -181,17 +184,27 @@ class VHost:
     def look_at_alarms(self) -> None:
         """Whether publishers are to be blocked, or no longer; they are told of a change."""
         reasons = []
-        if self.monitor.is_alarmed:
+        if self.is_memory_short:
             reasons.append("memory")
         if self.monitor.is_disk_full:
             reasons.append("disk")
         reason = " and ".join(reasons)
         if reason != self.blocked_reason:
             self.blocked_reason = reason
-            if self.monitor.is_alarmed:
+            if self.is_memory_short:
                 self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
                 handler.blocked(reason)
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether publishers wait for memory: too much is counted, or the process has too much."""
+        return self.monitor.is_alarmed or (self.rss is not None and self.rss.is_alarmed)
+
+    def watch_rss(self, rss: Callable[[], int], trim: Callable[[], None]) -> None:
+        """This vhost has the process to itself: publishers wait for its RSS, too. rss, trim: as of
+        RssAlarm."""
+        self.rss = RssAlarm(rss, trim, self.settings.limits.rss_slack_bytes, self.event)
 
     def _holders(self) -> list[tuple[int, str, Peer]]:
         """(bytes, name, connection) of those with unfinished messages, the largest first."""
@@ -462,6 +475,8 @@ class VHost:
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
+            if self.rss is not None:
+                self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
             self._touch_those_in_ram()
         engine.flush()
         due_s = self.clockwork.next_s(wall_ms, now_s)

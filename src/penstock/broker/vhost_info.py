@@ -219,6 +219,7 @@ def status(vhost: VHost) -> Info:
     """Of the whole vhost: counts, the log, memory, alarms."""
     engine = vhost.engine
     memory = vhost.monitor.info()
+    rss = vhost.rss
     ready = sum(index.count for index in engine.state.queues.values())
     streams = vhost.streams.all()
     return {
@@ -242,7 +243,13 @@ def status(vhost: VHost) -> Info:
         "memory_bytes": memory["budget_bytes"],
         "counted_bytes": memory["counted_bytes"],
         "other_bytes": memory["other_bytes"],
-        "is_memory_alarmed": bool(memory["is_alarmed"]),
+        "topology_bytes": vhost.topology_bytes,
+        "client_bytes": vhost.usage.client_bytes,
+        "transaction_bytes": vhost.usage.transaction_bytes,
+        "unfinished_bytes": vhost.unfinished_bytes,
+        "rss_bytes": 0 if rss is None else rss.rss_bytes,
+        "rss_limit_bytes": 0 if rss is None else rss.limit_bytes(vhost.monitor.budget_bytes),
+        "is_memory_alarmed": vhost.is_memory_short,
         "is_disk_full": bool(memory["is_disk_full"]),
         "blocked_reason": vhost.blocked_reason,
     }

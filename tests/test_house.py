@@ -214,6 +214,34 @@ def test_what_is_imported_is_what_is_declared() -> None:
     assert set[str]().union(*(found[path] for path in of_spark)) <= declared | extra
 
 
+def test_versions_with_known_holes_are_out_of_bounds() -> None:
+    """The lower bounds that security asks for, and pins that keep all bounds."""
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    bounds = [text for one in lists for text in one if not text.startswith("penstock")]
+    assert {"starlette>=1.3.1,<2", "h11>=0.16,<1"} <= set(project["dependencies"])
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    by_name = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    for text in bounds:
+        assert re.search(r"[=><]", text), f"{text} has no bound"
+        name = re.split(r"[\[=><]", text, maxsplit=1)[0].lower()
+        pinned = version_of(by_name[name])
+        for sign, version in re.findall(r"(>=|<|==)([\d.]+)", text):
+            limit = version_of(version)
+            is_kept = {">=": pinned >= limit, "<": pinned < limit, "==": pinned == limit}
+            assert is_kept[sign], f"{text}: pinned to {by_name[name]}"
+
+
+def version_of(text: str) -> list[int]:
+    """Its numbers, as far as they are plain."""
+    return [int(part) for part in re.findall(r"\d+", text)]
+
+
 def names_of(requirements: list[str]) -> set[str]:
     names = [re.split("[<=>[]", text, maxsplit=1)[0] for text in requirements]
     return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}

@@ -15,12 +15,14 @@ capitals behind PENSTOCK_, the engine's behind PENSTOCK_STORAGE_; a flag is the 
 Whoever has a Config has a good one: what is wrong is an OptionError that names the value by the
 place where it was given. An unknown name in the file is one that suggests the right name. The
 environment is shared with others, so an unknown PENSTOCK_* there is an error only when it is nearly
-one of these.
+one of these, and PENSTOCK_PORT=tcp://..., which Kubernetes sets for a service called penstock, is
+ignored; `ignored` says so.
 
 Not here: reading the file and the environment (both are handed in), and what the values do.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -37,6 +39,10 @@ STORAGE: Final = "storage"
 LIMITS: Final = "limits"
 TABLES: Final[Mapping[str, type]] = {STORAGE: StorageOptions, LIMITS: Limits}
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+GUEST_CHOICES: Final = ("loopback", "off")
+PERMISSION_CHOICES: Final = ("fix", "refuse", "ignore")
+# What Kubernetes puts into the environment of every pod for a service called penstock.
+SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
@@ -59,6 +65,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "handshake_timeout": 10.0,
     "half_open_max": 1000,
     "half_open_bytes_max": "8MiB",
+    "guest": "loopback",
+    "data_permissions": "fix",
     "http_hosts": "",
     "http_connections_max": 4096,
     "http_address_connections_max": 1024,
@@ -84,7 +92,9 @@ class Config:
     """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
     memory_bytes: for all vhosts. mode, storage.interval_ms: of durability. is_strict: maxima of
     queues beyond the budget are refused. half_open_max clients may be at the handshake, and
-    half_open_bytes_max of what they sent are kept. http_hosts: names under which HTTP may be asked;
+    half_open_bytes_max of what they sent are kept. guest: where the user guest may come from.
+    data_permissions: what is done with a data directory in which others may write. ignored: lines
+    about what was given and is not used. http_hosts: names under which HTTP may be asked;
     http_*_max: connections of all and of one address, requests of one user. Times in seconds: a
     handshake may take handshake_timeout_s; a vhost that says nothing for vhost_hang_s is killed;
     after more than vhost_restarts_max failures within vhost_restart_window_s it is down and started
@@ -104,6 +114,9 @@ class Config:
     handshake_timeout_s: float
     half_open_max: int
     half_open_bytes_max: int
+    guest: str
+    data_permissions: str
+    ignored: tuple[str, ...]
     http_hosts: tuple[str, ...]
     http_connections_max: int
     http_address_connections_max: int
@@ -165,7 +178,7 @@ def config_of(
                 tables[name][key] = _Given(inner, f"{file_path}: {name}.{key}")
         else:
             given[name] = _Given(value, f"{file_path}: {name}")
-    _add_environment(given, tables, environment)
+    ignored = _add_environment(given, tables, environment)
     for name, value in flags.items():
         if value is not None:
             given[name] = _Given(value, "--" + name.replace("_", "-"))
@@ -189,6 +202,9 @@ def config_of(
         handshake_timeout_s=_seconds(given["handshake_timeout"]),
         half_open_max=_whole(given["half_open_max"], 1, 1_000_000),
         half_open_bytes_max=_size(given["half_open_bytes_max"], HALF_OPEN_MIN_BYTES),
+        guest=_choice(given["guest"], GUEST_CHOICES),
+        data_permissions=_choice(given["data_permissions"], PERMISSION_CHOICES),
+        ignored=ignored,
         http_hosts=_names(given["http_hosts"]),
         http_connections_max=_whole(given["http_connections_max"], 1, 1_000_000),
         http_address_connections_max=_whole(given["http_address_connections_max"], 1, 1_000_000),
@@ -209,7 +225,9 @@ def config_of(
 
 def _add_environment(
     given: dict[str, _Given], tables: dict[str, dict[str, _Given]], environment: Mapping[str, str]
-) -> None:
+) -> tuple[str, ...]:
+    """Adds what the environment says; returns lines about what in it is ignored."""
+    ignored: list[str] = []
     known = {name.upper(): name for name in DEFAULTS}
     of_tables = {
         f"{table}_{one.name}".upper(): (table, one.name)
@@ -220,7 +238,12 @@ def _add_environment(
         if not variable.startswith(PREFIX):
             continue
         name = variable[len(PREFIX) :]
-        if name in known:
+        if name.endswith("PORT") and SERVICE_LINK.match(text):
+            ignored.append(
+                f"{variable}={text} is ignored: Kubernetes sets it for a service of that name; "
+                f"expected a port in {PREFIX}PORT, or enableServiceLinks: false in the pod"
+            )
+        elif name in known:
             given[known[name]] = _Given(text, variable)
         elif name in of_tables:
             table, key = of_tables[name]
@@ -229,6 +252,7 @@ def _add_environment(
             names = [PREFIX + right for right in (*known, *of_tables)]
             if difflib.get_close_matches(variable, names, n=1, cutoff=0.85):
                 raise OptionError(variable, text, names)
+    return tuple(ignored)
 
 
 def _storage(engine: Mapping[str, _Given]) -> StorageOptions:

@@ -95,6 +95,8 @@ def test_the_engine_is_set_by_its_own_names() -> None:
         ({"strict": "perhaps"}, "true or false"),
         ({"vhost_restart_strategy": "hope"}, "continue, stop_node"),
         ({"durability": 3}, "disk, interval"),
+        ({"guest": "on"}, "one of loopback, off"),
+        ({"data_permissions": "loose"}, "one of fix, refuse, ignore"),
         ({"http_hosts": [1]}, "names with commas"),
         ({"http_connections_max": 0}, "a whole number from 1 to"),
         ({"half_open_max": 0}, "a whole number from 1 to"),
@@ -195,3 +197,22 @@ def test_names_of_hosts_are_a_list_or_a_text() -> None:
     assert config().http_hosts == ()
     assert config(http_hosts=" a.net, b.net,").http_hosts == ("a.net", "b.net")
     assert config(http_hosts=["a.net"]).http_hosts == ("a.net",)
+
+
+@pytest.mark.parametrize("variable", ["PENSTOCK_PORT", "PENSTOCK_HTTP_PORT"])
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_ignored(variable: str) -> None:
+    link = {
+        variable: "tcp://10.0.0.1:5672",
+        f"{variable}_5672_TCP": "tcp://10.0.0.1:5672",
+        f"{variable}_5672_TCP_ADDR": "10.0.0.1",
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+        "PENSTOCK_SERVICE_PORT": "5672",
+    }
+    made = config("", link)
+    assert (made.port, made.http_port) == (5672, 15672)
+    assert len(made.ignored) == 1
+    assert f"{variable}=tcp://10.0.0.1:5672 is ignored" in made.ignored[0]
+    assert config("port = 7000", link).port == 7000
+    assert config("", {"PENSTOCK_PORT": "7000"}).ignored == ()
+    with pytest.raises(OptionError, match="PENSTOCK_PORT"):
+        config("", {"PENSTOCK_PORT": "http://x"})

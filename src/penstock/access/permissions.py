@@ -24,6 +24,8 @@ NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
 # RabbitMQ's default of `loopback_users`: its password is known to everyone.
 LOOPBACK_USERS: Final = frozenset({"guest"})
+GUEST_LOOPBACK: Final = "loopback"
+GUEST_OFF: Final = "off"
 
 
 class PatternCache:
@@ -114,9 +116,12 @@ def check_pattern(verb: str, pattern: str) -> None:
         raise OptionError(verb, pattern[:100], expected) from error
 
 
-def may_come_from(user: str, host: str) -> bool:
-    """May this user connect from that address? guest may from this machine only."""
-    return user not in LOOPBACK_USERS or is_loopback(host)
+def may_come_from(user: str, host: str, guest: str = GUEST_LOOPBACK) -> bool:
+    """May this user connect from that address? guest may from this machine only, or, with
+    GUEST_OFF, from nowhere."""
+    if user not in LOOPBACK_USERS:
+        return True
+    return guest == GUEST_LOOPBACK and is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:

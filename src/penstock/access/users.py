@@ -5,7 +5,8 @@ its call returns, and asking never touches the disk. Asking, and how passwords a
 holding up a loop: access.known_users, which this is one of; how they are kept: access.passwords.
 
 The first start makes user guest, password guest, administrator with all permissions on vhost "/",
-as RabbitMQ does; permissions.may_come_from lets it in from this machine only.
+as RabbitMQ does; permissions.may_come_from lets it in from this machine only, or, by the option
+`guest`, never.
 
 Refusals are AMQPErrors, which the control socket passes on with their codes: 404 no such user or
 vhost, 406 it is there already, 403 it may not be deleted; OptionError: a value makes no sense.

@@ -17,7 +17,7 @@ import logging
 from typing import Final
 
 from penstock.access.known_users import KnownUsers
-from penstock.access.permissions import Identity, may_come_from
+from penstock.access.permissions import Identity
 from penstock.http.http_errors import HttpError, NotAuthorizedError
 from penstock.server.authenticator import Authenticator
 from penstock.server.log_lines import client_line
@@ -39,18 +39,15 @@ class BasicAuth:
         """The name of whoever sent this Authorization header from there. NotAuthorizedError;
         HttpError 429: it would have to wait too long for its turn."""
         name, password = parse(header)
-        if not may_come_from(name, peer_host):
-            why = "it may connect from this machine only"
-        else:
-            try:
-                async with asyncio.timeout(LOGIN_S):
-                    if await self._authenticator.is_right(name, password, peer_host):
-                        return name
-            except TimeoutError:
-                late = HttpError(429, "too many wrong passwords from this address, try later")
-                late.headers["Retry-After"] = "10"
-                raise late from None
-            why = "invalid credentials"
+        try:
+            async with asyncio.timeout(LOGIN_S):
+                why = await self._authenticator.refusal(name, password, peer_host)
+        except TimeoutError:
+            late = HttpError(429, "too many wrong passwords from this address, try later")
+            late.headers["Retry-After"] = "10"
+            raise late from None
+        if not why:
+            return name
         client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",
                     peer_host, name, why)  # fmt: skip
         raise NotAuthorizedError("wrong name or password")

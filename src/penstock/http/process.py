@@ -150,7 +150,9 @@ class HttpProcess(LinkedProcess):
             return f"{data}/vhosts/{hash_name(name_bytes(name))}"
 
         node, clock = self._node, self._clock
-        auth = BasicAuth(node.users, Authenticator(node.users, self._hashing, clock))
+        auth = BasicAuth(
+            node.users, Authenticator(node.users, self._hashing, clock, str(facts["guest"]))
+        )
         ranges = RangeAnswers(Places(node, clock), StreamPages(self._fs), self._reading)
         staging = StagingEndpoints(
             node,

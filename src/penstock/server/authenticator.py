@@ -36,6 +36,7 @@ from typing import Final
 
 from penstock.access.known_users import KnownUsers
 from penstock.access.passwords import verify
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, may_come_from
 from penstock.clock import Clock
 
 HASHERS: Final = 2  # at a time; each keeps the 16 MiB that a password takes
@@ -97,12 +98,16 @@ class _Question:
 
 class Authenticator:
     """On the running loop. executor: where passwords are hashed, HASHERS at a time.
+    guest: where guest may come from.
 
     hashes: how many there were; waiting: questions that have no thread yet.
     """
 
-    def __init__(self, users: KnownUsers, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self, users: KnownUsers, executor: Executor, clock: Clock, guest: str = GUEST_LOOPBACK
+    ) -> None:
         self.hashes = 0
+        self._guest = guest
         self._users = users
         self._executor = executor
         self._clock = clock
@@ -120,6 +125,15 @@ class Authenticator:
     def waiting(self) -> int:
         """Questions that have no thread yet."""
         return sum(len(some) for names in self._queue.values() for some in names.values())
+
+    async def refusal(self, name: str, password: bytes, host: str) -> str:
+        """Why the user may not log in from that address with that password, for the log; "": it
+        may. Waits as long as it takes."""
+        if not may_come_from(name, host, self._guest):
+            if self._guest == GUEST_OFF:
+                return "guest is off"
+            return "it may connect from this machine only"
+        return "" if await self.is_right(name, password, host) else "invalid credentials"
 
     async def is_right(self, name: str, password: bytes, host: str) -> bool:
         """Is it the user's password? Waits as long as it takes; host: the client's address."""

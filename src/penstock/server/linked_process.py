@@ -6,7 +6,8 @@ to work for; or when it can do nothing any more, which it says as `failed`. What
 why it ends, and it ends once. It finishes in its own way, and what it said last leaves before the
 link is closed, for LAST_WORDS_S at most: a supervisor that hangs does not keep it.
 
-SIGINT is not for it: a terminal sends that to the whole group, and the supervisor decides.
+SIGINT and SIGHUP are not for it: a terminal sends them to the whole group, and the supervisor
+decides.
 
 Not here: what it does while it runs, and how it finishes (vhost_process, penstock.http.process).
 """
@@ -78,6 +79,7 @@ class LinkedProcess(ABC):
 def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]) -> int:
     """The program. kind: what its log lines begin with. arguments: the descriptor of its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     set_up("info", kind)

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import penstock
-from penstock.access.permissions import may_come_from
 from penstock.broker.connection_facts import capabilities
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
@@ -276,12 +275,9 @@ class Login:
         except AMQPError as error:
             raise Silent(str(error)) from error
         secret = password.encode("utf-8", "surrogateescape")
-        if not may_come_from(user, self.peer_host):
-            why = "it may connect from this machine only"
-        elif await self._authenticator.is_right(user, secret, self.peer_host):
+        why = await self._authenticator.refusal(user, secret, self.peer_host)
+        if not why:
             return user
-        else:
-            why = "invalid credentials"
         why = f"{mechanism} login refused: user '{user}' - {why}"
         if "authentication_failure_close" not in capabilities(self._properties):
             raise Silent(why)

@@ -11,10 +11,14 @@ it shorter.
 from dataclasses import asdict, dataclass, field
 
 from penstock.access.limits import Limits
+from penstock.access.permissions import GUEST_LOOPBACK
 from penstock.storage.durability import DISK
 from penstock.storage.options import StorageOptions
 
 GIB = 1 << 30
+FIX = "fix"
+REFUSE = "refuse"
+IGNORE = "ignore"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,20 +26,21 @@ class ServeSettings:
     """Times in seconds, sizes in bytes.
 
     data: the directory. host, port: to listen at; port 0: a free one. http_port: the same for HTTP;
-    None: no HTTP. memory_bytes: for the queues
-    of all vhosts. mode: durability. is_strict: queues' own maxima beyond the budget are refused.
-    handshake_timeout_s: from accept to connection.open. half_open_max: clients that are not there
-    yet, half_open_bytes_max: what is kept of what they sent; beyond either, one of them is
-    dropped. http_hosts: names under which HTTP is reached; http_connections_max: of all clients,
-    http_address_connections_max: of one address; http_user_requests_max: under way, of one user.
-    vhost_hang_s: a vhost that does not answer for so long
-    is killed. After more than vhost_restarts_max failures within vhost_restart_window_s it is down,
-    and started again after vhost_retry_s, after twice as long the next time, and so on; or with
-    vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
+    None: no HTTP. memory_bytes: for the queues of all vhosts. mode: durability. is_strict: queues'
+    own maxima beyond the budget are refused. handshake_timeout_s: from accept to connection.open.
+    half_open_max: clients that are not there yet, half_open_bytes_max: what is kept of what they
+    sent; beyond either, one of them is dropped. guest: where the user guest may come from.
+    data_permissions: what is done with a data directory in which others may write. notes: lines for
+    the log, of the configuration. http_hosts: names under which HTTP is reached;
+    http_connections_max: of all clients, http_address_connections_max: of one address;
+    http_user_requests_max: under way, of one user. vhost_hang_s: a vhost that does not answer for
+    so long is killed. After more than vhost_restarts_max failures within vhost_restart_window_s it
+    is down, and started again after vhost_retry_s, after twice as long the next time, and so on; or
+    with vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
     twice is refused for vhost_refusal_s. The HTTP process is treated as a vhost is, but for the
-    strategy. staging_bytes_max: of a sink's rows that no batch has moved
-    yet, in each vhost; staging_timeout_s: age at which those of no batch are swept. lease_alert_s:
-    age from which a reader's lease is told of.
+    strategy. staging_bytes_max: of a sink's rows that no batch has moved yet, in each vhost;
+    staging_timeout_s: age at which those of no batch are swept. lease_alert_s: age from which a
+    reader's lease is told of.
     """
 
     data: str = "./penstock-data"
@@ -54,6 +59,9 @@ class ServeSettings:
     handshake_timeout_s: float = 10.0
     half_open_max: int = 1000
     half_open_bytes_max: int = 8 << 20
+    guest: str = GUEST_LOOPBACK
+    data_permissions: str = FIX
+    notes: tuple[str, ...] = ()
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
     http_address_connections_max: int = 1024

@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
+from penstock.access.passwords import verify
+from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users
 from penstock.clock import SystemClock
 from penstock.errors import AMQPConnectionError, StoppedError
@@ -52,7 +54,6 @@ from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
-USERS_FILE: Final = "node.db"
 STOP_NODE: Final = "stop_node"
 NOT_ALLOWED: Final = 530
 INTERNAL_ERROR: Final = 541
@@ -100,15 +101,19 @@ class Supervisor:
                 http_socks = bind(settings.host, settings.http_port)
             self.data = DataDirectory(fs, settings.data)
             try:
-                store = UserStore(f"{self.data.path}/{USERS_FILE}")
+                vhost_directories.secure(fs, self.data.path, settings.data_permissions)
+                store = UserStore(f"{self.data.path}/{vhost_directories.USERS_FILE}")
                 try:
                     self.users = Users(store, rng=random.SystemRandom())
                     self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
                     vhost_directories.finish(self.data, self.users)
-                    authenticator = Authenticator(self.users, self._hashing, self.clock)
+                    authenticator = Authenticator(
+                        self.users, self._hashing, self.clock, settings.guest
+                    )
                     self.listener = Listener(
                         socks, settings, authenticator, self.clock, self._admit
                     )
+                    self._warn()
                     await self._serve(on_ready, http_socks)
                 finally:
                     store.close()
@@ -120,6 +125,25 @@ class Supervisor:
             fs.close()
         if self._failed is not None:
             raise self._failed
+
+    def _warn(self) -> None:
+        """Lines about what was configured and may not be what was meant."""
+        settings = self.settings
+        for note in settings.notes:
+            logger.warning("%s", note)
+        # Resolved: a name such as localhost may be meant.
+        hosts = {str(sock.getsockname()[0]) for sock in self.listener.socks}
+        if (
+            settings.guest == GUEST_LOOPBACK
+            and not all(is_loopback(host) for host in hosts)
+            and verify(b"guest", self.users.claim("guest"))
+        ):
+            logger.warning(
+                "the broker listens at %s, and user 'guest' still has the password 'guest': it may "
+                "come from this machine only, but a proxy on this machine makes every client come "
+                'from here; change_password guest, delete_user guest, or set guest = "off"',
+                settings.host,
+            )
 
     async def _serve(
         self, on_ready: Callable[[ReadyFacts], None], http_socks: list[socket.socket]
@@ -292,6 +316,9 @@ class Supervisor:
 def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
     """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
     connect. Errors: see the head of this module."""
+    # A terminal that is closed, or a service manager's reload, does not end the broker; what it
+    # starts inherits that.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up(settings.log_level, "node")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

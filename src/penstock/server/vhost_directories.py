@@ -9,21 +9,28 @@ tells how far it came, and a start finishes what a crash cut short:
 A directory without a row is a vhost all the same: the library has made it (a box is a vhost), or
 the database was lost. It is adopted, with no permissions but those that are there.
 
+Whoever may write in the data directory can put other files in the place of ours, so before any of
+them is read `secure` takes that right away from everybody but its owner, or refuses.
+
 When a directory is emptied CURRENT goes first, so that what is left is no store any more, and the
 vhost's name last, so that it can be told whose remains these are.
 
 Not here: processes (supervisor), users (access.users).
 """
 
+import errno
 import logging
 from typing import Final
 
 from penstock.access.users import Users
 from penstock.errors import AMQPError, CorruptionError, PenstockError
+from penstock.server.serve_settings import FIX, IGNORE
 from penstock.storage.data_directory import DataDirectory, hash_name, sync_dir
-from penstock.storage.filesystem import FileSystem
+from penstock.storage.filesystem import FileSystem, OsFileSystem
 from penstock.storage.user_store import CREATING, DELETING
 
+USERS_FILE: Final = "node.db"
+OTHERS_WRITE: Final = 0o022
 FIRST: Final = "CURRENT"
 LAST: Final = ".vhost"
 
@@ -33,6 +40,33 @@ logger = logging.getLogger(__name__)
 def name_bytes(name: str) -> bytes:
     """A vhost's name as the storage has it."""
     return name.encode("utf-8", "surrogateescape")
+
+
+def secure(fs: OsFileSystem, path: str, what: str) -> None:
+    """Look whether others than the owner may write in the data directory and those of its vhosts.
+
+    what: serve_settings.FIX takes that right away; REFUSE raises PermissionError, as FIX does where
+    it may not change it; IGNORE says so in the log."""
+    vhosts = f"{path}/vhosts"
+    inside = [f"{vhosts}/{name}" for name in fs.list(vhosts)] if fs.is_dir(vhosts) else []
+    for one in (path, f"{path}/{USERS_FILE}", vhosts, *inside):
+        bits = fs.permissions(one)
+        if not bits & OTHERS_WRITE:
+            continue
+        text = f"others than its owner may write in it (mode {bits:04o})"
+        if what == IGNORE:
+            logger.warning("%s: %s", one, text)
+            continue
+        if what == FIX:
+            try:
+                fs.set_permissions(one, bits & ~OTHERS_WRITE)
+            except OSError as error:
+                text = f"{text}, and that cannot be changed: {error.strerror}"
+            else:
+                logger.warning("%s: %s, which is changed to %04o", one, text, bits & ~OTHERS_WRITE)
+                continue
+        advice = 'expected chmod go-w, or data_permissions = "ignore"'
+        raise PermissionError(errno.EACCES, f"{text}; {advice}", one)
 
 
 def finish(data: DataDirectory, users: Users) -> None:

@@ -8,7 +8,7 @@ is being started again waits a moment instead of being refused. When it stays do
 Beyond the messages of all processes:
 
     to it     socket (with a listening socket) · users (KnownUsers.facts)
-              start (log_level, data: the directory, staging_bytes_max, hosts, and limits:
+              start (log_level, data: the directory, staging_bytes_max, guest, hosts, limits:
               connections_max, address_connections_max, user_requests_max)
               result (id, result or error) of a call of its own
     from it   call (n, op, vhost, args): any operation that the control socket knows
@@ -107,6 +107,7 @@ class WatchedHttp(WatchedProcess):
             {
                 "do": "start", "log_level": settings.log_level, "data": data,
                 "staging_bytes_max": settings.staging_bytes_max,
+                "guest": settings.guest,
                 "hosts": [settings.host, *settings.http_hosts],
                 "connections_max": settings.http_connections_max,
                 "address_connections_max": settings.http_address_connections_max,

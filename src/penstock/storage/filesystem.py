@@ -432,6 +432,18 @@ class OsFileSystem(FileSystem):
             return UNKNOWN_KIND
         return mounted_kind(table, os.path.realpath(path))
 
+    def permissions(self, path: str) -> int:
+        """The permission bits of a file or directory, 0 if there is none."""
+        status = _status(path)
+        return 0 if status is None else stat.S_IMODE(status.st_mode)
+
+    def set_permissions(self, path: str, bits: int) -> None:
+        """Others than these bits are taken away. OSError."""
+        try:
+            os.chmod(path, bits)
+        except OSError as error:
+            raise _with_path(error, path) from error
+
     def lock(self, path: str) -> Lock:
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)

@@ -7,6 +7,7 @@ import pytest
 from penstock.access.patterns import PATTERN_CHARS_MAX
 from penstock.access.permissions import (
     CACHE_NAMES_MAX,
+    GUEST_OFF,
     Identity,
     PatternCache,
     everything,
@@ -93,3 +94,5 @@ def test_a_pattern_has_an_end() -> None:
 def test_guest_comes_from_this_machine_only(host: str, is_ours: bool) -> None:
     assert may_come_from("guest", host) is is_ours
     assert may_come_from("somebody", host)
+    assert not may_come_from("guest", host, GUEST_OFF)
+    assert may_come_from("somebody", host, GUEST_OFF)

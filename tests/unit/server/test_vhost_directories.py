@@ -5,6 +5,7 @@ import pytest
 
 from penstock.access.users import Users
 from penstock.server import vhost_directories
+from penstock.server.serve_settings import FIX, IGNORE, REFUSE
 from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
@@ -143,3 +144,44 @@ def test_one_that_cannot_be_told_is_left_alone(
         vhost_directories.finish(node.data, node.users)
         assert node.users.vhosts() == {"/": READY}
     assert "not all vhosts can be told" in caplog.text
+
+
+@pytest.mark.parametrize("inside", ["", "/vhosts", "/node.db", "/vhosts/one"])
+def test_a_directory_in_which_others_may_write(
+    tmp_path: Path, inside: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    (data / "vhosts" / "one").mkdir(parents=True)
+    (data / "node.db").touch()
+    for path in (data, data / "vhosts", data / "vhosts" / "one"):
+        path.chmod(0o755)
+    fs, place = OsFileSystem(0), Path(f"{data}{inside}")
+    for what in (REFUSE, FIX, IGNORE):
+        vhost_directories.secure(fs, str(data), what)
+    place.chmod(0o777)
+    with pytest.raises(PermissionError, match="data_permissions") as caught:
+        vhost_directories.secure(fs, str(data), REFUSE)
+    assert caught.value.filename == str(place)
+    assert not caplog.text
+    vhost_directories.secure(fs, str(data), IGNORE)
+    assert fs.permissions(str(place)) == 0o777
+    assert "others than its owner may write in it (mode 0777)" in caplog.text
+    vhost_directories.secure(fs, str(data), FIX)
+    assert fs.permissions(str(place)) == 0o755
+    assert "which is changed to 0755" in caplog.text
+    fs.close()
+
+
+def test_a_directory_whose_mode_may_not_be_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o775)
+    fs = OsFileSystem(0)
+
+    def denied(path: str, bits: int) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    monkeypatch.setattr(fs, "set_permissions", denied)
+    with pytest.raises(PermissionError, match="cannot be changed: Operation not permitted"):
+        vhost_directories.secure(fs, str(tmp_path), FIX)
+    fs.close()

@@ -66,7 +66,8 @@ class InFlight:
         self._read: bytes = b""  # whose socket is being read
         self._has_other: bool = False  # the read brought more than messages
         self._written: bytes = b""
-        self._handled: set[bytes] = set()  # since the last turn ended
+        self._handled: bytes = b""  # the first since the last turn ended
+        self._is_several: bool = False  # others as well
         self._refused: dict[tuple[str, str], float] = {}  # (user, operation) -> until
 
     def refuse(self, requests: Iterable[Mapping[str, object]]) -> None:
@@ -80,15 +81,19 @@ class InFlight:
     # ---- one read of a socket ------------------------------------------------------------------
 
     def begin_read(self, name: bytes) -> None:
-        """What one read of a socket brought is handled; name: signature(user, MESSAGES)."""
+        """What one read of a socket brought is handled; name: signature(user, MESSAGES). The time
+        is not kept: nobody needs it of messages, and there may be 100,000 reads in a second."""
         self._read = name
         self._has_other = False
-        self._write(HANDLING, name)
+        if self._written == name:
+            self._memory[0] = HANDLING
+        else:
+            self._write(HANDLING, name)
 
     def end_read(self) -> None:
         """All of it has been handled, but for the turn."""
         if not self._has_other:
-            self._handled.add(self._read)
+            self._note(self._read)
         self._read = b""
         self._wait_for_turn()
 
@@ -99,7 +104,7 @@ class InFlight:
         if self._refused:
             self._check(user, operation)
         name = signature(user, operation)
-        self._handled.add(name)
+        self._note(name)
         self._has_other = True
         self._write(HANDLING, name)
 
@@ -126,7 +131,8 @@ class InFlight:
     def turned(self) -> None:
         """A turn has ended: what was handled before it cannot fail any more."""
         if self._handled:
-            self._handled.clear()
+            self._handled = b""
+            self._is_several = False
             self._memory[0] = NOTHING
 
     def blameless(self) -> None:
@@ -138,13 +144,19 @@ class InFlight:
         """The process ends because of what stands there now: nothing more is written."""
         self._memory = bytearray(SIZE)
 
+    def _note(self, name: bytes) -> None:
+        if not self._handled:
+            self._handled = name
+        elif self._handled != name:
+            self._is_several = True
+
     def _wait_for_turn(self) -> None:
-        if len(self._handled) != 1:
+        if self._is_several:
             self._memory[0] = NOTHING
-        elif self._written in self._handled:
+        elif self._written == self._handled:
             self._memory[0] = TURN
         else:
-            self._write(TURN, next(iter(self._handled)))
+            self._write(TURN, self._handled)
 
     def _write(self, state: int, name: bytes) -> None:
         self._written = name

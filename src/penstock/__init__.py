@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.embedded.stream_record import StreamRecord as StreamRecord
     from penstock.errors import AMQPConnectionError as AMQPConnectionError
     from penstock.errors import AMQPError as AMQPError
+    from penstock.errors import BatchConflictError as BatchConflictError
     from penstock.errors import ChannelError as ChannelError
     from penstock.errors import CorruptionError as CorruptionError
     from penstock.errors import DiskFullError as DiskFullError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.errors import PathNotFreeError as PathNotFreeError
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import QueueLeasedError as QueueLeasedError
+    from penstock.errors import ReaderTakenError as ReaderTakenError
     from penstock.errors import SettledError as SettledError
     from penstock.errors import StoppedError as StoppedError
     from penstock.errors import StorageError as StorageError
@@ -55,10 +57,12 @@ __version__: Final = "0.1.0"
 # All that Penstock raises on purpose, by the module that defines it; docs/library-errors.md.
 _ERRORS: Final = {
     "penstock.errors": (
-        "AMQPConnectionError", "AMQPError", "ChannelError", "CorruptionError", "DiskFullError",
+        "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",
+        "CorruptionError", "DiskFullError",
         "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
         "NotAStoreError", "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError",
-        "QueueLeasedError", "SettledError", "StoppedError", "StorageError", "StreamGapError",
+        "QueueLeasedError",
+        "ReaderTakenError", "SettledError", "StoppedError", "StorageError", "StreamGapError",
         "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
         "VersionError",
     ),
@@ -86,13 +90,14 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
 __all__ = [
     "open", "aio", "Box", "Queue", "Job", "Message", "Stream", "StreamRecord",
     "build_kind", "__version__",
-    "AMQPConnectionError", "AMQPError", "BoxClosedError", "ChannelError", "ConnectionLostError",
-    "CorruptionError", "DiskFullError", "ForkedError", "LockedError", "MissingCapabilityError",
-    "MissingPackageError", "NetworkFileSystemError", "NotAStoreError", "NotLeasableError",
-    "OptionError", "PathNotFreeError", "PenstockError", "QueueEmptyError", "QueueFullError",
-    "QueueLeasedError",
-    "SettledError", "StoppedError", "StorageError", "StreamGapError", "SyncFailedError",
-    "TransactionError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
+    "AMQPConnectionError", "AMQPError", "BatchConflictError", "BoxClosedError", "ChannelError",
+    "ConnectionLostError", "CorruptionError", "DiskFullError", "ForkedError", "LockedError",
+    "MissingCapabilityError", "MissingPackageError", "NetworkFileSystemError", "NotAStoreError",
+    "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError", "QueueEmptyError",
+    "QueueFullError", "QueueLeasedError",
+    "ReaderTakenError", "SettledError", "StoppedError", "StorageError", "StreamGapError",
+    "SyncFailedError", "TransactionError", "TransactionTooLargeError", "UnknownLeaseError",
+    "UnknownQueueError",
     "UnreachableError", "VersionError",
 ]  # fmt: skip
 

@@ -179,6 +179,11 @@ class BatchConflictError(PenstockError):
     both and the ways out."""
 
 
+class ReaderTakenError(PenstockError):
+    """A reader of a classic queue belongs to another query, which runs; or to one that took over,
+    because this one was not heard of for too long."""
+
+
 class NotLeasableError(PenstockError):
     """Of this queue nothing can be leased; `why` says why."""
 

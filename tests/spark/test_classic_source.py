@@ -1,6 +1,8 @@
 """Classic queues as sources, on a live broker: every message once, beside all else that a queue
 does. (What is killed: test_classic_kills.py.)"""
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import penstock
+from penstock.server.control import ControlError
 from penstock.spark import LagListener
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.spark import lake_job
@@ -138,6 +141,72 @@ def test_two_queries_and_a_consumer_share_no_message(
     assert two.numbers
     assert consumed
     assert counts(broker, queue) == (0, 0)
+
+
+def test_a_second_query_with_the_reader_of_one_that_runs_fails_at_its_start(
+    spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
+) -> None:
+    """Both read the same messages before: rows came twice, and one query failed later."""
+    fill(broker, queue, numbers(0, 900))
+    options = where(broker, queue, maxOffsetsPerTrigger="300", readerTimeout="3s")
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def hold(batch: int) -> None:
+        has_begun.set()
+        assert may_go_on.wait(240)
+
+    first, second = Seen(hold), Seen()
+    query = started(spark, options, tmp_path / "one", first)
+    try:
+        assert has_begun.wait(240)
+        told = failure(spark, options, tmp_path / "two", second)
+    finally:
+        may_go_on.set()
+    assert "ReaderTakenError" in told
+    assert f"of queue '{queue}' belongs to another query, which runs" in told
+    lake_job.finish(query)
+    assert second.numbers == []
+    assert first.numbers == list(range(900))
+    fill(broker, queue, numbers(900, 1000))
+    run(spark, options, tmp_path / "two", second)  # the first has ended
+    assert second.numbers == list(range(900, 1000))
+    assert counts(broker, queue) == (0, 0)
+
+
+def test_a_query_that_lost_its_reader_is_fenced(
+    spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
+) -> None:
+    """It was cut off for longer than readerTimeout, and another program took over."""
+    fill(broker, queue, numbers(0, 600))
+    options = where(broker, queue, maxOffsetsPerTrigger="300", readerTimeout="300s")
+    who = {"queue": queue, "reader": READER}
+
+    def own() -> bool:
+        try:
+            found = broker.control("own_lease", "/", owner="x", seconds=60, is_held=True, **who)
+        except ControlError:  # it starts
+            return False
+        return bool(found["is_owner"])
+
+    def take_over(batch: int) -> None:
+        owners = broker.control("own_lease", "/", owner="x", seconds=60, is_held=False, **who)
+        assert not owners["is_owner"]
+        os.kill(vhost_pid(broker), signal.SIGKILL)  # owners are in its RAM; ours says is_held first
+        wait_until(own, "another owner")
+
+    told = failure(spark, options, tmp_path / "state", Seen(take_over))
+    assert "ReaderTakenError" in told
+    assert broker.control("disown_lease", "/", owner="x", **who) == {"disowned": True}
+    assert counts(broker, queue) == (300, 300)
+    seen = Seen()
+    run(spark, {**options, "readerTimeout": "1s"}, tmp_path / "state", seen)
+    assert seen.numbers == list(range(300, 600))  # Spark had noted the batch before as done
+    assert counts(broker, queue) == (0, 0)
+
+
+def vhost_pid(broker: LiveBroker) -> int:
+    (row,) = broker.control("list_vhosts")
+    return int(row["pid"])
 
 
 def test_what_is_leased_is_neither_expired_nor_dropped_nor_purged(
@@ -269,7 +338,8 @@ def test_a_lease_that_was_released_is_told_and_passed_over_only_if_the_query_say
         if not released:
             released = True
             assert counts(broker, queue) == (40, 60)
-            assert ask(broker, "DELETE", queue) == {"messages": 60}
+            who = {"queue": queue, "reader": READER}
+            assert broker.control("release_lease", "/", **who) == {"messages": 60}
             raise RuntimeError("the sink failed")
 
     seen = Seen(release)

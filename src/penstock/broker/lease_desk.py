@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker import refusals
 from penstock.broker.lease_calls import Info, Lease, ReaderCall, Release, told
+from penstock.broker.lease_owners import LeaseOwners
 from penstock.broker.served_queue import ServedQueue
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LeaseDesk:
     def __init__(self, vhost: "VHost", alert_s: float) -> None:
         self.vhost: VHost = vhost
         self.alert_s: float = alert_s
+        self.owners = LeaseOwners(vhost)
         self._lines: dict[Key, deque[ReaderCall]] = {}
         self._lost: dict[Key, int] = {}  # how many messages readers of deleted queues had
         self._told_s: dict[Key, float] = {}

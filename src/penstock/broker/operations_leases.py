@@ -1,9 +1,13 @@
 """Operations on leases: messages of classic queues, taken by a reader until it commits them.
 
-    lease_queue      queue, reader, messages, bytes   description, after leasing up to so many more
+    lease_queue      queue, reader, messages, bytes, owner
+                                                      description, after leasing up to so many more
     describe_lease   queue, reader                    description; one that is not known: all 0
-    commit_lease     queue, reader, offset            {first}: all below is acknowledged
-    release_lease    queue, reader                    {messages}: ready again, the reader forgotten
+    commit_lease     queue, reader, offset, owner     {first}: all below is acknowledged
+    release_lease    queue, reader, owner             {messages}: ready again, the reader forgotten
+    own_lease        queue, reader, owner, seconds, is_held
+                                                      {is_owner, renewals, expires_s}
+    disown_lease     queue, reader, owner             {disowned}: whether it was the owner
     list_leases                                       [description], of what the caller may read
     describe_queue   queue                            name, type, counts, leases: [description]
 
@@ -15,9 +19,13 @@
 leased. Who may read the queue may lease of it, commit and release. A description of a reader comes
 when the pages of its lease are there, as far as `head`: after a restart they are made again first.
 
+`owner` is the token of a program that owns the reader while it runs (lease_owners.py), or null:
+then the call is refused (405) while another program owns it, but for an operator's.
+
 `describe_queue` is for streams too, so that whoever has a name knows what to ask.
 
-Not here: the doing (lease_calls.py), waiting for each other (lease_desk.py).
+Not here: the doing (lease_calls.py), waiting for each other (lease_desk.py), owners
+(lease_owners.py).
 """
 
 from collections.abc import Callable
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.broker.operations import Caller
 
 READ: Final = "read"
+OWNER_S_MAX: Final = 3600
 U63_MAX: Final = (1 << 63) - 1
 
 
@@ -49,6 +58,7 @@ def lease_queue(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
     """description."""
     queue, reader = _asked(caller, args)
     messages, size = _limit(args, "messages"), _limit(args, "bytes")
+    _check_owner(caller, args, queue, reader)
     args.done()
     desk = caller.vhost.leases
     desk.ask(Lease(desk, queue, reader, reply, messages, size))
@@ -75,6 +85,7 @@ def commit_lease(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
     """{first}."""
     queue, reader = _asked(caller, args)
     offset = args.whole("offset", None, 0, U63_MAX)
+    _check_owner(caller, args, queue, reader)
     args.done()
     desk = caller.vhost.leases
     desk.ask(Commit(desk, queue, reader, reply, offset))
@@ -83,9 +94,43 @@ def commit_lease(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
 def release_lease(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
     """{messages}."""
     queue, reader = _asked(caller, args)
+    _check_owner(caller, args, queue, reader)
     args.done()
     desk = caller.vhost.leases
     desk.ask(Release(desk, queue, reader, reply))
+
+
+def _check_owner(caller: "Caller", args: OperationArgs, queue: str, reader: str) -> None:
+    """ChannelError 405: another program owns the reader."""
+    owner = args.name_or_none("owner")
+    if owner is not None or not caller.is_operator:
+        caller.vhost.leases.owners.check((queue, reader), owner or "")
+
+
+def own_lease(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
+    """{is_owner, renewals, expires_s}."""
+    queue, reader = _asked(caller, args)
+    owner = _owner(args)
+    seconds = args.whole("seconds", None, 1, OWNER_S_MAX)
+    is_held = args.flag("is_held")
+    args.done()
+    owners = caller.vhost.leases.owners
+    reply(owners.own((queue, reader), owner, float(seconds), is_held=is_held))
+
+
+def disown_lease(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
+    """{disowned}."""
+    queue, reader = _asked(caller, args)
+    owner = _owner(args)
+    args.done()
+    reply({"disowned": caller.vhost.leases.owners.disown((queue, reader), owner)})
+
+
+def _owner(args: OperationArgs) -> str:
+    owner = args.name("owner")
+    if not owner:
+        raise refused(f"{args.op}: argument 'owner': expected 1 to 255 bytes")
+    return owner
 
 
 def list_leases(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
@@ -124,6 +169,8 @@ OPERATIONS: Final[dict[str, Callable[["Caller", OperationArgs, Reply], None]]] =
     "describe_lease": describe_lease,
     "commit_lease": commit_lease,
     "release_lease": release_lease,
+    "own_lease": own_lease,
+    "disown_lease": disown_lease,
     "list_leases": list_leases,
     "describe_queue": describe_queue,
 }

@@ -4,7 +4,8 @@
     find      the offset of a time
     pages     the table of a partition's pages, for limits and for cutting a batch into tasks
     hold      a named reader's offsets and what retention must leave for it; `release` ends that
-    lease     messages of a classic queue for the reader that was `named`; `commit` acknowledges
+    own       the reader that was `named`, of a classic queue; `disown` ends it with the query
+    lease     messages of a classic queue for that reader; `commit` acknowledges
 
 A name that is subscribed is a stream or a classic queue, which the broker tells; a pattern means
 streams only, for reading a queue takes its messages away from whoever else reads it.
@@ -48,6 +49,7 @@ from penstock.spark.http_link import (
 )
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
+from penstock.spark.reader_owner import ReaderOwner
 from penstock.spark.source_options import SourceOptions
 from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import OsFileSystem
@@ -111,6 +113,12 @@ class Catalog(ABC):
     def release(self, reader: str) -> None:
         """Forget that reader, of all streams."""
 
+    def own(self, queue: str) -> None:  # noqa: B027
+        """No other program uses the reader of this classic queue from here on. ReaderTakenError."""
+
+    def disown(self) -> None:  # noqa: B027
+        """Others may use the readers that were owned."""
+
     def lease(self, queue: str, head: int, messages: int, size_bytes: int | None) -> PartitionHead:
         """Lease up to so many messages and bytes more than `head` ones, one at least if one is
         ready; what the reader has then."""
@@ -168,6 +176,7 @@ class BrokerCatalog(Catalog):
         super().__init__(options, now)
         self._classic: set[str] = set()  # names of queues that turned out to be no streams
         self._queues = ClassicQueues(self._once, self._retried)
+        self._owner = ReaderOwner(self._ask_lease, options.reader_timeout_s)
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
         query = {"partition": partition, "time_us": time_us}
@@ -204,6 +213,13 @@ class BrokerCatalog(Catalog):
         for stream in self._heads:
             if stream not in self._classic:
                 self._ask("DELETE", (stream, "readers", reader))
+
+    def own(self, queue: str) -> None:
+        self._owner.own(queue, self._reader)
+        self._queues.owner = self._owner.token
+
+    def disown(self) -> None:
+        self._owner.end()
 
     def lease(self, queue: str, head: int, messages: int, size_bytes: int | None) -> PartitionHead:
         found = self._queues.leased(queue, self._reader, head, messages, size_bytes)
@@ -255,6 +271,11 @@ class BrokerCatalog(Catalog):
         body: object = None, api: str = STREAMS,
     ) -> Any:  # fmt: skip
         return self._retried(lambda: self._link().json(method, parts, query, body, api))
+
+    def _ask_lease(
+        self, method: str, parts: tuple[str, ...], query: dict[str, Any] | None, body: object
+    ) -> Any:
+        return self._ask(method, parts, query, body, LEASES)
 
     def _once(self, method: str, parts: tuple[str, ...], body: object, api: str) -> Any:
         return self._link().json(method, parts, None, body, api)

@@ -26,6 +26,7 @@ from typing import Any, Final
 from penstock.errors import OptionError
 from penstock.spark.http_link import CONFLICT, LEASES, RefusedError
 from penstock.spark.offsets import PartitionHead
+from penstock.spark.reader_owner import taken_error
 
 NOT_A_STREAM: Final = "not_a_stream"
 IS_A_STREAM: Final = "is_a_stream"
@@ -58,11 +59,13 @@ def refuse_batch(queue: str) -> OptionError:
 
 
 class ClassicQueues:
-    """See the head of this module. `ask` asks once, `retry` asks until the broker is there."""
+    """See the head of this module. `ask` asks once, `retry` asks until the broker is there. owner:
+    the token that owns the readers, "" for none."""
 
     def __init__(self, ask: Ask, retry: Retry) -> None:
         self._ask = ask
         self._retry = retry
+        self.owner = ""
 
     def described(self, queue: str, reader: str) -> PartitionHead:
         """What that reader has of it, nothing if it is not known. RefusedError, LinkError."""
@@ -72,7 +75,7 @@ class ClassicQueues:
         self, queue: str, reader: str, head: int, messages: int, size_bytes: int | None
     ) -> PartitionHead:
         """What it has after up to so many messages and bytes more were leased. head: how many it
-        had. RefusedError, LinkError."""
+        had. RefusedError, LinkError, ReaderTakenError."""
         goal = head + messages
         most = size_bytes
         found: PartitionHead | None = None
@@ -90,9 +93,15 @@ class ClassicQueues:
         return self.described(queue, reader) if found is None else found
 
     def commit(self, queue: str, reader: str, offset: int) -> None:
-        """Acknowledge all before it. RefusedError, LinkError."""
-        body = {"committed": offset}
-        self._retry(lambda: self._ask("PUT", (queue, reader), body, LEASES))
+        """Acknowledge all before it. RefusedError, LinkError, ReaderTakenError."""
+        body = self._owned({"committed": offset})
+        try:
+            self._retry(lambda: self._ask("PUT", (queue, reader), body, LEASES))
+        except RefusedError as error:
+            raise taken_error(error) or error from None
+
+    def _owned(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body | {"owner": self.owner} if self.owner else body
 
     def _row(self, queue: str, reader: str) -> Any:
         return self._ask("GET", (queue, reader), None, LEASES)
@@ -110,10 +119,13 @@ class ClassicQueues:
                 if row["head"] > head:
                     return row
             is_asked = True
-            body = {"messages": messages, "bytes": size_bytes}
+            body = self._owned({"messages": messages, "bytes": size_bytes})
             return self._ask("POST", (queue, reader), body, LEASES)
 
-        return self._retry(take)
+        try:
+            return self._retry(take)
+        except RefusedError as error:
+            raise taken_error(error) or error from None
 
 
 def _head(row: dict[str, Any], reader: str) -> PartitionHead:

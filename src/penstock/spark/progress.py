@@ -169,6 +169,7 @@ class StreamProgress:
         self._recognise(start)
         self.hold.move(start)
         heads = self._catalog.heads()
+        self.leases.own(heads)
         self._lose(plan.behind(start, heads))
         self.leases.commit(start, heads)
         target = self.leases.target(self._target, heads) or offsets.all_heads(heads)
@@ -197,6 +198,7 @@ class StreamProgress:
         heads = self._catalog.heads()
         if any(at > _head(heads, key) for key, at in end.offsets.items()):
             heads = self._catalog.heads(is_fresh=True)
+        self.leases.own(heads)
         found, losses = plan.ranges(start, end, heads)
         self._lose(losses)
         self.hold.begin([one for one in found if one.stream not in end.readers])
@@ -209,6 +211,11 @@ class StreamProgress:
         self.hold.move(end)
         if end.readers:
             self.leases.commit(end, self._catalog.heads())
+
+    def end(self) -> None:
+        """The query ends: nothing is held for it, and others may use its readers."""
+        self.hold.end()
+        self.leases.end()
 
     def _recognise(self, *positions: Positions) -> None:
         """What an offset tells of the query that wrote it."""

@@ -13,6 +13,9 @@ before the batch runs. So
 * a question for the next batch says that the one before is done, in Spark's checkpoint too: then
   its messages are acknowledged. Spark's own `commit` says so later, and for a last batch never.
 
+A query owns its readers while it runs, so that a second one with the same readerId fails before it
+leases or reads anything (reader_owner.py).
+
 With AvailableNow as many are leased as were ready when the run began.
 
 Not here: what the broker is asked (classic_queues.py), what of all that there is belongs to a batch
@@ -55,6 +58,15 @@ class QueryLeases:
                 raise OptionError("readerId", asked, expected)
             self._reader = reader
         self._catalog.named(self._reader)
+
+    def own(self, heads: Heads) -> None:
+        """No other query uses the readers of these queues from here on. ReaderTakenError."""
+        for name, _ in _leases(heads):
+            self._catalog.own(name)
+
+    def end(self) -> None:
+        """The query ends."""
+        self._catalog.disown()
 
     def readers(self, heads: Heads) -> dict[str, str]:
         """Of each classic queue, for the offset."""

@@ -246,7 +246,7 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAv
     def stop(self) -> None:
         """The query ends."""
         if self._made is not None:
-            self._made.hold.end()
+            self._made.end()
 
 
 __all__ = [

@@ -36,6 +36,7 @@ from penstock.errors import OptionError
 HTTP_PORT: Final = 15672
 ACCESS: Final = ("auto", "file", "network")
 STRATEGIES: Final = ("error", "latest")
+READER_TIMEOUT_S_MAX: Final = 3600
 EARLIEST: Final = -2  # as an offset, in Kafka's JSON and in ours
 LATEST: Final = -1
 
@@ -45,8 +46,8 @@ OPTIONS: Final = (
     "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
     "endingOffsetsByTimestamp", "failOnDataLoss", "includeHeaders", "includeProperties", "columns",
     "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "readerId", "access",
-    "pushdown", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "timeoutMs",
+    "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "readerId", "readerTimeout",
+    "access", "pushdown", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "timeoutMs",
 )  # fmt: skip
 
 # What Kafka's source knows and this one does not -> what to say instead. Lower case.
@@ -117,6 +118,7 @@ class SourceOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_s: float = 900.0
     reader_id: str | None = None
+    reader_timeout_s: int = 15
     access: str = "auto"
     has_pushdown: bool = False
     retries: int = 3
@@ -161,6 +163,7 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
         min_offsets_per_trigger=_whole(options, "minOffsetsPerTrigger"),
         max_trigger_delay_s=_seconds(options, "maxTriggerDelay", 900.0),
         reader_id=_reader_id(options),
+        reader_timeout_s=_reader_timeout(options),
         access=_one_of(options, "access", ACCESS),
         has_pushdown=_flag(options, "pushdown", False),
         retries=3 if retries is None else retries,
@@ -415,6 +418,13 @@ def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
     if found is None:
         raise OptionError(name, text, "a time such as 500ms, 30s, 15m, 1h")
     return float(found[1]) * _SECONDS[found[2].lower()]
+
+
+def _reader_timeout(options: Mapping[str, str]) -> int:
+    seconds = _seconds(options, "readerTimeout", 15.0)
+    if not 1 <= seconds <= READER_TIMEOUT_S_MAX:
+        raise OptionError("readerTimeout", options["readertimeout"], "a time from 1s to 1h")
+    return int(seconds)
 
 
 def _one_of(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:

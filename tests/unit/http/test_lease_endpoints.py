@@ -82,14 +82,47 @@ def test_what_is_asked_of_the_vhost(rig: HttpRig) -> None:
     ):
         assert rig.ask(LEASE, method="POST", body=body).json()["head"] == 300
         assert rig.node.asked[-1] == (
-            "lease_queue", "/", {**who, "messages": messages, "bytes": size}
+            "lease_queue", "/", {**who, "messages": messages, "bytes": size, "owner": ""}
         )  # fmt: skip
     reply = rig.ask(LEASE, method="PUT", body=b'{"committed": 7}')
     assert (reply.status, reply.json()) == (200, {"first": 7})
-    assert rig.node.asked[-1] == ("commit_lease", "/", {**who, "offset": 7})
+    assert rig.node.asked[-1] == ("commit_lease", "/", {**who, "offset": 7, "owner": ""})
     assert rig.ask(LEASE, method="DELETE").json() == {"messages": 3}
-    assert rig.node.asked[-1] == ("release_lease", "/", who)
+    assert rig.node.asked[-1] == ("release_lease", "/", {**who, "owner": ""})
     assert rig.ask("/api/leases/%2F/q%2F1").json()["leases"][0]["head"] == 300
+
+
+def test_a_program_owns_its_reader(rig: HttpRig) -> None:
+    who = {"queue": "q/1", "reader": "spark 1", "owner": "abc"}
+    told = {"is_owner": True, "renewals": 1, "expires_s": 15.0}
+    rig.node.answers |= {"own_lease": told, "disown_lease": {"disowned": True}}
+    body = b'{"owner": "abc", "seconds": 15}'
+    assert rig.ask(f"{LEASE}/owner", method="PUT", body=body).json() == told
+    assert rig.node.asked[-1] == ("own_lease", "/", {**who, "seconds": 15, "is_held": False})
+    found = rig.ask(f"{LEASE}/owner?owner=abc", method="DELETE").json()
+    assert (found, rig.node.asked[-1]) == ({"disowned": True}, ("disown_lease", "/", who))
+    rig.ask(LEASE, method="POST", body=b'{"owner": "abc"}')
+    assert rig.node.asked[-1][2]["owner"] == "abc"
+    rig.ask(LEASE, method="PUT", body=b'{"committed": 7, "owner": "abc"}')
+    assert rig.node.asked[-1] == ("commit_lease", "/", {**who, "offset": 7})
+    rig.ask(f"{LEASE}?owner=abc", method="DELETE")
+    assert rig.node.asked[-1] == ("release_lease", "/", who)
+    rig.node.answers["commit_lease"] = ControlError(405, "RESOURCE_LOCKED - another program")
+    reply = rig.ask(LEASE, method="PUT", body=b'{"committed": 7}')
+    assert (reply.status, reply.json()["error"]) == (409, "reader_taken")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"owner": "", "seconds": 5}', b'{"owner": 5, "seconds": 5}', b'{"owner": "a"}',
+     b'{"owner": "a", "seconds": 0}', b'{"owner": "a", "seconds": 4000}',
+     b'{"owner": "a", "seconds": 5, "is_held": 1}', b'{"owner": "a", "seconds": 5, "x": 1}',
+     b'{"owner": "' + b"x" * 256 + b'", "seconds": 5}'],
+)  # fmt: skip
+def test_who_is_no_owner(rig: HttpRig, body: bytes) -> None:
+    assert rig.ask(f"{LEASE}/owner", method="PUT", body=body).status == 400
+    assert rig.ask(f"{LEASE}/owner", method="DELETE").status == 400
+    assert not rig.node.asked
 
 
 @pytest.mark.parametrize(

@@ -175,13 +175,21 @@ class QueueLeasedError(PenstockError):
 
 class BatchConflictError(PenstockError):
     """A batch was not written, because the broker knows another one: with the same number and other
-    rows or another target, or a newer one; or batches before it are missing there. The text names
-    both and the ways out."""
+    rows or another target, or a newer one; or batches before it are missing there. reason: names
+    both, and the ways out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class ReaderTakenError(PenstockError):
     """A reader of a classic queue belongs to another query, which runs; or to one that took over,
-    because this one was not heard of for too long."""
+    because this one was not heard of for too long. reason: which reader of which queue."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class NotLeasableError(PenstockError):
@@ -212,7 +220,11 @@ class OptionError(PenstockError):
 
 
 class MissingPackageError(PenstockError):
-    """Something that Penstock needs for this is not installed; the text says how to install it."""
+    """Something that Penstock needs for this is not installed. reason: what, and how to install it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class QueueFullError(PenstockError):

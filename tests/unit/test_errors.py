@@ -15,6 +15,7 @@ from penstock.errors import (
     DiskFullError,
     ForkedError,
     LockedError,
+    MissingPackageError,
     NetworkFileSystemError,
     NotAStoreError,
     NotLeasableError,
@@ -51,6 +52,7 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (UnknownLeaseError("orders", "job"), ["orders", "job"]),
     (QueueLeasedError("orders", 7, ["job"]), ["orders", "7", "job", "force"]),
     (NotLeasableError("orders", "it is not durable"), ["orders", "not durable"]),
+    (MissingPackageError("pyspark is missing"), ["pyspark"]),
     (BatchConflictError("batch 3 is another one"), ["batch 3"]),
     (ReaderTakenError("reader 'r' belongs to another query"), ["'r'"]),
     (AMQPError(541, "a mistake"), ["INTERNAL_ERROR", "a mistake"]),
@@ -87,8 +89,8 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
     others = (
-        AMQPError, ForkedError, NotLeasableError, OptionError, QueueEmptyError, QueueFullError,
-        QueueLeasedError, SettledError, StreamGapError,
+        AMQPError, BatchConflictError, ForkedError, MissingPackageError, NotLeasableError, OptionError, QueueEmptyError, QueueFullError,
+        QueueLeasedError, ReaderTakenError, SettledError, StreamGapError,
     )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 

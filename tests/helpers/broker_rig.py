@@ -192,6 +192,8 @@ class BrokerRig:
             self.fs, self.data.vhost_path(b"/"), "/", self.settings, clock=self.clock,
             rng=random.Random(1), on_event=lambda kind, text: self.events.append((kind, text)),
         )  # fmt: skip
+        self.refused: list[tuple[str, str]] = []
+        self.vhost.on_refused = lambda address, text: self.refused.append((address, text))
         batch_desk(self.vhost)
         self.vhost.wake = self._wake
 

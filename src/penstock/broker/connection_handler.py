@@ -11,11 +11,11 @@ It is made when the supervisor has handed over the socket: connection.open was r
 thing that is sent is connection.open-ok.
 
 **Errors.** A ChannelError closes its channel, an AMQPConnectionError the connection; both with the
-ids of the method that was being handled. What came before a mistake in the same bytes is handled
-first. A full disk in a method that needs it is 506 on the channel. Errors of the engine go up: the
-vhost's process ends and is started again. Anything else is a mistake of ours: it is an event with
-its traceback, with 541 to the client, and the others go on. The same holds for answers that come in
-a later turn (`failed`).
+ids of the method that was being handled, and both are lines of the log (`on_refused`). What came
+before a mistake in the same bytes is handled first. A full disk in a method that needs it is 506 on
+the channel. Errors of the engine go up: the vhost's process ends and is started again. Anything
+else is a mistake of ours: it is an event with its traceback, with 541 to the client, and the others
+go on. The same holds for answers that come in a later turn (`failed`).
 
 **Blocked.** Publishes that come while the vhost is short of memory or disk are kept, with all that
 comes behind them on this connection, and the client is not read until it is over; it is told with
@@ -48,6 +48,7 @@ from penstock.codec.spec import (
     COMMAND_INVALID,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
+    METHODS,
     NOT_IMPLEMENTED,
     RESOURCE_ERROR,
     BasicCancel,
@@ -86,6 +87,7 @@ from penstock.protocol.events import (
 
 BACKLOG_MAX: Final = 1000  # events of waiting channels, beyond which the client is not read
 TEXT_BYTES_MAX: Final = 255
+LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
 
 class ConnectionHandler(ChannelOwner):
@@ -527,6 +529,7 @@ class ConnectionHandler(ChannelOwner):
 
     def close_channel(self, number: int, error: AMQPError) -> None:
         """End a channel with an error."""
+        self._log_refusal(number, error)
         self._drop_channel(number)
         self._say(
             number,
@@ -540,6 +543,8 @@ class ConnectionHandler(ChannelOwner):
         """End the connection with an error."""
         if self.is_closing or self.is_closed:
             return
+        if error.code != CONNECTION_FORCED:
+            self._log_refusal(0, error)
         self._end_channels()
         self._held.clear()
         self._say(
@@ -552,6 +557,18 @@ class ConnectionHandler(ChannelOwner):
         self.is_closing = True
         self._look_at_reading()
         self.outlet.closing()
+
+    def _log_refusal(self, number: int, error: AMQPError) -> None:
+        """A line of the log, with what RabbitMQ has in its own: who, where, which method, why."""
+        facts = self.facts
+        kind = METHODS.get(error.class_id << 16 | error.method_id)
+        what = f"{kind.NAME}: " if kind is not None else ""
+        where = f"channel {number}" if number else "the connection"
+        self.vhost.on_refused(
+            facts.peer_host,
+            f"error on connection {self.name} (vhost '{facts.vhost}', user '{facts.user}'), "
+            f"{where} is closed: {what}{error.text[:LOGGED_CHARS_MAX]}",
+        )
 
     def _drop_channel(self, number: int) -> None:
         channel = self.channels.pop(number, None)

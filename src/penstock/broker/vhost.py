@@ -77,6 +77,10 @@ STALLED_LOOKS: Final = 4  # within the time for which a message may make no prog
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
 
+def _unheard(address: str, text: str) -> None:
+    """Of a vhost whose refusals nobody reads."""
+
+
 class VHost:
     """The vhost `name` in the directory `path`, which exists (DataDirectory.vhost_path).
 
@@ -101,6 +105,8 @@ class VHost:
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
+        # on_refused(client's address, text): a channel or connection was closed with an error.
+        self.on_refused: Callable[[str, str], None] = _unheard
         self._rng = rng
         self._pace: TickPace = TickPace(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know

@@ -53,7 +53,7 @@ from penstock.server.control_server import error_reply
 from penstock.server.handoff import FIELDS, unpack
 from penstock.server.hub import Hub
 from penstock.server.linked_process import EX_OK, LinkedProcess, main
-from penstock.server.log_lines import set_up, teller
+from penstock.server.log_lines import client_line, set_up, teller
 from penstock.server.measured_loop import take_longest_s
 from penstock.server.process_link import Facts
 from penstock.server.session import Session
@@ -176,6 +176,7 @@ class VhostProcess(LinkedProcess):
                 self._fs, facts["path"], facts["name"], options, clock=self._clock,
                 rng=random.SystemRandom(), on_event=teller(logger),
             )  # fmt: skip
+            vhost.on_refused = lambda address, text: client_line(logger, address, "%s", text)
         except LockedError as error:
             if self._clock.monotonic() >= until_s:
                 self._fail(error)

@@ -31,6 +31,7 @@ import penstock
 from penstock import escaping
 from penstock.errors import (
     AMQPError,
+    BatchConflictError,
     CorruptionError,
     DiskFullError,
     ForkedError,
@@ -45,6 +46,7 @@ from penstock.errors import (
     QueueEmptyError,
     QueueFullError,
     QueueLeasedError,
+    ReaderTakenError,
     SettledError,
     StoppedError,
     StreamGapError,
@@ -92,6 +94,7 @@ class RefusedError(PenstockError):
 EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
+    BatchConflictError: EX_DATAERR,
     CorruptionError: EX_DATAERR,
     StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,
@@ -108,6 +111,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     QueueEmptyError: EX_TEMPFAIL,
     QueueFullError: EX_TEMPFAIL,
     QueueLeasedError: EX_TEMPFAIL,
+    ReaderTakenError: EX_TEMPFAIL,
     SettledError: EX_SOFTWARE,
     ForkedError: EX_SOFTWARE,
     UnavailableError: EX_UNAVAILABLE,

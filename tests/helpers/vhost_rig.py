@@ -146,7 +146,7 @@ class VHostRig:
             tag, channel, queue, no_ack=no_ack, is_exclusive=False, priority=0, prefetch=0,
             arguments={},
         )  # fmt: skip
-        queue.consumers.add(consumer)
+        queue.attach(consumer)
         self.vhost.dispatch.mark(queue)
         return consumer
 

@@ -25,7 +25,7 @@ from librt.strings import write_i64_be
 
 from penstock.access.permissions import Identity
 from penstock.broker.confirms import Confirms
-from penstock.broker.consumers import Consumer, ConsumerChannel
+from penstock.broker.consumers import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
@@ -55,7 +55,8 @@ class ChannelOwner(Peer):
 
     @abstractmethod
     def went_full(self) -> None:
-        """The output is full: nothing more is to be delivered in this turn."""
+        """The output is full: nothing more is to be delivered in this turn, unless a queue serves
+        its consumers before a limit acts: then it is sent at once."""
 
     @abstractmethod
     def go_on(self, channel: "Channel") -> None:
@@ -190,6 +191,11 @@ class Channel(ConsumerChannel):
             self.can_deliver = True
             self.mark_queues()
         self.can_deliver = can
+
+    def room(self) -> int:
+        if self.can_deliver and self.prefetch:
+            return self.prefetch - self.consumer_unacked
+        return NO_LIMIT if self.can_deliver else 0
 
     def mark_queues(self) -> None:
         """Its consumers may be given more."""

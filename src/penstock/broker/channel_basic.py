@@ -149,8 +149,10 @@ def _reply_queue(channel: Channel, method: BasicConsume) -> Served:
 def on_cancel(channel: Channel, method: Method) -> None:
     """basic.cancel: an unknown tag is no error. What it has unacked stays unacked."""
     assert isinstance(method, BasicCancel)
-    consumer = channel.consumers.pop(method.consumer_tag, None)
+    consumer = channel.consumers.get(method.consumer_tag)
     if consumer is not None:
+        consumer.queue.serve()  # what it had room for when this came
+        channel.consumers.pop(method.consumer_tag, None)
         channel.vhost.usage.consumer_bytes -= consumer.held_bytes
         consumer.is_cancelled = True
         queue = consumer.queue
@@ -172,6 +174,7 @@ def on_get(channel: Channel, method: Method) -> None:
     check_read(channel, "queue", name)
     queue = channel.vhost.find_messages(name, channel.handler, "basic.get")
     queue.used_at_ms = channel.vhost.clock.wall_ms()
+    queue.serve()
     _get(channel, queue, no_ack=method.no_ack)
 
 

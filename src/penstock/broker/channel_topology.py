@@ -113,6 +113,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
             is_reserved_allowed=not method.queue,
         )  # fmt: skip
     channel.queue_name = queue.name
+    queue.serve()  # what it has delivered is not ready any more
     queue.used_at_ms = vhost.clock.wall_ms()
     answer = QueueDeclareOk(
         queue=queue.name,

@@ -202,7 +202,10 @@ class ConnectionHandler(ChannelOwner):
             self.writable(self.outlet.is_writable)
 
     def went_full(self) -> None:
-        self.writable(False)
+        if self.vhost.dispatch.is_serving:  # a limit would take what the client is there for
+            self.flush()
+        else:
+            self.writable(False)
 
     def set_identity(self, identity: Identity) -> None:
         """What the user may do has changed."""

@@ -37,12 +37,19 @@ if TYPE_CHECKING:
 CONSUMER_BYTES: Final = 500  # measured: a consumer without arguments
 
 
+NO_LIMIT: Final = 1 << 60  # messages
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConsumerChannel(Owing):
     """A channel, as its consumers see it. `can_deliver`: it may be given another message; kept by
     the channel whenever something changes that decides it."""
 
     can_deliver: bool = True
+
+    def room(self) -> int:
+        """How many messages all its consumers together may be given now."""
+        return NO_LIMIT if self.can_deliver else 0
 
     @abstractmethod
     def deliver(self, consumer: "Consumer", delivery: Delivery) -> None:
@@ -97,6 +104,10 @@ class Consumer:
             and (not self.prefetch or self.unacked < self.prefetch)
             and not self.is_cancelled
         )
+
+    def room(self) -> int:
+        """How many messages more its own prefetch allows."""
+        return self.prefetch - self.unacked if self.prefetch else NO_LIMIT
 
     def wake(self) -> None:
         """There may be room for another message: it is asked again."""
@@ -206,16 +217,24 @@ class Consumers:
         return None
 
     def room(self, most: int) -> int:
-        """How many of them are ready, as far as `most`: for messages that are for whoever waits
-        now, or nobody."""
-        n = 0
+        """How many messages they may be given now, as far as `most` and perhaps a little beyond."""
+        only = self.active if self.is_single_active else self._only
+        if only is not None:
+            return min(only.room(), only.channel.room()) if only.is_ready() else 0
+        room = 0
+        left: dict[ConsumerChannel, int] = {}
         for priority in self._asked:
             for consumer in self._rings[-priority].ready:
-                if consumer.is_ready():
-                    n += 1
-                    if n >= most:
-                        return n
-        return n
+                if not consumer.is_ready():
+                    continue
+                channel = consumer.channel
+                of_channel = left.get(channel, channel.room())
+                own = min(consumer.room(), of_channel)
+                left[channel] = of_channel - own
+                room += own
+                if room >= most:
+                    return room
+        return room
 
     def all(self) -> list[Consumer]:
         """All of them, the highest priority first."""

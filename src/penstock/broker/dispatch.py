@@ -62,6 +62,7 @@ class Dispatch:
         self.touched: list[Source] = []
         self.chores: Callable[[], bool] = no_chores
         self.has_chores: bool = False
+        self.is_serving: bool = False  # a queue delivers before the turn ends (ServedQueue.serve)
         self._is_due: bool = False
         self._marked: deque[Source] = deque()
         self._owing: list[Owing] = []

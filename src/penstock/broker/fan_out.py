@@ -45,7 +45,6 @@ def fan_out(
             shared.append(queue)
             continue
         # It may refuse, or it is for whoever waits now: the queue decides by itself.
-        queue.amq.takers = queue.consumers.room(queue.amq.backing.len() + 1)
         whole = body if spooled is None else whole_body(vhost, spooled)
         try:
             one = queue.amq.publish(

@@ -165,6 +165,7 @@ def get(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
     wait_ms = args.whole("wait_ms", 0, 0, WAIT_MS_MAX)
     args.done()
     session = operators(vhost).sessions.setdefault(name, OperatorSession())
+    queue.serve()
     queue.used_at_ms = vhost.clock.wall_ms()
     _Get(vhost, queue, session, count, reply).begin(wait_ms)
 

@@ -236,8 +236,6 @@ class Publisher:
         priority = info >> 8 & 0xFF
         if priority > queue.priorities:
             priority = queue.priorities
-        if queue.is_immediate:
-            queue.amq.takers = queue.consumers.room(queue.amq.backing.len() + 1)
         try:
             lsn = queue.amq.publish(route.front + props, body, mode, priority=priority)
         except QueueFullError:

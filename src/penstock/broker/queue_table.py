@@ -35,6 +35,7 @@ from penstock.broker.arguments import (
     encode_arguments,
     type_of,
 )
+from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
@@ -70,8 +71,8 @@ class QueueTable:
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
-        streams: StreamTable, monitor: MemoryMonitor, *, clock: Clock, rng: random.Random,
-        is_strict: bool, check_new: Callable[[str], None] | None = None,
+        streams: StreamTable, monitor: MemoryMonitor, dispatch: Dispatch, *, clock: Clock,
+        rng: random.Random, is_strict: bool, check_new: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         self.served: dict[str, Served] = {}
         self._served_bytes: int = 0
@@ -83,6 +84,7 @@ class QueueTable:
         self._topology = topology
         self._opener = opener
         self._streams = streams
+        self._dispatch = dispatch
         self._monitor = monitor
         self._clock = clock
         self._rng = rng
@@ -121,6 +123,7 @@ class QueueTable:
         queue = ServedQueue(
             name, amq, is_durable=True, is_exclusive=bool(flags & EXCLUSIVE_FLAG),
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
+            dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_ms = self.start_ms
         self._serve(queue)
@@ -260,7 +263,7 @@ class QueueTable:
             raise
         queue = ServedQueue(
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
-            arguments=arguments, owner=owner if exclusive else None,
+            arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_ms = self._clock.wall_ms()
         self._serve(queue)
@@ -362,6 +365,7 @@ class QueueTable:
         fresh = ServedQueue(
             queue.name, amq, is_durable=queue.is_durable, is_exclusive=queue.is_exclusive,
             is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
+            dispatch=self._dispatch,
         )  # fmt: skip
         fresh.used_at_ms = self._clock.wall_ms()
         self.served[queue.name] = fresh

@@ -5,6 +5,10 @@ library. What only a broker knows is here: its consumers, the connection that ha
 it goes with its last consumer or when nobody uses it, and the counters that people look at. What
 queues and streams (served_stream.py) have in common as far as clients see it is `Served`.
 
+`serve` does the same before the turn ends: whoever waits is served before a limit, a ttl of 0, a
+get, a purge, a cancel or a delete that comes behind the messages, as RabbitMQ does by delivering at
+once. It costs a publish nothing unless one of these acts and there are consumers.
+
 `deliver` is what a turn does with a queue: consumers take turns until none is ready or nothing is
 left. A queue whose head is held (a transaction's message that is not durable yet, or a first
 delivery beyond the settled delivered mark) is marked again when that is settled.
@@ -97,6 +101,12 @@ class Served(Source):
         """One consumer less; unknown ones are ignored."""
         self.consumers.remove(consumer)
 
+    def serve(self, most: int = 0) -> int:
+        """Deliver at once what consumers have room for; how many messages they would take besides,
+        as far as `most`. What they have not got is held, and theirs once it is not. A stream's
+        readers miss nothing: there is nothing to be done."""
+        return 0
+
     def cancel_all(self) -> None:
         """It is gone: its consumers are told."""
         self.consumers.cancel_all()
@@ -125,16 +135,18 @@ class ServedQueue(Served):
     def __init__(
         self, name: str, amq: AMQQueue, *, is_durable: bool, is_exclusive: bool = False,
         is_auto_delete: bool = False, arguments: dict[str, object] | None = None,
-        owner: object | None = None,
+        owner: object | None = None, dispatch: "Dispatch",
     ) -> None:  # fmt: skip
         super().__init__(
             name, is_durable=is_durable, is_exclusive=is_exclusive, is_auto_delete=is_auto_delete,
             arguments=arguments or {}, owner=owner,
         )  # fmt: skip
         self.amq: AMQQueue = amq
+        self._dispatch: Dispatch = dispatch
+        self._is_delivering: bool = False
+        self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
+        amq.serve = self.serve
         self.priorities: int = amq.options.priorities
-        # Whether its messages are for whoever is waiting when they come. Asked at each publish.
-        self.is_immediate: bool = amq.options.ttl_ms == 0
         self._owed: list[int] = []  # tags of what was delivered without a need to acknowledge it
         self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
         self.due_ms: int = 0  # the time for which the vhost has noted it
@@ -144,12 +156,53 @@ class ServedQueue(Served):
 
     # ---- delivery ------------------------------------------------------------------------------
 
+    def attach(self, consumer: Consumer) -> None:
+        super().attach(consumer)
+        self.amq.has_consumers = True
+
+    def detach(self, consumer: Consumer) -> None:
+        super().detach(consumer)
+        self._look_at_consumers()
+
+    def cancel_all(self) -> None:
+        super().cancel_all()
+        self._look_at_consumers()
+
+    def _look_at_consumers(self) -> None:
+        self.amq.has_consumers = self.consumers.count > 0
+        if not self.consumers.count:
+            self.amq.takers = 0
+
+    def serve(self, most: int = 0) -> int:
+        consumers = self.consumers
+        if not consumers.count:
+            return 0
+        if not self._is_delivering and self._failure is None and self.amq.backing.len():
+            dispatch = self._dispatch
+            dispatch.is_serving = True
+            try:
+                while self.deliver(dispatch) >= QUEUE_SLICE:
+                    pass
+            except Exception as error:
+                if dispatch.engine.failed is not None:
+                    raise
+                self._failure = error
+                dispatch.mark(self)
+            finally:
+                dispatch.is_serving = False
+        return consumers.room(most) if most else 0
+
     def deliver(self, dispatch: "Dispatch") -> int:
+        failure = self._failure
+        if failure is not None:
+            self._failure = None
+            raise failure
         amq = self.amq
         consumers = self.consumers
         n = 0
         self._ack_owed()
         done = self._owed
+        self._is_delivering = True
         try:
             while consumers.count and amq.backing.len():
                 if n >= QUEUE_SLICE:
@@ -172,6 +225,7 @@ class ServedQueue(Served):
                 if consumer.no_ack:
                     done.append(delivery.tag)
         finally:
+            self._is_delivering = False
             self._ack_owed()
         if n:
             self.delivered += n

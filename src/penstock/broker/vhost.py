@@ -147,8 +147,9 @@ class VHost:
             engine, self.name, self.dispatch, monitor, self.event
         )
         self.table: QueueTable = QueueTable(
-            engine, self.name, self.topology, self.opener, self.streams, monitor, clock=self.clock,
-            rng=rng, is_strict=self.settings.is_strict, check_new=self._check_queue,
+            engine, self.name, self.topology, self.opener, self.streams, monitor, self.dispatch,
+            clock=self.clock, rng=rng, is_strict=self.settings.is_strict,
+            check_new=self._check_queue,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
             engine, self.table, self.opener, self.dispatch, monitor, self.event
@@ -338,10 +339,13 @@ class VHost:
     ) -> tuple[int, int]:  # fmt: skip
         """Delete a queue: how many messages were ready, and the LSN. is_forced: also if readers
         have messages of it leased. ChannelError 406."""
+        if not queue.is_crashed:
+            queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
 
     def purge_queue(self, queue: Served) -> tuple[int, int]:
         """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
+        queue.serve()
         return self.table.purge(queue)
 
     def owner_gone(self, owner: object) -> None:

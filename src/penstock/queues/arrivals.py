@@ -79,6 +79,9 @@ class Arrivals(Taker):
     delay_parts: names of its parts found at the start (delays.find_parts); None: looked for here.
 
     `takers`: how many wait for a message right now; kept by the owner, for messages of ttl 0.
+    An owner with consumers says so (`has_consumers`): then `serve(most)` is called before a limit
+    or a ttl of 0 acts. It delivers what they have room for, and returns how many messages more they
+    would take, as far as `most`: what is left in spite of that is held, and will be theirs.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class Arrivals(Taker):
         self.headers: HeaderCodec = headers
         self.is_durable: bool = is_durable
         self.takers: int = 0
+        self.has_consumers: bool = False
+        self.serve: Callable[[int], int] = _serve_nobody
         self._engine = engine
         self._clock = engine.clock
         self._mode: int = max(mode, OS)
@@ -208,7 +213,7 @@ class Arrivals(Taker):
             expiry_ms = expiry_at(now_ms, ttl_ms, self.options.ttl_ms)
             if expiry_ms:
                 if expiry_ms == now_ms:
-                    if self.takers <= self.backing.len():
+                    if self._wanted() <= self.backing.len():
                         return self._publish_dead(header, body, mode, priority)
                     expiry_ms += GRACE_MS
                 self._may_expire = True
@@ -273,7 +278,7 @@ class Arrivals(Taker):
     def _check_room(self, header: bytes, body: bytes, mode: int, priority: int) -> None:
         """QueueFullError, after dead-lettering what is refused if the queue does that."""
         try:
-            self._max_length.check(self.backing, 1, len(body))
+            self._check_limits(1, len(body))
         except QueueFullError:
             if self._max_length.buries_refused:
                 self.dead_letters.bury_new(header, body, priority, MAXLEN, mode)
@@ -292,7 +297,24 @@ class Arrivals(Taker):
 
     def before_publish(self, body_bytes: int, n: int = 1) -> None:
         """QueueFullError if n messages of `body_bytes` together are refused."""
-        self._max_length.check(self.backing, n, body_bytes)
+        self._check_limits(n, body_bytes)
+
+    def _check_limits(self, n: int, body_bytes: int) -> None:
+        """The same."""
+        try:
+            self._max_length.check(self.backing, n, body_bytes)
+        except QueueFullError:
+            if not self.has_consumers:
+                raise
+            room = self.serve(self.backing.len() + n)
+            self._max_length.check(self.backing, n, body_bytes, room)
+
+    def _wanted(self) -> int:
+        """How many of the messages that are ready somebody waits for; consumers are served first,
+        so what they have got is not ready any more."""
+        if self.has_consumers:
+            self.takers = self.serve(self.backing.len() + 1)
+        return self.takers
 
     def plan(
         self, header: bytes, *, priority: int = 0, ttl_ms: int | None = None,
@@ -306,7 +328,7 @@ class Arrivals(Taker):
         if delay > 0:
             due_ms += delay
         expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
-        if expiry_ms == due_ms and (delay > 0 or self.takers > self.backing.len()):
+        if expiry_ms == due_ms and (delay > 0 or self._wanted() > self.backing.len()):
             expiry_ms += GRACE_MS
         if expiry_ms:
             self._may_expire = True
@@ -371,7 +393,7 @@ class Arrivals(Taker):
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return 0
-        if not ttl_ms and self.takers > self.backing.len():
+        if not ttl_ms and self._wanted() > self.backing.len():
             ttl_ms = GRACE_MS
         return self._clock.wall_ms() + ttl_ms
 
@@ -414,9 +436,12 @@ class Arrivals(Taker):
         bury = None if self.dead_letters.route is None else self._bury_overlong
         self._is_trimming = True
         self._must_trim = True
-        self.dead_letters.hops = hops
+        room = 0
         try:
-            n = self._max_length.trim(self.backing, SLICE, bury)
+            if self.has_consumers and self._max_length.is_over(self.backing):
+                room = self.serve(self.backing.len())
+            self.dead_letters.hops = hops
+            n = self._max_length.trim(self.backing, SLICE, bury, room)
         except DiskFullError:
             return False
         finally:
@@ -425,7 +450,7 @@ class Arrivals(Taker):
         if n and bury is None:
             self.dead_letters.count(MAXLEN, n)
         self._must_trim = self._max_length.is_over(self.backing)
-        return self._must_trim
+        return self._must_trim and self._max_length.is_over(self.backing, room)
 
     def expire(self) -> bool:
         """A slice of the expired heads dies; True if the head is still an expired one."""
@@ -499,6 +524,11 @@ class Arrivals(Taker):
     def _ready(self) -> None:
         if self._on_ready is not None:
             self._on_ready(self.name)
+
+
+def _serve_nobody(_most: int) -> int:
+    """For owners without consumers."""
+    return 0
 
 
 def _find_none(name: bytes) -> Taker | None:

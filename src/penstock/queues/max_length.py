@@ -1,7 +1,8 @@
 """Max length: how many messages, and how many bytes of bodies, may be ready in a queue.
 
 As in RabbitMQ only what is ready counts, bodies alone are measured, and what was delivered and
-comes back is never refused. Three ways to keep a limit:
+comes back is never refused. Nor does what somebody who waits has room for: it is as good as
+delivered (`room`, in messages). Three ways to keep a limit:
 
     drop-head            the new message enters, heads leave until the queue is within its limits
     reject-publish       a publish that would pass a limit is refused, nothing has happened
@@ -35,27 +36,39 @@ class MaxLength:
         self.drops_head: bool = options.overflow == DROP_HEAD
         self.buries_refused: bool = options.overflow == REJECT_PUBLISH_DLX
 
-    def check(self, backing: BackingQueue, n: int, body_bytes: int) -> None:
+    def check(self, backing: BackingQueue, n: int, body_bytes: int, room: int = 0) -> None:
         """QueueFullError if n more messages of `body_bytes` together do not fit, in a queue that
         rejects. Which limit, what it would be and what is allowed are in the error."""
         if self.drops_head or not self.is_set:
             return
+        # They come one after the other, and those before the last may be delivered at once.
         count = backing.len() + n
+        if room:
+            count = max(count - 1 - room, 0) + 1
         if count > self._length:
             raise QueueFullError(self._queue, "max_length", count, self._length)
-        size = backing.body_bytes() + body_bytes
+        size = body_bytes
+        if count > n:
+            size += backing.body_bytes()
+        elif count < n:
+            size = body_bytes // n
         if size > self._length_bytes:
             raise QueueFullError(self._queue, "max_length_bytes", size, self._length_bytes)
 
-    def is_over(self, backing: BackingQueue) -> bool:
+    def is_over(self, backing: BackingQueue, room: int = 0) -> bool:
         """Whether more is ready than the limits allow."""
-        return backing.len() > self._length or backing.body_bytes() > self._length_bytes
+        count = backing.len()
+        if room >= count:
+            return False
+        return count - room > self._length or backing.body_bytes() > self._length_bytes
 
-    def trim(self, backing: BackingQueue, quota: int, bury: Callable[[int], None] | None) -> int:
+    def trim(
+        self, backing: BackingQueue, quota: int, bury: Callable[[int], None] | None, room: int = 0
+    ) -> int:
         """Drop heads until the queue is within its limits, at most `quota` of them; how many. bury:
         is given the tag of each, which is pending, and settles it; None: they die."""
         n = 0
-        while n < quota and self.is_over(backing):
+        while n < quota and self.is_over(backing, room):
             head = backing.drop(ack_required=bury is not None)
             if head is None:
                 break

@@ -52,6 +52,7 @@ class ChannelOwner(Peer):
     identity: Identity
     name: str
     is_open_to_output: bool  # the client takes what is sent
+    is_ended_by_server: bool  # not by its client, whose consumers are not to blame
 
     @abstractmethod
     def went_full(self) -> None:
@@ -340,14 +341,18 @@ class Channel(ConsumerChannel):
             self.vhost.dispatch.mark(source)
 
     def release_all(self) -> None:
-        """All that is unacked goes back to its queues; no attempt is counted."""
+        """All that is unacked goes back to its queues. A delivery limit counts it, unless it is the
+        server that ends the connection."""
         by_source: dict[Source, list[int]] = {}
         for delivered in self.unacked.take_up_to(0):
             self._returned(delivered)
             by_source.setdefault(delivered.source, []).append(delivered.tag)
         for source, tags in by_source.items():
             if not source.is_deleted:
-                source.release(tags)
+                if self.handler.is_ended_by_server:
+                    source.release(tags)
+                else:
+                    source.give_back(tags)
                 self.vhost.dispatch.mark(source)
 
     def count_bytes(self) -> int:

@@ -108,6 +108,7 @@ class ConnectionHandler(ChannelOwner):
         self.is_open_to_output: bool = outlet.is_writable
         self.is_closing: bool = False
         self.is_closed: bool = False
+        self.is_ended_by_server: bool = False
         self.has_published: bool = False
         self.received_bytes: int = 0
         self.sent_bytes: int = 0
@@ -238,6 +239,7 @@ class ConnectionHandler(ChannelOwner):
 
     def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
         """The server ends the connection; the client is told why."""
+        self.is_ended_by_server = True
         self.fail(AMQPConnectionError(code, text))
 
     def account(self) -> None:

@@ -80,4 +80,9 @@ class Source(ABC):
 
     @abstractmethod
     def release(self, tags: list[int]) -> None:
-        """Nobody has tried these: their channel has ended."""
+        """Nobody has tried these: they go back, and no attempt is counted."""
+
+    def give_back(self, tags: list[int]) -> None:
+        """Who had these is gone, or wants them again: they go back. A queue with a delivery limit
+        counts that as an attempt, for it may be the message that ended its consumer."""
+        self.release(tags)

@@ -279,3 +279,9 @@ class ServedQueue(Served):
 
     def release(self, tags: list[int]) -> None:
         self.amq.release(tags, OS)
+
+    def give_back(self, tags: list[int]) -> None:
+        if self.amq.options.max_attempts is None:
+            self.release(tags)
+        else:
+            self.requeue(tags)

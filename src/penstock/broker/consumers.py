@@ -217,10 +217,10 @@ class Consumers:
         return None
 
     def room(self, most: int) -> int:
-        """How many messages they may be given now, as far as `most` and perhaps a little beyond."""
+        """How many messages they may be given now, as far as `most`."""
         only = self.active if self.is_single_active else self._only
         if only is not None:
-            return min(only.room(), only.channel.room()) if only.is_ready() else 0
+            return min(only.room(), only.channel.room(), most) if only.is_ready() else 0
         room = 0
         left: dict[ConsumerChannel, int] = {}
         for priority in self._asked:
@@ -233,7 +233,7 @@ class Consumers:
                 left[channel] = of_channel - own
                 room += own
                 if room >= most:
-                    return room
+                    return most
         return room
 
     def all(self) -> list[Consumer]:

@@ -7,6 +7,17 @@ from tests.helpers.steps import cost_of
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 
+class Sharing(TakingChannel):
+    """A channel with one prefetch for all its consumers."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self._left = left
+
+    def room(self) -> int:
+        return self._left
+
+
 class Crowd:
     """Consumers of one queue, each with a channel of its own."""
 
@@ -61,13 +72,33 @@ def test_they_take_turns_within_the_highest_priority_that_is_ready() -> None:
 
 def test_room_counts_those_that_are_ready_as_far_as_it_is_asked() -> None:
     crowd = Crowd()
-    many = [crowd.add(str(i), i % 3) for i in range(9)]
-    assert crowd.consumers.room(100) == 9
+    many = [crowd.add(str(i), i % 3, prefetch=10) for i in range(9)]
+    many[8].unacked = 7
+    assert crowd.consumers.room(100) == 83
     assert crowd.consumers.room(2) == 2
     block(*many[:7])
-    assert crowd.consumers.room(100) == 2
+    assert crowd.consumers.room(100) == 13
     crowd.turns(1)
-    assert crowd.consumers.room(100) == 2
+    assert crowd.consumers.room(100) == 13
+    unlimited = crowd.add("unlimited")
+    assert crowd.consumers.room(100) == 100
+    block(unlimited, *many)
+    assert crowd.consumers.room(100) == 0
+
+
+def test_room_of_one_consumer_is_its_own() -> None:
+    crowd = Crowd()
+    only = crowd.add("only", prefetch=10)
+    assert (crowd.consumers.room(100), crowd.consumers.room(4)) == (10, 4)
+    block(only)
+    assert crowd.consumers.room(100) == 0
+
+
+def test_consumers_of_one_channel_share_its_room() -> None:
+    crowd = Crowd()
+    a, b = crowd.add("a", prefetch=10), crowd.add("b")
+    a.channel = b.channel = Sharing(12)
+    assert crowd.consumers.room(100) == 12
 
 
 def test_one_that_was_parked_and_went_is_not_asked_again() -> None:
@@ -101,7 +132,7 @@ def test_random_lives_agree_with_asking_everybody() -> None:
     for step in range(3000):
         what = rng.random()
         if what < 0.1 or not alive:
-            alive.append(crowd.add(str(step), rng.randrange(3)))
+            alive.append(crowd.add(str(step), rng.randrange(3), prefetch=1))
         elif what < 0.15:
             crowd.consumers.remove(alive.pop(rng.randrange(len(alive))))
         elif what < 0.5:

@@ -29,6 +29,7 @@ from penstock.storage import verify as verifies
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.user_store import vhosts_in
 from penstock.storage.verify import Progress
 
 BAR_AFTER_S = 1.0
@@ -94,18 +95,25 @@ def dump(path: str) -> None:
 @store.command()
 @DIRECTORY
 @click.argument("into", metavar="INTO")
+@click.option(
+    "--vhost", "vhosts", multiple=True, metavar="NAME",
+    help="A name that a vhost may have which has lost its file .vhost. May be repeated.",
+)  # fmt: skip
 @VERBOSE
 @FORMAT
-def salvage(directory: str, into: str, verbose: bool, form: str) -> int:
+def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, form: str) -> int:
     """Write everything of a damaged store that can still be read into a new one.
 
     DIR is not changed. INTO must not exist, or be empty. What is lost is told by file and position,
     and the exit code is 65 if anything is.
     """
+    known = (*vhosts, *vhosts_in(f"{directory}/node.db"))
+    names = [name.encode("utf-8", "surrogateescape") for name in known]
     with _files() as fs, _progress(verbose) as progress:
         report = salvages.salvage(
-            fs, directory, into, clock=SystemClock(), rng=random.SystemRandom(), progress=progress
-        )
+            fs, directory, into, clock=SystemClock(), rng=random.SystemRandom(),
+            progress=progress, names=names,
+        )  # fmt: skip
     if form == "json":
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_DATAERR if report.losses else EX_OK

@@ -4,7 +4,8 @@ What the tools of `penstock store` share: which directory was meant (a whole dat
 vhost's), the locks of it, and the vhosts in it with the numbers that seed their checksums. A tool
 must get at a damaged store too, so what is wrong with `VERSION` or a `.vhost` is a *fault*, told
 and not raised: a vhost's number is what its directory's name says, and if that is no such name,
-what the headers of its files say.
+what the headers of its files say. Its name, if `.vhost` is lost, is the one with that hash among
+those that are handed in and `/`, which every box and every new broker has.
 
 The locks are real, LOCK of the data directory and of each vhost: LockedError says who has them.
 Apart from the text in these lock files nothing is written.
@@ -14,12 +15,14 @@ and of another version is a VersionError: other formats are not guessed at.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage.data_directory import check_version, hash_name, vhost_number
 from penstock.storage.filesystem import FileSystem, Lock
 
+USUAL_NAMES = (b"/",)
 _HEADER = struct.Struct(">4sHHQ")  # how checkpoints, log segments and store files begin
 
 
@@ -37,10 +40,12 @@ class Vhost:
 
 
 class Offline:
-    """The locked store at `path`; `close` (or the end of `with`) gives the locks back."""
+    """The locked store at `path`; `close` (or the end of `with`) gives the locks back. names: that
+    vhosts may have, for those that have lost their `.vhost`."""
 
-    def __init__(self, fs: FileSystem, path: str) -> None:
+    def __init__(self, fs: FileSystem, path: str, names: Sequence[bytes] = ()) -> None:
         self.fs = fs
+        self._names = (*names, *USUAL_NAMES)
         self.path = path.rstrip("/") or "/"
         self.faults: list[CorruptionError] = []
         self.vhosts: list[Vhost] = []
@@ -112,6 +117,8 @@ class Offline:
             what = f"expected the name with hash {number:016x}, found {name[:60]!r}"
             self.faults.append(CorruptionError(stub, 0, what))
             name = b""
+        if vhost_number(name) != number:
+            name = next((one for one in self._names if vhost_number(one) == number), b"")
         self.vhosts.append(Vhost(directory, name, number))
 
 

@@ -25,6 +25,7 @@ directory stays unfinished (see `fresh_directory.py`), and the next salvage begi
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.clock import Clock
@@ -104,13 +105,14 @@ def salvage(
     clock: Clock,
     rng: random.Random,
     progress: Progress | None = None,
+    names: Sequence[bytes] = (),
 ) -> SalvageReport:
     """Read the store at `path` (data directory or vhost, used by nobody), write the new data
-    directory `into`. NotAStoreError if `path` is none or `into` is not free, LockedError,
-    VersionError, DiskFullError, SyncFailedError, OSError."""
+    directory `into`. names: that vhosts may have, see Offline. NotAStoreError if `path` is none,
+    PathNotFreeError, LockedError, VersionError, DiskFullError, SyncFailedError, OSError."""
     report = SalvageReport(path, into)
     target = into.rstrip("/")
-    with Offline(fs, path) as store:
+    with Offline(fs, path, names) as store:
         if (target + "/").startswith(store.path + "/"):
             raise NotAStoreError(into, f"it is inside of {path}, expected a path of its own")
         report.losses += [Problem(e.path, e.position, e.reason) for e in store.faults]
@@ -157,7 +159,11 @@ class _VhostSalvage:
         self._shared: dict[int, tuple[int, int]] = {}  # old id -> (new id, new store file)
         self._unflushed = 0
         self._written = 0
-        name = vhost.name or f"salvaged-{vhost.number:016x}".encode()
+        name = vhost.name
+        if not name:
+            name = f"salvaged-{vhost.number:016x}".encode()
+            text = f"nothing says what name has this hash: the vhost is {name.decode()!r} now"
+            losses.append(Problem(path + "/.vhost", 0, text))
         self._new = StorageEngine(
             fs, fresh.vhost(name), name, clock=clock, rng=rng,
             options=StorageOptions(segment_slots=self._old.slots),

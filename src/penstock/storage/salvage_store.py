@@ -3,12 +3,14 @@
 A body is known by its own checksum, which is seeded with vhost and id, so a body that verifies is
 the right one in whatever file it was found. `BodyFinder` asks the files that answer for the file
 number of an address; it reads hints where they verify and scans files where they do not, and a file
-that has lost its header is asked for everything.
+that has lost its header is asked for everything. A scan follows the lengths of records, and damage
+to one may hide those behind it; so a body that it does not find is looked for on its own, by the
+bytes of its id.
 
 A checkpoint is a row of sections with a checksum each: `read_checkpoint` takes those that verify,
 and looks for the next one, byte by byte, behind one whose length is damaged.
 
-RAM: the tables of a few store files; one checkpoint. Nothing is written.
+RAM: the tables of a few store files and one file; one checkpoint. Nothing is written.
 """
 
 import struct
@@ -21,6 +23,7 @@ from penstock.storage.checkpoint import Manifest
 from penstock.storage.file_queue_backing import FileQueueBacking
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.store_file import (
+    BODY_BYTES_MAX,
     ENTRY_BYTES,
     HEADER_BYTES,
     HINT_HEADER_BYTES,
@@ -36,6 +39,8 @@ from penstock.storage.store_tables import read_table
 from penstock.storage.verify import Problem
 
 TABLES_MAX: Final = 8
+LENGTH_BYTES: Final = 4  # before the id of a record
+PREFIX_BYTES: Final = 5  # of an id: number of the start, and what changes every 16 M messages
 
 _ENTRY: Final = struct.Struct(">QII")
 _FILE: Final = struct.Struct(">4sHHQQI")
@@ -63,6 +68,8 @@ class BodyFinder:
         self._own = FileQueueBacking(fs, directory, vhost)
         self._ranges: dict[int, tuple[int, int]] = {}  # file -> numbers it answers for
         self._tables: dict[tuple[int, bool], bytes] = {}  # (file, scanned) -> sorted entries
+        # (file, first bytes of ids) -> id -> (position, size), of records that verify
+        self._found: dict[tuple[int, bytes], dict[int, tuple[int, int]]] = {}
         for name in fs.list(directory):
             stem, _, ending = name.rpartition(".")
             if ending == "rdq" and stem.isdecimal():
@@ -84,6 +91,9 @@ class BodyFinder:
                     if not why:
                         return body
                     fault = CorruptionError(self._path(number), offset, why)
+            offset, size = self._search(number, id)
+            if offset:
+                return self._body(number, id, offset, size)[0]
         if fault is not None:
             raise fault
         raise CorruptionError(self._path(file), 0, f"body {id:#x} is not in it")
@@ -103,6 +113,36 @@ class BodyFinder:
         finally:
             handle.close()
         return found[RECORD_BYTES:], record_fault(self._seed, found, id)
+
+    def _search(self, number: int, id: int) -> tuple[int, int]:
+        """(position, size) of a body, found by its id alone; (0, 0) if it is not there, or does not
+        verify. One pass finds all whose ids begin with the same bytes, as a rule all of a file."""
+        prefix = id.to_bytes(8, "big")[:PREFIX_BYTES]
+        found = self._found.get((number, prefix))
+        if found is None:
+            found = self._records_with(number, prefix)
+            if len(self._found) >= TABLES_MAX:
+                del self._found[next(iter(self._found))]
+            self._found[number, prefix] = found
+        return found.get(id, (0, 0))
+
+    def _records_with(self, number: int, prefix: bytes) -> dict[int, tuple[int, int]]:
+        """All records of a file that verify and whose ids begin so: id -> (position, size)."""
+        data = self._fs.read(self._path(number))
+        found: dict[int, tuple[int, int]] = {}
+        at = data.find(prefix, HEADER_BYTES + LENGTH_BYTES)
+        while at >= 0:
+            start = at - LENGTH_BYTES
+            size = int.from_bytes(data[start:at], "big")
+            id = int.from_bytes(data[at : at + 8], "big")
+            stop = start + RECORD_BYTES + size
+            is_whole = size <= BODY_BYTES_MAX and stop <= len(data)
+            if is_whole and not record_fault(self._seed, data[start:stop], id):
+                found[id] = (start, size)
+                at = data.find(prefix, stop)
+            else:
+                at = data.find(prefix, at + 1)
+        return found
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{number}.rdq"

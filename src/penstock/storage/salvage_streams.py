@@ -170,8 +170,8 @@ class SalvagedStreams:
         wanted = stream.first
         end = stream.end or (1 << 63)
         bases = self._bases(stream)
-        for base, after in zip(bases, [*bases[1:], end], strict=True):
-            page_end = min(after, end)
+        for i, base in enumerate(bases):
+            page_end = min(bases[i + 1], end) if i + 1 < len(bases) else end
             for found in self._page(stream, base, page_end):
                 if isinstance(found, StreamRecord) and found.offset >= wanted:
                     yield from self._logged(stream, wanted, found.offset)

@@ -14,6 +14,7 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.user_store import UserStore
 from tests.helpers.tool_stores import OPTIONS, VHOST, fill
 
 pytestmark = pytest.mark.real
@@ -96,6 +97,29 @@ def test_salvage(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["store", "verify", into]) == 0
     assert main(["store", "salvage", data, into]) == 66
     assert "expected a free path" in capsys.readouterr().err
+
+
+def test_salvage_gets_the_name_of_a_vhost_from_node_db_or_by_an_option(tmp_path: Path) -> None:
+    data, fs = tmp_path / "data", OsFileSystem(workers=0)
+    directory = DataDirectory(fs, str(data))
+    engine = StorageEngine(
+        fs, directory.vhost_path(b"orders"), b"orders", clock=ManualClock(), rng=random.Random(1)
+    )
+    engine.close()
+    directory.close()
+    next(data.glob("vhosts/*/.vhost")).unlink()
+
+    def name_after(*options: str) -> bytes:
+        into = tmp_path / f"new{len(list(tmp_path.iterdir()))}"
+        assert main(["store", "salvage", *options, str(data), str(into)]) == 65
+        return next(into.glob("vhosts/*/.vhost")).read_bytes()
+
+    assert name_after().startswith(b"salvaged-")
+    assert name_after("--vhost", "other", "--vhost", "orders") == b"orders\n"
+    users = UserStore(str(data / "node.db"))
+    users.put_vhost("orders", "ready", "{}")
+    users.close()
+    assert name_after() == b"orders\n"
 
 
 def test_salvage_of_a_whole_store(

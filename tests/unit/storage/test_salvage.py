@@ -8,11 +8,13 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, LockedError, NotAStoreError
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import SalvageReport, salvage
 from penstock.storage.salvage_log import unwind
+from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
-from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
+from tests.helpers.faulty_filesystem import SECTOR_BYTES, CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (
     DATA,
     OPTIONS,
@@ -194,6 +196,75 @@ def test_a_log_that_lost_its_end_is_told(killed: FaultyFileSystem) -> None:
 def test_crc_backwards() -> None:
     for seed in (0, 1, 0xDEADBEEF):
         assert unwind(b"some bytes", crc32(b"some bytes", seed)) == seed
+
+
+def named_vhost(name: bytes) -> FaultyFileSystem:
+    """A vhost of that name with a message, its `.vhost` lost."""
+    fs = FaultyFileSystem()
+    path = DataDirectory(fs, DATA).vhost_path(name)
+    engine = open_vhost(fs, path, name)
+    engine.publish([engine.declare_queue(b"q")], b"", b"a message", DISK)
+    engine.close()
+    fs = fs.crash("kept")
+    fs.damage_delete(path + "/.vhost")
+    return fs
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "found"),
+    [
+        (b"/", (), b"/"),
+        (b"orders", (b"other", b"orders"), b"orders"),
+        (b"orders", (b"other",), b"salvaged-" + hash_name(b"orders").encode()),
+    ],
+)
+def test_the_hash_of_a_vhost_without_its_name_tells_which_it_is(
+    name: bytes, names: tuple[bytes, ...], found: bytes
+) -> None:
+    fs = named_vhost(name)
+    report = salvage(fs, DATA, NEW, clock=ManualClock(), rng=random.Random(9), names=names)
+    assert fs.read(vhost_path(fs, NEW) + "/.vhost") == found + b"\n"
+    assert (report.taken, report.lost) == (1, 0)
+    assert ("nothing says" in str(report.losses[-1])) == found.startswith(b"salvaged")
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_each_body_is_looked_for_on_its_own(is_clean: bool) -> None:
+    """Every sixty-fourth sector of the store's files is zeros, heads of records and a hint among
+    them: what is whole is taken, in its order."""
+    rng = random.Random(4)
+    fs = FaultyFileSystem()
+    path = DataDirectory(fs, DATA).vhost_path(b"/")
+    engine = StorageEngine(fs, path, b"/", clock=ManualClock(), rng=random.Random(1))
+    queue = engine.declare_queue(b"q")
+    bodies = [rng.randbytes(33_000) for _ in range(60)]
+    for body in bodies:
+        engine.publish([queue], b"", body, DISK)
+    engine.sync()
+    if is_clean:
+        engine.close()
+    fs = fs.crash("kept" if is_clean else "killed")
+    store = path + "/msg_store_persistent"
+    for name in fs.list(store):
+        at = [16 * SECTOR_BYTES * i for i in range(4) if name.endswith(".hint")]
+        sectors = range(0, fs.size(f"{store}/{name}"), SECTOR_BYTES)
+        zeroed = {0, *(i for i in sectors if rng.random() < 1 / 64), *at}
+        fs.damage(f"{store}/{name}", lambda data, zeroed=zeroed: without(data, zeroed))
+    left = b"".join(fs.read(f"{store}/{name}") for name in fs.list(store))
+    wanted = [body for body in bodies[1:] if body in left]
+    assert len(wanted) > 10
+    report = run(fs)
+    assert [body for _, body, *_ in content(fs, NEW)[b"q"]] == wanted
+    assert report.lost == 60 - len(wanted)
+
+
+def without(data: bytes, sectors: set[int]) -> bytes:
+    """The same with zeros in the sectors that begin there."""
+    changed = bytearray(data)
+    for at in sectors:
+        size = len(changed[at : at + SECTOR_BYTES])
+        changed[at : at + size] = bytes(size)
+    return bytes(changed)
 
 
 def test_the_target_must_be_free(whole: FaultyFileSystem) -> None:

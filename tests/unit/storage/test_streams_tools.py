@@ -207,6 +207,23 @@ def test_salvage_of_an_undamaged_store_takes_everything(is_clean: bool) -> None:
     assert isinstance(events.readers["other"], ReaderOffset)
 
 
+def test_salvage_of_a_stream_that_has_lost_all_its_pages() -> None:
+    """Also without its name: the other streams and the queues are taken, and it is told."""
+    fs = stopped(fill, is_clean=True)
+    streams, log = vhost_path(fs) + "/streams", vhost_path(fs) + "/wal"
+    for name in fs.list(log):  # which has its records still
+        fs.damage_delete(f"{log}/{name}")
+    for directory in fs.list(streams):
+        if directory.endswith(".2"):
+            for name in fs.list(f"{streams}/{directory}"):
+                if name.endswith(".page") or name == ".queue_name":
+                    fs.damage_delete(f"{streams}/{directory}/{name}")
+    report = salvage(fs, DATA, "/new", clock=ManualClock(), rng=random.Random(1))
+    assert [loss.text for loss in report.losses if "lost" in loss.text]
+    assert {s.name: s.taken for s in report.streams}["events"] == 14
+    assert [(q.name, q.taken) for q in report.queues] == [("q", 1)]
+
+
 def test_salvage_of_a_store_without_its_checkpoint() -> None:
     fs = stopped(fill, is_clean=True)
     path = vhost_path(fs)

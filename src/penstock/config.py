@@ -147,14 +147,25 @@ def parse_file(path: str, text: str) -> dict[str, object]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise OptionError(path, text.splitlines()[0] if text else "", f"TOML: {error}") from None
+        raise OptionError(path, _line_of(str(error), text), f"TOML: {error}") from None
     for name in table:
         if name not in DEFAULTS and name not in TABLES:
-            raise OptionError(name, table[name], [*DEFAULTS, *TABLES])
+            known = [*DEFAULTS, *TABLES]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise OptionError(f"{path}: {name}", table[name], f"an option that there is: {hint}")
     for name in TABLES:
         if not isinstance(table.get(name, {}), dict):
             raise OptionError(name, table[name], f"a table [{name}]")
     return table
+
+
+def _line_of(error: str, text: str) -> str:
+    """The line of a file that an error of tomllib is about, "(at line 3, column 5)"."""
+    found = re.search(r"line (\d+)", error)
+    lines = text.splitlines()
+    number = int(found[1]) if found else len(lines)
+    return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
 def config_of(

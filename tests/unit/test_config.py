@@ -127,7 +127,9 @@ def test_a_wrong_value_is_named_by_where_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("file", "told"),
     [
-        ("prot = 1", "unknown option 'prot', did you mean 'port'?"),
+        ("prot = 1", "option penstock.toml: prot: given 1, expected an option that there is: did"),
+        ("port = 1\n[server]", "server: given {}, expected an option that there is: known are"),
+        ("port = 1\nhost = 'x", 'given "host = \'x"'),
         ("lease_alert = 1", "did you mean 'lease_alert_s'?"),
         ("[storge]", "did you mean 'storage'?"),
         ("[storage]\nslice = 1", "did you mean 'slice_ms'?"),

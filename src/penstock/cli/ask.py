@@ -12,6 +12,7 @@ Not here: what is asked (the other modules of this package), how requests travel
 (penstock.server.control).
 """
 
+import errno
 import os  # noqa: TID251 - the environment, which says where the configuration is
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,9 @@ class _Socket:
         except ControlError as error:
             raise RefusedError(error.code, error.text) from error
         except NoServerError as error:
+            if isinstance(error.__cause__, PermissionError):
+                text = "the control socket is for the user that runs the broker"
+                raise PermissionError(errno.EACCES, text, self._data) from error
             raise UnavailableError(
                 f"no broker answers in {self._data} ({error.reason}): is `penstock serve --data "
                 f"{self._data}` running? --data says which one is meant"

@@ -8,6 +8,7 @@ when it is asked for, as long as there is a row that has it.
 Not here: where the rows come from (penstock.broker, penstock.server).
 """
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -95,7 +96,10 @@ def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence
     known = {*first, *others}.union(*found)
     for name in names:
         if name not in known:
-            raise OptionError(name, name, [*first, *sorted(known.difference(first))])
+            columns = [*first, *sorted(known.difference(first))]
+            near = difflib.get_close_matches(name, columns, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
     shown.table(names, [[row.get(name) for name in names] for row in found])
 
 

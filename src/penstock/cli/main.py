@@ -96,6 +96,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     TransactionTooLargeError: EX_USAGE,
     BatchConflictError: EX_DATAERR,
     CorruptionError: EX_DATAERR,
+    BatchConflictError: EX_DATAERR,
     StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,
     NotAStoreError: EX_NOINPUT,

@@ -153,6 +153,8 @@ def list_(root: str, form: str) -> None:
         return
     names = ["name", "state", "outcome", "batch", "rows", "ended"]
     shown.table(names, [[row[name] for name in names] for row in rows])
+    if not rows:
+        _say_none(root)
 
 
 @pipeline.command("status")
@@ -173,6 +175,8 @@ def status(file: str | None, url: str | None, form: str) -> None:
             return
         names = ["name", "outcome", "batch", "rows", "failed", "lag", "ended"]
         shown.table(names, [[row[name] for name in names] for row in rows])
+        if not rows:
+            _say_none(STATE_ROOT)
         return
     directory = file if Path(file).is_dir() else loaded(file, {}, url, None).state
     state = read_state(directory)
@@ -195,6 +199,10 @@ def status(file: str | None, url: str | None, form: str) -> None:
     told |= {name: last.get(name) for name in ("batches", "bytes", "sinks", "error")}
     told["lag"], told["lag_unknown"] = lag_at(state, url)
     shown.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
+
+
+def _say_none(root: str) -> None:
+    click.echo(f"no pipeline has its state in {root} or below it", err=True)
 
 
 def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
@@ -299,6 +307,9 @@ def loaded(
     else:
         try:
             place, text = file, path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            told = f"{error.strerror}, and no built-in pipeline ({', '.join(BUILT_IN)})"
+            raise FileNotFoundError(error.errno, told, file) from None
         except UnicodeDecodeError as error:
             raise PipelineFileError(file, f"not a text file, UTF-8: {error.reason}") from None
     if url is not None:

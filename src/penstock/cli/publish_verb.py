@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from penstock.cli import shown
 from penstock.cli.ask import DATA, VHOST, asked, named
 from penstock.cli.queue_verbs import arguments_of
 from penstock.cli.shown import FORMAT
@@ -112,7 +111,7 @@ def publish(
     """
     properties = properties_of(given, headers)
     properties.setdefault("delivery_mode", 1 if transient else 2)
-    count = 0
+    count, is_whole = 0, False
     source = _bodies(body, file, lines)
     with asked(data) as client:
         try:
@@ -122,8 +121,9 @@ def publish(
                     bodies=bodies,
                 )  # fmt: skip
                 count += len(bodies)
+            is_whole = True
         finally:
             if form == "json":
                 click.echo(json.dumps({"published": count}))
-            elif count or not shown.is_terminal():
+            elif count or is_whole:
                 click.echo(f"{count} published")

@@ -143,7 +143,8 @@ class Api:
         if not found["is_ready"]:
             raise HttpError(503, "it has not started yet")
         if down:
-            raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts are down")
+            are = "is" if down == 1 else "are"
+            raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts {are} down")
         rows = found["vhosts"]
         reasons = sorted({str(row["blocked_reason"]) for row in rows if row["blocked_reason"]})
         if reasons or not found["is_healthy"]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
+from penstock.server.control import ControlClient, NoServerError
 from tests.helpers.fake_control import FakeControl
 
 
@@ -41,3 +43,14 @@ def test_a_configuration_that_is_wrong_is_told(
     monkeypatch.setenv("PENSTOCK_CONFIG", "none.toml")
     assert broker.run("status") == 66
     assert not broker.asked
+
+
+def test_a_socket_of_another_user_is_a_matter_of_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*_: object, **__: object) -> None:
+        raise NoServerError("sock", "Permission denied") from PermissionError(13, "no")
+
+    monkeypatch.setattr(ControlClient, "call", call)
+    assert main(["status", "--data", str(tmp_path)]) == 77
+    assert "the control socket is for the user that runs the broker" in capsys.readouterr().err

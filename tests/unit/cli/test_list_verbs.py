@@ -43,6 +43,10 @@ def test_an_unknown_column_suggests_the_right_one(capsys: pytest.CaptureFixture[
     broker = FakeControl(list_queues=QUEUES)
     assert broker.run("list_queues", "mesages") == 64
     assert "did you mean 'messages'?" in capsys.readouterr().err
+    assert broker.run("list_queues", "bogus") == 64
+    assert "column: given 'bogus', expected one of name, messages, consumers, alert" in (
+        capsys.readouterr().err
+    )
 
 
 def test_what_a_later_broker_tells_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,9 @@ def test_a_status_of_what_has_not_run(here: Path, capsys: pytest.CaptureFixture[
         capsys.readouterr().err
     )
     assert main(["pipeline", "list"]) == 0
-    assert capsys.readouterr().out == ""
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "no pipeline has its state in state or below it\n"
 
 
 def test_without_pyspark_one_line_says_what_to_install(
@@ -127,6 +129,7 @@ def test_without_pyspark_one_line_says_what_to_install(
     ("words", "code", "told"),
     [
         (["run", "none.toml"], 66, "none.toml: No such file"),
+        (["run", "archiv"], 66, "and no built-in pipeline (archive, audit, dead-letters, replay)"),
         (["run", "flights.toml", "-o", "url"], 64, "option 'url': expected NAME=VALUE"),
         (["run", "flights.toml", "-o", "source.ulr=x"], 64, "unknown key 'ulr', did you mean"),
         (["check", "archive", "-o", "stram=x"], 64, "unknown option 'stram', did you"),

@@ -87,7 +87,7 @@ def test_health_needs_no_password_and_tells_no_names(rig: HttpRig) -> None:
     assert (reply.status, reply.json()) == (200, {"status": "ok"})
     rig.node.answers["status"] = {"is_ready": True, "vhosts": [{"state": "down", "name": "v"}]}
     reply = rig.ask("/health", user=None)
-    assert (reply.status, reply.json()["reason"]) == (503, "1 of 1 vhosts are down")
+    assert (reply.status, reply.json()["reason"]) == (503, "1 of 1 vhosts is down")
     rig.node.answers["status"] = {**WELL, "is_ready": False}
     assert rig.ask("/health", user=None).status == 503
     rig.node.answers["status"] = ControlError(541, "INTERNAL_ERROR - x")

@@ -169,7 +169,8 @@ class VHost:
         for name, arguments in self.table.expiring():
             self.clockwork.expire_unused(name, arguments)
         self.chores: Chores = Chores(self.dispatch, self.clock)
-        self.engine.let_go = LettingGo(self.chores).add
+        self.letting_go: LettingGo = LettingGo(self.chores)
+        self.engine.let_go = self.letting_go.add
         self.leases: LeaseDesk = LeaseDesk(self, self.settings.lease_alert_s)
         self.table.on_leased_deleted = self.leases.deleted
 

@@ -61,6 +61,10 @@ def _nobody_counts(_user: str) -> None:
     """Of a hub whose owner does not count connections."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know of ticks."""
+
+
 class Hub:
     """On the running loop. on_failed(error), once: the vhost is at its end."""
 
@@ -78,6 +82,7 @@ class Hub:
         self.on_gone: Callable[[str], None] = (
             _nobody_counts  # with the user of a session that ended
         )
+        self.on_tick: Callable[[], None] = _nothing  # after each tick of the vhost
         self._on_empty: Callable[[], None] | None = None
         self._is_awake = False  # a turn is scheduled
         self._is_running = False  # a step of the vhost is on; its output is flushed behind it
@@ -161,6 +166,7 @@ class Hub:
             return False
 
         self._run(tick)
+        self.on_tick()
         if not self._is_stopped:
             self._timer = self.loop.call_later(max(seconds, 0.0), self._tick)
 

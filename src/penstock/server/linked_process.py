@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.clock import SystemClock
+from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.measured_loop import new_loop
 from penstock.server.process_link import Facts, Link
@@ -39,10 +40,12 @@ class LinkedProcess(ABC):
         self._link = Link(sock, self._on_message, self._on_link_closed)
         self._clock = SystemClock()
         self._status = EX_OK
+        self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes)
 
     async def run(self) -> int:
         """The whole life."""
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
+        self._heap.start()
         await self._finish(await self._ended)
         await self._last_words()
         return self._status
@@ -54,6 +57,10 @@ class LinkedProcess(ABC):
     @abstractmethod
     async def _finish(self, why: str) -> None:
         """It ends: what there is to do before the last words. why: "" when it was told to."""
+
+    def _counted_bytes(self) -> int:
+        """Bytes of memory that it counts as in use, for the heap."""
+        return 0
 
     def _end(self, why: str) -> None:
         if not self._ended.done():
@@ -71,6 +78,7 @@ class LinkedProcess(ABC):
     async def _last_words(self) -> None:
         """What the supervisor is told last must leave before the link ends."""
         until = self._loop.time() + LAST_WORDS_S
+        self._heap.stop()
         while self._link.waiting and self._loop.time() < until:
             await asyncio.sleep(0.01)
         self._link.close()

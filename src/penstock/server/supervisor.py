@@ -41,6 +41,7 @@ from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
 from penstock.server.handoff import Opened
+from penstock.server.heap import Heap, find_trim
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
 from penstock.server.login import Login
@@ -159,6 +160,8 @@ class Supervisor:
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
         sharing = self._loop.create_task(self._share_memory())
+        heap = Heap(self._loop, find_trim())
+        heap.start()
         try:
             if DEFAULT_VHOST in self.users.vhosts():
                 self.vhost(DEFAULT_VHOST).start()
@@ -183,6 +186,7 @@ class Supervisor:
         finally:
             await self.listener.stop()
             sharing.cancel()
+            heap.stop()
             below = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
             await asyncio.gather(*(process.stop() for process in below))
             await control.stop()

@@ -200,6 +200,8 @@ class VhostProcess(LinkedProcess):
         batch_desk(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone
+        hub.on_tick = self._heap.look
+        vhost.letting_go.on_freed = self._heap.freed
         vhost.in_flight = self._in_flight
         vhost.wake = hub.wake
         self._fs.on_complete = hub.wake_from_thread
@@ -230,6 +232,9 @@ class VhostProcess(LinkedProcess):
                 self._loop.call_later(FULL_AGAIN_S, look)
 
         self._loop.call_later(FULL_AGAIN_S, look)
+
+    def _counted_bytes(self) -> int:
+        return self._vhost.monitor.counted_bytes if self._vhost is not None else 0
 
     def _pong(self, facts: Facts) -> Facts:
         vhost = self._vhost

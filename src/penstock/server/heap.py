@@ -1,0 +1,137 @@
+"""Heap: memory that was freed goes back to the operating system.
+
+The C library keeps what is freed for the next who asks, and of the main heap it gives back the end
+only: after a backlog of a gigabyte was consumed the process occupied a gigabyte still, with one
+empty queue. `malloc_trim` gives back every whole page that is free. It takes some 50 us for each
+MiB and holds the heap's lock meanwhile, so it is called in a worker's thread, after each STEP_BYTES
+that were freed (1 ms), while there is work, and once after work has ended:
+
+    counted memory has fallen    `look`, called at each tick of a vhost, compares with the highest
+    a purge is freed in slices   `freed` is told of each slice
+    anything else                `look`, once a second: the process was busy, and is not any more
+
+Small objects are in arenas of Python's own, each given back when all of it is free. What Python
+keeps for reuse (its free lists) lies scattered over them and pins them: a third of what a purge of
+120,000 messages had left. A full collection empties these lists, so there is one at rest, if less
+than SMALL_BYTES are counted: it walks over all objects, 2 ms then.
+
+In processes of the broker only: the allocator of a program that embeds the library is its own.
+Where the C library has no `malloc_trim` (musl, macOS) nothing is done.
+"""
+
+import asyncio
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from typing import Final
+
+STEP_BYTES: Final = 16 << 20
+EVERY_S: Final = 1.0  # a look at whether the process was busy
+BUSY_PART: Final = 0.1  # of a core: the process is at work
+SMALL_BYTES: Final = 8 << 20
+BUSY_S: Final = 0.02  # of CPU since the last trim: there may be something to give back
+
+
+def no_count() -> int:
+    """Of a process that counts no memory."""
+    return 0
+
+
+def find_trim() -> Callable[[], object] | None:
+    """The C library's `malloc_trim`, None if it has none."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    trim.argtypes = [ctypes.c_size_t]
+    return lambda: trim(0)
+
+
+class Heap:
+    """Of one process, on the running loop. counted: bytes that it counts as in use. trim: gives
+    memory back, called in a worker's thread, one at a time; None: nothing is ever done.
+    cpu_s: seconds of CPU that the process has used. `trims`: how many there were."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, trim: Callable[[], object] | None, *,
+        counted: Callable[[], int] = no_count, cpu_s: Callable[[], float] = time.process_time,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._trim = trim
+        self._counted = counted
+        self._cpu_s = cpu_s
+        self._highest: int = 0  # counted since the last trim
+        self._freed: int = 0  # told since the last trim
+        self._cpu_then: float = cpu_s()  # at the last look of `EVERY_S`
+        self._cpu_trimmed: float = self._cpu_then
+        self._is_trimming: bool = False
+        self._has_more: bool = False  # a step was given back: there is a rest
+        self._must_collect: bool = False  # once what is counted is little
+        self._timer: asyncio.TimerHandle | None = None
+        self.trims: int = 0
+
+    def start(self) -> None:
+        """Look once a second from now on."""
+        if self._trim is not None:
+            self._timer = self._loop.call_later(EVERY_S, self._tick)
+
+    def stop(self) -> None:
+        """No more looks."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def freed(self, n_bytes: int) -> None:
+        """So many bytes were freed that are not counted any more."""
+        self._freed += n_bytes
+        if self._freed >= STEP_BYTES:
+            self.give_back()
+
+    def look(self) -> None:
+        """Give memory back if what is counted has fallen far enough."""
+        counted = self._counted()
+        if counted > self._highest:
+            self._highest = counted
+        elif self._highest - counted >= STEP_BYTES:
+            self.give_back()
+
+    def rest(self) -> None:
+        """A second has passed: give memory back if the process was busy since the last time, and is
+        not now."""
+        cpu = self._cpu_s()
+        is_busy = cpu - self._cpu_then > EVERY_S * BUSY_PART
+        self._cpu_then = cpu
+        if is_busy or self._is_trimming:
+            return
+        has_worked = self._has_more or cpu - self._cpu_trimmed >= BUSY_S
+        if has_worked:
+            self._must_collect = True
+        collects = self._must_collect and self._counted() <= SMALL_BYTES
+        if collects:
+            gc.collect()
+            self._must_collect = False
+        if has_worked or collects:
+            self.give_back()
+            self._has_more = False
+
+    def give_back(self) -> None:
+        """Call `trim`, unless it is running."""
+        if self._trim is None or self._is_trimming:
+            return
+        self._is_trimming = self._has_more = True
+        self._highest = self._counted()
+        self._freed = 0
+        self.trims += 1
+        self._loop.run_in_executor(None, self._trim).add_done_callback(self._trimmed)
+
+    def _trimmed(self, future: "asyncio.Future[object]") -> None:
+        self._is_trimming = False
+        self._cpu_trimmed = self._cpu_s()
+        if not future.cancelled():
+            future.exception()  # there is none; and it would be nobody's
+
+    def _tick(self) -> None:
+        self.look()
+        self.rest()
+        self._timer = self._loop.call_later(EVERY_S, self._tick)

@@ -1,0 +1,138 @@
+"""Heap: when memory is given back: after each step that counted memory fell, and at rest."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from penstock.server import heap as heap_module
+from penstock.server.heap import BUSY_S, EVERY_S, SMALL_BYTES, STEP_BYTES, Heap, find_trim
+
+
+class Process:
+    """What a Heap sees of one."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self.cpu_s = 1.0
+        self.trims = 0
+        self.heap = Heap(
+            asyncio.get_running_loop(), self.trim, counted=lambda: self.counted,
+            cpu_s=lambda: self.cpu_s,
+        )  # fmt: skip
+
+    def trim(self) -> None:
+        self.trims += 1
+
+    async def look(self, counted: int) -> int:
+        """Look when so much is counted; how many trims there were so far."""
+        self.counted = counted
+        self.heap.look()
+        return await self.done()
+
+    async def done(self) -> int:
+        """How many trims there were, all of them over."""
+        while self.heap._is_trimming:
+            await asyncio.sleep(0)
+        return self.trims
+
+
+def lived(life: Callable[[Process], Coroutine[None, None, None]]) -> None:
+    async def run() -> None:
+        await life(Process())
+
+    asyncio.run(run())
+
+
+def test_each_step_that_counted_memory_falls() -> None:
+    async def life(process: Process) -> None:
+        assert await process.look(10 * STEP_BYTES) == 0
+        assert await process.look(9 * STEP_BYTES + 1) == 0
+        assert await process.look(9 * STEP_BYTES) == 1
+        assert await process.look(9 * STEP_BYTES) == 1
+        assert await process.look(8 * STEP_BYTES) == 2
+        assert await process.look(20 * STEP_BYTES) == 2
+        assert await process.look(0) == 3, "one, however far"
+        assert await process.look(0) == 3
+
+    lived(life)
+
+
+def test_each_step_that_is_freed_after_it_was_counted() -> None:
+    async def life(process: Process) -> None:
+        for _ in range(4):
+            process.heap.freed(STEP_BYTES // 2)
+            await process.done()
+        assert process.trims == 2
+
+    lived(life)
+
+
+def test_one_at_a_time() -> None:
+    async def life(process: Process) -> None:
+        for _ in range(5):
+            process.heap.freed(STEP_BYTES)
+        assert await process.done() == 1
+
+    lived(life)
+
+
+def test_once_at_rest_after_work() -> None:
+    async def life(process: Process) -> None:
+        for is_busy, trims in ((True, 0), (True, 0), (False, 1), (False, 1), (False, 1)):
+            process.cpu_s += EVERY_S * 0.5 if is_busy else 0.001
+            process.heap.rest()
+            assert await process.done() == trims
+
+    lived(life)
+
+
+def test_objects_are_collected_once_little_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted may be known later than that the process is at rest."""
+    collected: list[int] = []
+    monkeypatch.setattr(heap_module.gc, "collect", lambda: collected.append(1))
+
+    async def life(process: Process) -> None:
+        process.counted = SMALL_BYTES + 1
+        process.cpu_s += 0.05
+        for trims in (1, 1):
+            process.heap.rest()
+            assert await process.done() == trims
+        assert not collected
+        process.counted = SMALL_BYTES
+        for _ in range(3):
+            process.heap.rest()
+            assert await process.done() == 2
+        assert len(collected) == 1
+
+    lived(life)
+
+
+def test_a_little_work_adds_up() -> None:
+    async def life(process: Process) -> None:
+        seconds = 0
+        while not process.trims:
+            seconds += 1
+            process.cpu_s += BUSY_S / 10
+            process.heap.rest()
+            await process.done()
+        assert 9 <= seconds <= 11
+
+    lived(life)
+
+
+def test_without_malloc_trim_nothing_happens() -> None:
+    async def run() -> None:
+        heap = Heap(asyncio.get_running_loop(), None)
+        heap.start()
+        heap.freed(10 * STEP_BYTES)
+        heap.give_back()
+        heap.stop()
+        assert heap.trims == 0
+
+    asyncio.run(run())
+
+
+def test_the_c_library_of_this_machine() -> None:
+    trim = find_trim()
+    assert trim is None or trim() in (0, 1)

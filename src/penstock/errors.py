@@ -220,7 +220,8 @@ class OptionError(PenstockError):
 
 
 class MissingPackageError(PenstockError):
-    """Something that Penstock needs for this is not installed. reason: what, and how to install it."""
+    """Something that Penstock needs for this is not installed. reason: what it is, and how to
+    install it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -89,8 +89,9 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
     others = (
-        AMQPError, BatchConflictError, ForkedError, MissingPackageError, NotLeasableError, OptionError, QueueEmptyError, QueueFullError,
-        QueueLeasedError, ReaderTakenError, SettledError, StreamGapError,
+        AMQPError, BatchConflictError, ForkedError, MissingPackageError, NotLeasableError,
+        OptionError, QueueEmptyError, QueueFullError, QueueLeasedError, ReaderTakenError,
+        SettledError, StreamGapError,
     )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 

@@ -94,7 +94,6 @@ class RefusedError(PenstockError):
 EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
-    BatchConflictError: EX_DATAERR,
     CorruptionError: EX_DATAERR,
     BatchConflictError: EX_DATAERR,
     StreamGapError: EX_DATAERR,

@@ -292,12 +292,12 @@ class Channel(ConsumerChannel):
             for one, delivered in self.take(tag, is_multiple=is_multiple, method_id=80):
                 transaction.ack(one, delivered)
                 n += 1
-        self.update()
         transaction.count_settled(n)
 
     def take(self, tag: int, *, is_multiple: bool, method_id: int) -> list[tuple[int, Delivered]]:
-        """(tag, delivery) of what a method settles; they are not unacked any more. ChannelError 406
-        for an unknown tag."""
+        """(tag, delivery) of what a method settles; they are not unacked any more. In a transaction
+        they keep their places until the commit (`committed`). ChannelError 406 for an unknown
+        tag."""
         if is_multiple:
             self._check_tag(tag, method_id)
             taken = self.unacked.open_up_to(tag)
@@ -308,8 +308,16 @@ class Channel(ConsumerChannel):
             taken = [(tag, one)]
         for open_tag, delivered in taken:
             self.unacked.take(open_tag)
-            self._returned(delivered)
+            if self.transaction is None:
+                self._returned(delivered)
         return taken
+
+    def committed(self, transaction: ChannelTransaction) -> None:
+        """What was settled in it gives room for other deliveries."""
+        for _, delivered in transaction.taken:
+            self._returned(delivered)
+        for _, delivered, _ in transaction.rejected:
+            self._returned(delivered)
 
     def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
         """Deliveries that failed: dead-lettered, or back to their places, at `give_back`."""
@@ -436,10 +444,6 @@ class Channel(ConsumerChannel):
         """What the transaction had acknowledged is unacked again."""
         back = [*transaction.taken, *[(tag, one) for tag, one, _ in transaction.rejected]]
         self.unacked.put_back(back)
-        for _, delivered in back:
-            if delivered.consumer is not None:
-                delivered.consumer.unacked += 1
-                self.consumer_unacked += 1
 
     def info(self) -> dict[str, object]:
         """What people see of it."""

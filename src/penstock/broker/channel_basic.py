@@ -311,6 +311,7 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
         is_full = isinstance(error, QueueFullError)
         raise ChannelError(PRECONDITION_FAILED if is_full else RESOURCE_ERROR, str(error)) from None
     _begin(channel)
+    channel.committed(transaction)
     if channel.publisher.appended is not None:
         channel.publisher.appended.extend(transaction.places)
     for route, props, body in transaction.returned:

@@ -9,7 +9,9 @@ by the engine's Transaction; bodies beyond the first MiB wait on disk.
     ack           in the transaction
     reject, nack  kept, and done right after the commit: a crash between leaves the message in its
                   queue, to be redelivered
-    mandatory     what no queue gets is returned at the commit
+    mandatory     what no queue gets is returned at the commit, also where its queues have been
+                  deleted since it was published
+    prefetch      what is settled in it has its place until the commit, as in RabbitMQ
     rollback      what was published was never there; what was acknowledged is unacked again, with
                   its delivery tag, as in RabbitMQ
 
@@ -69,6 +71,7 @@ class ChannelTransaction(Collecting):
         self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
         self._transaction = vhost.engine.begin()
         self.places: list[tuple[int, int]] = []
+        self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
         self._appends: list[StreamAppend] = []
         self._kept: list[Kept] = []
@@ -82,9 +85,9 @@ class ChannelTransaction(Collecting):
         facts: Facts,
     ) -> None:  # fmt: skip
         queues = targets.queues
-        self.vhost.usage.hold(self._hold, self._held_bytes(targets, header, body, facts))
-        if not queues and not targets.streams and route.is_mandatory:
-            self.returned.append((route, props, body))
+        self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
+        if route.is_mandatory:
+            self._mandatory.append((route, targets, props, body))
         durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
         others = [queue for queue in queues if queue not in durable]
         for queue in queues:
@@ -97,10 +100,12 @@ class ChannelTransaction(Collecting):
             for stream in targets.streams:
                 self._appends.append(stream.begin_append(self._transaction, header, body))
 
-    def _held_bytes(self, targets: Targets, header: bytes, body: bytes, facts: Facts) -> int:
+    def _held_bytes(
+        self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
+    ) -> int:
         """What one more publish takes in RAM. The engine's transaction has its bodies on disk, from
         some bytes of them on; what is kept for after the commit is in RAM."""
-        is_kept = bool(targets.streams) or not facts.is_persistent
+        is_kept = bool(targets.streams) or not facts.is_persistent or route.is_mandatory
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
@@ -148,6 +153,7 @@ class ChannelTransaction(Collecting):
         if self.refusal is not None:
             self.rollback()
             raise self.refusal
+        self._look_at_mandatory()
         vhost = self.vhost
         lsn = 0
         transaction = self._transaction
@@ -177,6 +183,22 @@ class ChannelTransaction(Collecting):
             fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
                     kept.facts)  # fmt: skip
         return lsn
+
+    def _look_at_mandatory(self) -> None:
+        for route, targets, props, body in self._mandatory:
+            if self._is_lost(targets):
+                self.returned.append((route, props, body))
+
+    def _is_lost(self, targets: Targets) -> bool:
+        """Whether none of these is there any more. A queue that was restarted is."""
+        known = self.vhost.engine.state.queues
+        for queue in targets.queues:
+            if not queue.is_deleted or queue.amq.backing.index(0).number in known:
+                return False
+        for stream in targets.streams:
+            if not stream.is_deleted:
+                return False
+        return True
 
     def rollback(self) -> None:
         """Undo what was published. Its acknowledgements (`taken`, `rejected`) are the channel's to

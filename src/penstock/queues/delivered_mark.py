@@ -21,6 +21,8 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 
 BLOCK: Final = 1024
+# Of all queues that have held nothing yet: an empty deque takes 700 bytes. It is never changed.
+NO_HOLDS: Final[deque[tuple[int, int, int]]] = deque()
 
 
 class DeliveredMark:
@@ -35,7 +37,7 @@ class DeliveredMark:
         self._next: int = index.mark
         self._lsn: int = 0
         self.half: int = index.mark - BLOCK // 2  # a delivery from here on reserves more
-        self.holds: deque[tuple[int, int, int]] = deque()  # (seq, lsn, mode)
+        self.holds: deque[tuple[int, int, int]] = NO_HOLDS  # (seq, lsn, mode)
         # Ahead of the head, and not of a whole backlog, all of which would then come redelivered
         # after the next crash. What is below the mark needs no more of it.
         head = min([s.lo for s in index.segments.values()], default=index.next_seq)
@@ -65,6 +67,8 @@ class DeliveredMark:
     def hold(self, seq: int, lsn: int, mode: int) -> None:
         """This message, and what is behind it, waits until the LSN is settled."""
         if self._engine.settled(mode) < lsn:
+            if self.holds is NO_HOLDS:
+                self.holds = deque()
             self.holds.append((seq, lsn, mode))
             while self._engine.settled(self.holds[0][2]) >= self.holds[0][1]:
                 self.holds.popleft()

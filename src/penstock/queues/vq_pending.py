@@ -12,7 +12,6 @@ back to (vq_requeue.py), looking without changing (vq_scan.py).
 """
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypeVar
@@ -47,7 +46,7 @@ class VqPending(BackingQueue):
         self.paging: Paging = Paging(self.state, on_event)
         self._index = index
         self._mode: int = mode
-        self._confirms: deque[tuple[int, int, int]] = deque()  # (lsn, mode, id)
+        self._confirms: list[tuple[int, int, int]] = []  # (lsn, mode, id)
         # Of messages below this seq a delivery counts when it is made; those that are counted.
         self._suspect_below: int = 0
         self._crash_mark: int = 0 if engine.recovered.is_clean else self.mark.delivered
@@ -322,7 +321,7 @@ class VqPending(BackingQueue):
 
     def drain_confirmed(self) -> list[int]:
         confirmed: list[int] = []
-        left: deque[tuple[int, int, int]] = deque()
+        left: list[tuple[int, int, int]] = []
         for lsn, mode, id in self._confirms:
             if mode == NONE or self.engine.settled(mode) >= lsn:
                 confirmed.append(id)

@@ -41,7 +41,7 @@ def test_a_leased_queue_is_not_deleted_but_by_force(world: AmqWorld) -> None:
         world.q.delete()
     assert str(caught.value) == (
         "queue 'q' is leased: 3 messages by readers ['a', 'b']; commit, release (penstock "
-        "release), or delete with force"
+        "release_lease), or delete with force"
     )
     assert (caught.value.messages, caught.value.readers) == (3, ["a", "b"])
     path = info(world, "a").path

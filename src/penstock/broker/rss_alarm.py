@@ -4,8 +4,8 @@ The memory alarm of the MemoryMonitor is about what is counted. What is not coun
 being decoded, garbage, memory that the allocator keeps) is in the process's resident memory (RSS)
 all the same, and the kernel kills who has too much of that. So a second alarm looks at RSS:
 
-    begins   RSS is above the vhost's budget and `slack_bytes`; free memory is given back to the
-             system first (`trim`), and what is left counts
+    begins   RSS is above the vhost's budget and `slack_bytes` in two looks, one round of the
+             monitor apart; in between free memory is given back to the system (`trim`)
     ends     RSS is CALM_BYTES below that
     gives up after PATIENCE_S, if less than half of the budget is counted: then it is not messages
              that take the memory, and nothing becomes better by waiting. What RSS is then counts as
@@ -30,8 +30,8 @@ FREE: Final = "memory_free"
 
 
 class RssAlarm:
-    """rss(): resident bytes of this process, 0 if nobody knows. trim(): give free memory back to
-    the system. on_event(kind, text): told of "memory_alarm" and "memory_free"."""
+    """rss(): resident bytes of this process, 0 if nobody knows. trim(): begin to give free memory
+    back to the system. on_event(kind, text): told of "memory_alarm" and "memory_free"."""
 
     def __init__(
         self, rss: Callable[[], int], trim: Callable[[], None], slack_bytes: int,
@@ -45,6 +45,7 @@ class RssAlarm:
         self._on_event = on_event
         self._usual_bytes: int = 0  # what RSS has been taken for; 0: nothing was given up
         self._since_s: float = 0.0
+        self._was_above: bool = False  # in the last look
 
     def limit_bytes(self, budget_bytes: int) -> int:
         """The RSS from which on there is an alarm."""
@@ -57,8 +58,13 @@ class RssAlarm:
         limit = self.limit_bytes(budget_bytes)
         if not self.is_alarmed:
             self._usual_bytes = min(self._usual_bytes, self.rss_bytes)
-            if self.rss_bytes > limit:
-                self._begin(limit, now_s)
+            was_above, self._was_above = self._was_above, self.rss_bytes > limit
+            if was_above and self._was_above:
+                self.is_alarmed = True
+                self._since_s = now_s
+                self._tell(ALARM, "is above the limit of", limit)
+            elif self._was_above:
+                self._trim()
         elif self.rss_bytes <= limit - CALM_BYTES:
             self._end("is below the limit of", limit)
         elif now_s - self._since_s >= PATIENCE_S and counted_bytes < budget_bytes // COUNTED_PART:
@@ -70,16 +76,8 @@ class RssAlarm:
         else:
             self._trim()
 
-    def _begin(self, limit: int, now_s: float) -> None:
-        self._trim()
-        self.rss_bytes = self._rss()
-        if self.rss_bytes > limit:
-            self.is_alarmed = True
-            self._since_s = now_s
-            self._tell(ALARM, "is above the limit of", limit)
-
     def _end(self, verb: str, limit: int) -> None:
-        self.is_alarmed = False
+        self.is_alarmed = self._was_above = False
         self._tell(FREE, verb, limit)
 
     def _tell(self, kind: str, verb: str, limit: int) -> None:

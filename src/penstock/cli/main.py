@@ -95,7 +95,6 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
     CorruptionError: EX_DATAERR,
-    BatchConflictError: EX_DATAERR,
     StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,
     NotAStoreError: EX_NOINPUT,

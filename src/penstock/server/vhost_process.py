@@ -17,8 +17,6 @@ Not here: the loop's work (hub), clients (session), operations (broker.operation
 """
 
 import asyncio
-import contextlib
-import ctypes
 import gc
 import logging
 import mmap
@@ -196,7 +194,7 @@ class VhostProcess(LinkedProcess):
             self._fail(error, is_final=final)
             return
         vhost.limits.set(**self._limits)
-        vhost.watch_rss(lambda: rss_bytes(self._fs) or 0, give_back)
+        vhost.watch_rss(lambda: rss_bytes(self._fs) or 0, self._heap.give_back)
         batch_desk(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone
@@ -355,12 +353,6 @@ class VhostProcess(LinkedProcess):
             logger.exception("operation %s failed", op)
             reply(error)
         self._hub.wake()
-
-
-def give_back() -> None:
-    """Give memory that nobody uses back to the system, where the allocator is glibc's."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def make_room_for_files(n: int) -> None:

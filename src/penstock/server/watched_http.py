@@ -3,7 +3,8 @@
 Started, watched and started again as every process below the supervisor is (watched_process). The
 listening sockets are made here and stay open here, and each life of the process gets them over the
 link: so the port is taken or refused when the broker starts, and whoever connects while the process
-is being started again waits a moment instead of being refused. When it stays down they are closed.
+is being started again waits a moment instead of being refused. While it is down they are closed,
+and listened at anew for the next attempt.
 
 Beyond the messages of all processes:
 

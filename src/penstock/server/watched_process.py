@@ -118,7 +118,7 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def _is_down(self) -> None:
-        """It stays down from now on."""
+        """It is down from now on, until it is started again."""
 
     def _life_ended(self) -> None:
         """Its process has ended: whatever was counted of it is nothing now."""

@@ -86,7 +86,7 @@ class VhostDown(ProcessDown):
 
 
 class WatchedVhost(WatchedProcess):
-    """`path`: its directory, which is there. on_down(vhost): it stays down from now on. program:
+    """`path`: its directory, which is there. on_down(vhost): it is down from now on. program:
     what is started, with the descriptor of its end of the link behind. limits: of users and vhosts,
     which it is told when it starts.
 

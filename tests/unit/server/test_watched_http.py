@@ -21,11 +21,12 @@ class Rig:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.sock = socket.create_server(("127.0.0.1", 0))
+        self.socks = [self.sock]
         self.users: list[list[object]] = [["guest", "hash", []]]
         self.asked: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self.result: object = {"b": b"\xff"}
         self.http = WatchedHttp(
-            [self.sock], settings, SystemClock(), lambda: {"users": self.users}, self.answer,
+            self.socks, settings, SystemClock(), lambda: {"users": self.users}, self.answer,
             PROGRAM,
         )  # fmt: skip
 
@@ -45,7 +46,8 @@ def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> 
                 await scenario(rig)
         finally:
             await rig.http.stop()
-            rig.sock.close()
+            for sock in rig.socks:
+                sock.close()
 
     asyncio.run(run())
 
@@ -116,3 +118,22 @@ def test_one_that_stays_down_lets_nobody_wait() -> None:
 
     # ping_s: that long it may take from the end of its link to its own.
     with_http(scenario, vhost_restarts_max=1, ping_s=30.0)
+
+
+def test_one_that_was_down_listens_at_its_port_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        port = rig.http.port
+        rig.result = "die"
+        rig.http.start()
+        while rig.http.state != DOWN:
+            await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+        while not rig.asked.empty():
+            rig.asked.get_nowait()
+        rig.result = "live"
+        await rig.http.restart()
+        assert (await rig.asked.get())[1] == {"users": ["guest"], "ports": [port]}
+        socket.create_connection(("127.0.0.1", port)).close()
+
+    with_http(scenario, vhost_restarts_max=0, ping_s=30.0)

@@ -216,8 +216,7 @@ class VhostProcess(LinkedProcess):
     ) -> None:
         """A full disk is no failure: the start is tried again once there is more space."""
         path = facts["path"]
-        if not self._blocked_reason:
-            logger.error("cannot start yet, waits for space: %s", error)
+        logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
         free = self._fs.free_bytes(path)
 

@@ -29,6 +29,7 @@ import errno
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import (
@@ -60,6 +61,9 @@ from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog
 from penstock.storage.upkeep import Upkeep
+
+
+ENTRY_BYTES: Final = 64  # on disk beside header and body, about
 
 
 class StorageEngine:
@@ -143,16 +147,26 @@ class StorageEngine:
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
-            free = fs.free_bytes(path)
+            free, needed = fs.free_bytes(path), self._needed_bytes()
             self.log.abandon_start()
             self.state.close()
-            raise DiskFullError(path, free, self.checkpoints.bytes)
+            raise DiskFullError(path, free, needed)
         for queue in self.state.queues.values():
             queue.holder = DictHolder()
             for row in queue.section.values():
                 if row.body_file:
                     row.message.body = None  # the replay had it in RAM
         self.upkeep.delete_orphans()
+
+    def _needed_bytes(self) -> int:
+        """About what the checkpoint of a start has still to write: the messages of the log."""
+        needed = self.checkpoints.bytes
+        for queue in self.state.queues.values():
+            if isinstance(queue.holder, DictHolder):
+                for entry in queue.holder.entries.values():
+                    if not entry.on_slot and not entry.message.store_file:
+                        needed += len(entry.message.header) + entry.message.size + ENTRY_BYTES
+        return needed
 
     def _finish_streams(self) -> None:
         """Pages are made what the log says; on a full disk with the room of the reserve."""

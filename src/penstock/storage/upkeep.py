@@ -47,6 +47,7 @@ class Upkeep:
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
         self._is_owed: bool = False  # the last checkpoint was given up for want of space
         self._owed_free: int = 0  # what was free then
+        self._is_told: bool = False  # that one was given up, since publishers are refused
         self._disk_at = engine.clock.monotonic()
         self._combining = False
         engine.log.on_full(self.make_room)
@@ -137,7 +138,10 @@ class Upkeep:
         self._owed_free = self._free_bytes()
         self.reserve.release()
         self._engine.blocked = True
-        self._engine.event("disk_full", f"a checkpoint was given up: {error}")
+        if not self._is_told:
+            self._is_told = True
+            text = f"a checkpoint was given up, it will be tried again: {error}"
+            self._engine.event("disk_full", text)
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
         """A whole checkpoint, now; False if it was given up twice for want of space."""
@@ -253,6 +257,7 @@ class Upkeep:
             engine.event("disk_full", text)
         elif engine.blocked and free >= limit + self.reserve.missing():
             engine.blocked = False
+            self._is_told = False
             engine.event("disk_free", f"{free} bytes are free again: publishers go on")
         if not engine.blocked:
             growth = self.reserve.take_growth(free - limit)

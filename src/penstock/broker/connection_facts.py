@@ -5,14 +5,17 @@ its vhost's process, and these facts with it. They never change.
 
 What a client says of itself, its properties, is a field table of up to 8 KiB that anybody can send
 and that only operators look at. So it stays bytes, which take a tenth of the memory, and is decoded
-when it is shown.
+when it is shown; of one that is unusually long only what is well known, for a listing is made on
+the loop that all clients of the vhost share.
 """
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.codec.fields import raw_entry
+from penstock.codec.fields import decode_table, decode_value, raw_entry
 
+SHOWN_BYTES_MAX: Final = 1024
+WELL_KNOWN: Final = ("product", "version", "platform", "connection_name", "capabilities")
 NO_PROPERTIES: Final = b"\0\0\0\0"
 # What a client says that it can do, as far as it makes a difference here.
 CAPABILITIES: Final = (
@@ -40,6 +43,21 @@ class ConnectionFacts:
     heartbeat_s: int = 60
     connected_at_ms: int = 0
     tls: dict[str, Any] | None = None
+
+
+def shown(client_properties: bytes) -> dict[str, object]:
+    """What people see of them: all of a table of usual size, of a longer one what is well known.
+    client_properties: checked."""
+    size = len(client_properties)
+    if size <= SHOWN_BYTES_MAX:
+        return decode_table(client_properties)[0]
+    found: dict[str, object] = {}
+    for name in WELL_KNOWN:
+        raw = raw_entry(client_properties, name.encode())
+        if raw is not None and len(raw) <= SHOWN_BYTES_MAX:
+            found[name] = decode_value(raw)[0]
+    found["..."] = f"{size} bytes, of which the well-known ones are shown"
+    return found
 
 
 def capabilities(client_properties: bytes) -> frozenset[str]:

@@ -36,13 +36,12 @@ from penstock.broker import operations
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_basic import BASIC_METHODS
 from penstock.broker.channel_topology import TOPOLOGY_METHODS
-from penstock.broker.connection_facts import ConnectionFacts, capabilities
+from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
 from penstock.broker.outlet import Outlet
 from penstock.broker.output import Output
 from penstock.broker.penstock_calls import on_penstock_call
 from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
-from penstock.codec.fields import decode_table
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     COMMAND_INVALID,
@@ -618,7 +617,7 @@ class ConnectionHandler(ChannelOwner):
             "connected_at": facts.connected_at_ms,
             "recv_oct": self.received_bytes,
             "send_oct": self.sent_bytes,
-            "client_properties": decode_table(facts.client_properties)[0],
+            "client_properties": shown(facts.client_properties),
         }
 
 

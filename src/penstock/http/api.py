@@ -15,10 +15,11 @@ What goes wrong here is logged with its traceback and told as a 500, or, when th
 way, by cutting it. Each request is a line of the log at level debug.
 """
 
+import asyncio
 import logging
 import socket
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,6 +40,7 @@ from penstock.server.control import ControlError
 
 API: Final = "/api"
 DOWN: Final = "down"
+HEALTH_S: Final = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Api:
         self._admission = admission
         self._user_requests_max = user_requests_max
         self._of_user: dict[str, int] = {}  # requests under way
+        self._asked: asyncio.Future[Any] | None = None  # how the broker is
+        self._asked_until_s = 0.0
         self._node = node
         self._auth = auth
         self._app = Starlette(
@@ -136,7 +140,7 @@ class Api:
         that a restart does not solve, so they are named and the status stays 200. Names of vhosts
         are not shown: anybody may ask."""
         try:
-            found = await self._node.call("status")
+            found = await self._status()
         except ControlError as error:
             raise HttpError(503, error.text) from error
         down = sum(row["state"] == DOWN for row in found["vhosts"])
@@ -151,6 +155,17 @@ class Api:
             return JsonAnswer({"status": "publishers wait", "low_on": reasons or ["disk"]})
         return JsonAnswer({"status": "ok"})
 
+    async def _status(self) -> Any:
+        """The broker's, at most HEALTH_S old: anybody may ask, and each question costs the
+        supervisor some work. Those who ask meanwhile wait for the same answer."""
+        now_s = asyncio.get_running_loop().time()
+        asked = self._asked
+        if asked is None or now_s >= self._asked_until_s:
+            asked = self._asked = asyncio.ensure_future(self._node.call("status"))
+            self._asked_until_s = now_s + HEALTH_S
+            asked.add_done_callback(_seen)
+        return await asyncio.shield(asked)
+
     async def _overview(self, _request: Request) -> Response:
         return JsonAnswer(
             {
@@ -159,6 +174,12 @@ class Api:
                 "node": f"penstock@{socket.gethostname()}",
             }
         )
+
+
+def _seen(answer: "asyncio.Future[Any]") -> None:
+    """Its error is told to whoever waits, if anybody still does."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _mistake(_request: Request, _error: Exception) -> Response:

@@ -117,6 +117,7 @@ class Authenticator:
         self._queue: OrderedDict[str, OrderedDict[str, list[_Question]]] = OrderedDict()
         self._hashing = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_s = float("inf")  # when it is due
         self._of_pair = Brake(3, 0.25, 8.0)
         self._of_address = Brake(10, 0.05, 0.5)
         self._of_name = Brake(20, 0.25, 4.0)
@@ -148,7 +149,7 @@ class Authenticator:
             question = _Question(key, address, name, password, self._loop.create_future())
             self._by_key[key] = question
             self._queue.setdefault(address, OrderedDict()).setdefault(name, []).append(question)
-            self.look()
+            self._arrived(question)
         question.askers += 1
         try:
             return await asyncio.shield(question.answer)
@@ -156,6 +157,17 @@ class Authenticator:
             question.askers -= 1
             if not question.askers and not question.answer.done():
                 self._forget(question)
+
+    def _arrived(self, question: _Question) -> None:
+        """One that has to wait is not a reason to look at all the others."""
+        if self._hashing >= HASHERS:
+            return
+        now_s = self._clock.monotonic()
+        until_s = self._until_s(question.address, question.name, now_s)
+        if until_s <= now_s:
+            self.look()
+        elif until_s < self._wake_s:
+            self._wake_at(until_s, now_s)
 
     # ---- whose turn it is ----------------------------------------------------------------------
 
@@ -192,7 +204,7 @@ class Authenticator:
         if chosen is not None:
             return self._taken(*chosen)
         if soonest_s < float("inf"):
-            self._wake_in(soonest_s - now_s)
+            self._wake_at(soonest_s, now_s)
         return None
 
     def _until_s(self, address: str, name: str, now_s: float) -> float:
@@ -217,10 +229,16 @@ class Authenticator:
             del self._queue[address]
         return question
 
-    def _wake_in(self, seconds: float) -> None:
+    def _wake_at(self, at_s: float, now_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(seconds, 0.001), self.look)
+        self._wake_s = at_s
+        self._timer = self._loop.call_later(max(at_s - now_s, 0.001), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._wake_s = float("inf")
+        self.look()
 
     def _forget(self, question: _Question) -> None:
         """Nobody waits for it any more. If a thread has it, its answer goes nowhere."""

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.broker.connection_facts import CAPABILITIES, NO_PROPERTIES, capabilities
+from penstock.broker.connection_facts import CAPABILITIES, NO_PROPERTIES, capabilities, shown
 from penstock.codec.fields import encode_table
 
 
@@ -22,3 +22,16 @@ def test_what_a_client_says_it_can_do(table: dict[str, object], found: set[str])
 
 def test_a_client_that_says_nothing() -> None:
     assert capabilities(NO_PROPERTIES) == frozenset()
+
+
+def test_a_long_table_is_not_decoded_for_a_listing() -> None:
+    usual: dict[str, object] = {
+        "product": "pika",
+        "x": [1, 2],
+        "capabilities": {"basic.nack": True},
+    }
+    assert shown(encode_table(usual)) == usual
+    long = encode_table({**usual, "x": [None] * 5000, "platform": "p" * 2000})
+    found = shown(long)
+    assert found.pop("...") == f"{len(long)} bytes, of which the well-known ones are shown"
+    assert found == {"product": "pika", "capabilities": {"basic.nack": True}}

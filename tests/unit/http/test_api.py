@@ -94,6 +94,18 @@ def test_health_needs_no_password_and_tells_no_names(rig: HttpRig) -> None:
     assert rig.ask("/health", user=None).json()["error"] == "unavailable"
 
 
+def test_many_who_ask_for_health_cost_the_broker_one_question(rig: HttpRig) -> None:
+    rig.node.answers["status"] = WELL
+
+    async def scenario(app: Api) -> Reply:
+        replies = await asyncio.gather(*[ask(app, "/health", user=None) for _ in range(50)])
+        assert {reply.status for reply in replies} == {200}
+        return replies[0]
+
+    rig.run(scenario)
+    assert len(rig.node.asked) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(403, 403), (404, 404), (406, 400), (541, 503), (999, 500)]
 )

@@ -21,11 +21,11 @@ go on. The same holds for answers that come in a later turn (`failed`).
 comes behind them on this connection, and the client is not read until it is over; it is told with
 connection.blocked if it understands that. A client that only consumes notices nothing.
 
-**Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them the client
-is not read. Unfinished bodies and unacked deliveries are counted for the vhost (`account`). A
-message that has begun and makes no progress for a minute ends the connection: it holds memory that
-others wait for. A user's channels and publish rate have limits (usage.py); a user that publishes
-too fast is read later.
+**Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them, or 4 MiB,
+the client is not read. What is kept, unfinished bodies and unacked deliveries are counted for the
+vhost (`account`). A message that has begun and makes no progress for a minute ends the connection:
+it holds memory that others wait for. A user's channels and publish rate have limits (usage.py); a
+user that publishes too fast is read later.
 """
 
 from collections import deque
@@ -84,7 +84,10 @@ from penstock.protocol.events import (
     PublishRun,
 )
 
-BACKLOG_MAX: Final = 1000  # events of waiting channels, beyond which the client is not read
+# Of waiting channels' events: beyond one of them the client is not read.
+BACKLOG_MAX: Final = 1000
+BACKLOG_BYTES_MAX: Final = 4 << 20
+EVENT_BYTES: Final = 300  # one event, one argument or one acknowledgement, about
 TEXT_BYTES_MAX: Final = 255
 LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
@@ -116,6 +119,7 @@ class ConnectionHandler(ChannelOwner):
         self._cancels: list[tuple[Channel, BasicCancel]] | None = None
         self._held: deque[Event] = deque()  # kept while the vhost is short of something
         self._backlog: int = 0
+        self._backlog_bytes: int = 0
         self._returning: Channel | None = None  # whose requeues go back at the end of their run
         self._is_paused: bool = False
         self._is_lost: bool = False
@@ -248,8 +252,8 @@ class ConnectionHandler(ChannelOwner):
         self._unfinished_bytes = now
         if not self._is_lost:
             for event in self._held:
-                if isinstance(event, PublishRun):
-                    now += sum([len(body) for body in event.bodies])
+                now += event_bytes(event)
+            now += self._backlog_bytes
         change = now - self._counted_bytes
         self._counted_bytes = now
         for channel in self.channels.values():
@@ -506,22 +510,28 @@ class ConnectionHandler(ChannelOwner):
     def _keep(self, channel: Channel, event: Event) -> None:
         channel.backlog.append(event)
         self._backlog += 1
+        self._backlog_bytes += event_bytes(event)
 
     def go_on(self, channel: Channel) -> None:
         backlog = channel.backlog
+        was_kept = len(backlog) > 0
         while backlog and not channel.is_waiting and not channel.is_closed:
             event = backlog.popleft()
             assert isinstance(event, Event), "nothing else is kept"
             self._backlog -= 1
+            self._backlog_bytes -= event_bytes(event)
             if self._held:
                 self._held.append(event)
             else:
                 self._guarded(event)
+        if was_kept:
+            self.account()
         self._give_back()
         self._look_at_reading()
 
     def _look_at_reading(self) -> None:
-        pause = bool(self._held) or self._backlog > BACKLOG_MAX or self._is_throttled
+        is_behind = self._backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
+        pause = bool(self._held) or is_behind or self._is_throttled
         if pause != self._is_paused:
             self._is_paused = pause
             if pause:
@@ -579,6 +589,9 @@ class ConnectionHandler(ChannelOwner):
         if channel is not None:
             self.vhost.usage.channel_closed(self.facts.user)
             self._backlog -= len(channel.backlog)
+            for event in channel.backlog:
+                assert isinstance(event, Event), "nothing else is kept"
+                self._backlog_bytes -= event_bytes(event)
             channel.close()
             change = channel.count_bytes()
             if change:
@@ -628,6 +641,23 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
         and event.channel == channel.number
         and isinstance(event.method, BasicReject | BasicNack)
     )
+
+
+def event_bytes(event: Event) -> int:
+    """What an event that is kept takes in RAM, about."""
+    if isinstance(event, PublishRun):
+        n = EVENT_BYTES * len(event.bodies)
+        for body in event.bodies:
+            n += len(body)
+        return n
+    if isinstance(event, AckRun):
+        return EVENT_BYTES * len(event.tags)
+    if isinstance(event, PublishPart):
+        return EVENT_BYTES + len(event.data)
+    if isinstance(event, MethodReceived):
+        arguments = getattr(event.method, "arguments", None)
+        return EVENT_BYTES * (1 + (len(arguments) if isinstance(arguments, dict | bytes) else 0))
+    return EVENT_BYTES
 
 
 def with_ids(error: AMQPError, event: Event) -> AMQPError:

@@ -31,7 +31,6 @@ import penstock
 from penstock import escaping
 from penstock.errors import (
     AMQPError,
-    BatchConflictError,
     CorruptionError,
     DiskFullError,
     ForkedError,

@@ -29,6 +29,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
+from penstock.errors import ChannelError
 from tests.helpers.broker_rig import BrokerRig, RigClient
 
 MIB = 1 << 20
@@ -317,6 +318,38 @@ def test_the_largest_unfinished_messages_go_first() -> None:
     assert "unfinished messages hold 2.2 MiB" in close.reply_text
     assert rig.vhost.unfinished_bytes < 30_000
     assert modest.methods(ConnectionClose) == []
+
+
+# --- what waits for the disk ---
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_comes_behind_a_channel_that_waits_is_bounded_and_counted(is_closed: bool) -> None:
+    """A durable declare waits for the disk; publishes and tables that follow are kept."""
+    rig = rig_of()
+    client = rig.client().open(1).open(2)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    before = rig.vhost.monitor.other_bytes
+    client.send(1, QueueDeclare(queue="d", durable=True))
+    for n in range(100):
+        client.publish(1, "", "q", bytes(50_000))
+        table: dict[str, object] = {f"{entry:x}": None for entry in range(20)}
+        client.send(
+            1, QueueBind(queue="q", exchange="amq.topic", routing_key=str(n), arguments=table)
+        )
+        if client.outlet.is_paused:
+            break
+    assert client.outlet.is_paused
+    assert 70 < n < 80
+    assert 4 * MIB < rig.vhost.monitor.other_bytes - before < 4 * MIB + 100_000
+    if is_closed:
+        client.handler.close_channel(1, ChannelError(406, "enough"))
+    rig.turn()
+    client.send(2, QueueDeclare(queue="q", passive=True))
+    rig.turn()
+    assert not client.outlet.is_paused
+    assert rig.vhost.monitor.other_bytes == before
+    assert rig.vhost.served("q").len() == (0 if is_closed else n + 1)  # type: ignore[union-attr]
 
 
 # --- publish rate ---

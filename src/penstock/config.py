@@ -78,8 +78,11 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "vhost_retry": 10.0,
     "vhost_refusal": 600.0,
     "staging_bytes_max": "8GiB",
+    "staging_user_bytes_max": "6GiB",
     "staging_timeout_s": 86400.0,
     "lease_alert_s": 3600.0,
+    "stream_hold_s_max": 86400.0,
+    "stream_hold_bytes_max": "8GiB",
 }
 # Of the environment, and not settings of a broker.
 NOT_SETTINGS: Final = frozenset(
@@ -100,8 +103,10 @@ class Config:
     after more than vhost_restarts_max failures within vhost_restart_window_s it is down and started
     again after vhost_retry_s, then after twice as long, or, with the strategy "stop_node", the
     broker stops; a request that ended its process twice is refused for vhost_refusal_s.
-    staging_bytes_max: what may be staged in each vhost and not committed; staging_timeout_s: age at
-    which that is deleted. lease_alert_s: age from which a lease is told of."""
+    staging_bytes_max: what may be staged in each vhost and not committed, staging_user_bytes_max:
+    by one user; staging_timeout_s: age at which that is deleted. lease_alert_s: age from which a
+    lease is told of. stream_hold_s_max, stream_hold_bytes_max: how much more than its limits keep
+    readers of a stream may ask to keep."""
 
     data: str
     host: str
@@ -130,6 +135,9 @@ class Config:
     staging_bytes_max: int
     staging_timeout_s: float
     lease_alert_s: float
+    staging_user_bytes_max: int
+    stream_hold_s_max: float
+    stream_hold_bytes_max: int
     storage: StorageOptions
     limits: Limits
 
@@ -229,6 +237,9 @@ def config_of(
         staging_bytes_max=_size(given["staging_bytes_max"], STAGING_MIN_BYTES),
         staging_timeout_s=_seconds(given["staging_timeout_s"]),
         lease_alert_s=_seconds(given["lease_alert_s"]),
+        staging_user_bytes_max=_size(given["staging_user_bytes_max"], STAGING_MIN_BYTES),
+        stream_hold_s_max=_seconds(given["stream_hold_s_max"]),
+        stream_hold_bytes_max=_size(given["stream_hold_bytes_max"], 0),
         storage=storage,
         limits=_limits(tables[LIMITS]),
     )

@@ -37,7 +37,7 @@ class FakeNode:
     """answers: operation -> its result, an error to raise, or a function of vhost and arguments."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"claim_query": {}}
+        self.answers: dict[str, Any] = {"claim_query": {"owner": "guest"}}
         self.asked: list[tuple[str, str | None, dict[str, object]]] = []
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
@@ -78,6 +78,7 @@ class HttpRig:
         self.pages = StreamPages(self.fs)
         self.places = Places(self.node, self.clock)  # type: ignore[arg-type]
         self.staging_bytes_max = 1 << 30
+        self.staging_user_bytes_max = 1 << 30
         self.user_requests_max = 10
         self.streams: dict[str, list[PersistentQueue]] = {}
         self.node.answers["describe_stream"] = self.described
@@ -132,7 +133,7 @@ class HttpRig:
             ranges = RangeAnswers(self.places, self.pages, self.threads)
             staging = StagingEndpoints(
                 node, auth, self.fs, self.clock, self.threads, self.vhost_path,
-                self.staging_bytes_max,
+                self.staging_bytes_max, self.staging_user_bytes_max,
             )  # fmt: skip
             streams, leases = (
                 kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints)

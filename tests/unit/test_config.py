@@ -155,6 +155,16 @@ def test_of_staging_and_leases() -> None:
         'staging_bytes_max = "2GiB"\nstaging_timeout_s = 60', {"PENSTOCK_LEASE_ALERT_S": "5"}
     )
     assert (made.staging_bytes_max, made.staging_timeout_s, made.lease_alert_s) == (2 * GIB, 60, 5)
+    assert made.staging_user_bytes_max == 6 * GIB
+    made = config('staging_user_bytes_max = "1GiB"')
+    assert made.staging_user_bytes_max == GIB
+
+
+def test_of_what_readers_of_streams_may_hold() -> None:
+    made = config()
+    assert (made.stream_hold_s_max, made.stream_hold_bytes_max) == (86_400, 8 * GIB)
+    made = config("stream_hold_s_max = 60", {"PENSTOCK_STREAM_HOLD_BYTES_MAX": "0"})
+    assert (made.stream_hold_s_max, made.stream_hold_bytes_max) == (60, 0)
     assert config(staging_bytes_max=GIB).staging_bytes_max == GIB
     assert config().staging_bytes_max == 8 * GIB
 

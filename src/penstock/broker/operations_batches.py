@@ -1,6 +1,6 @@
 """Operations on batches: what the exactly-once sink has staged is committed, to its target.
 
-    claim_query    query, target                                 {}: the user may stage for it
+    claim_query    query, target                                 {owner}: the user may stage for it
     commit_batch   query, batch, target, pages, mandatory_keys, previous, keep_first
                                                                  {status, batch}
     abort_batch    query, batch                                  {aborted}: false if it was decided
@@ -52,8 +52,8 @@ HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 
 def claim_query(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
-    """{}: the query belongs to the caller, who was the first to stage for it, or the caller may use
-    it; that is durable. target: {} if it is not known yet."""
+    """{owner}: the query belongs to the caller, who was the first to stage for it, or the caller
+    may use it; that is durable. target: {} if it is not known yet."""
     query, told = _query(args), args.table("target")
     args.done()
     target = BatchTarget.of(told) if told else None
@@ -64,7 +64,7 @@ def claim_query(caller: "Caller", args: OperationArgs, reply: Reply) -> None:
 
     def looked(found: QueryOwner | None) -> None:
         assert found is not None
-        _for_owner(caller, query, found, reply, lambda: reply({}))
+        _for_owner(caller, query, found, reply, lambda: reply({"owner": found.user}))
 
     batch_desk(vhost).claims.claim(query, owner, looked, _refuser(caller, reply))
 

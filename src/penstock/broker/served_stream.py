@@ -48,13 +48,16 @@ _CODEC: Final = AmqpHeaders()
 
 class ServedStream(Served):
     """One stream of a vhost. parts: its partitions, one at least. add_other(bytes): so much more
-    is in RAM. on_failure(what, error): a reading could not read on."""
+    is in RAM. on_failure(what, error): a reading could not read on. hold_age_s, hold_bytes: how
+    much more than the limits keep its readers may ask to keep, None for no bound."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, name: str, parts: list[Stream],
         arguments: dict[str, object], options: StreamOptions, *,
         add_other: Callable[[int], None], on_failure: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
+        self.hold_age_s: float | None = None
+        self.hold_bytes: int | None = None
         super().__init__(
             name, is_durable=True, is_exclusive=False, is_auto_delete=False, arguments=arguments,
             owner=None,
@@ -286,6 +289,7 @@ class ServedStream(Served):
             n += self._engine.retain(
                 part, max_age_s=options.max_age_s, max_bytes=options.max_bytes,
                 max_records=options.max_records, since_ms=since_ms,
+                hold_age_s=self.hold_age_s, hold_bytes=self.hold_bytes,
             )  # fmt: skip
         return n
 

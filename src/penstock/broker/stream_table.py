@@ -26,12 +26,15 @@ RETAIN_EVERY_S: Final = 5.0
 
 
 class StreamTable:
-    """Of one vhost. by_number: the stream that a partition is of, by the partition's number."""
+    """Of one vhost. by_number: the stream that a partition is of, by the partition's number.
+    hold_age_s, hold_bytes: bounds of what readers of each stream may ask to keep."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, dispatch: Dispatch, monitor: MemoryMonitor,
-        on_event: Callable[[str, str], None],
+        on_event: Callable[[str, str], None], hold_age_s: float, hold_bytes: int,
     ) -> None:  # fmt: skip
+        self._hold_age_s = hold_age_s
+        self._hold_bytes = hold_bytes
         self.by_number: dict[int, ServedStream] = {}
         self._engine = engine
         self._vhost = vhost
@@ -88,6 +91,7 @@ class StreamTable:
             self._engine, self._vhost, name.decode("utf-8", "surrogateescape"), parts, arguments,
             options, add_other=self._add_other, on_failure=self._failed,
         )  # fmt: skip
+        stream.hold_age_s, stream.hold_bytes = self._hold_age_s, self._hold_bytes
         for part in parts:
             self.by_number[part.number] = stream
         if options.has_limits:

@@ -144,8 +144,10 @@ class VHost:
             on_ready=self._ready, on_alert=self._alert, on_event=self.event,
         )  # fmt: skip
         self.streams: StreamTable = StreamTable(
-            engine, self.name, self.dispatch, monitor, self.event
-        )
+            engine, self.name, self.dispatch, monitor, self.event,
+            hold_age_s=self.settings.stream_hold_s_max,
+            hold_bytes=self.settings.stream_hold_bytes_max,
+        )  # fmt: skip
         self.table: QueueTable = QueueTable(
             engine, self.name, self.topology, self.opener, self.streams, monitor, self.dispatch,
             clock=self.clock, rng=rng, is_strict=self.settings.is_strict,

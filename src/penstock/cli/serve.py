@@ -136,6 +136,9 @@ def run(config: Config) -> None:
         staging_bytes_max=config.staging_bytes_max,
         staging_timeout_s=config.staging_timeout_s,
         lease_alert_s=config.lease_alert_s,
+        staging_user_bytes_max=config.staging_user_bytes_max,
+        stream_hold_s_max=config.stream_hold_s_max,
+        stream_hold_bytes_max=config.stream_hold_bytes_max,
         limits=config.limits,
     )
     try:

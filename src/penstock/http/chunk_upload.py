@@ -41,26 +41,38 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class Memory:
-    """Bytes that may be held at a time; on the loop. Who wants more than all of it has it alone."""
+    """Bytes that may be held at a time, by all and, of that, by one user: three quarters; on the
+    loop. Who wants more than all of it has it alone."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._user_limit_bytes = limit_bytes * 3 // 4
+        self._of_users: dict[str, int] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self.held_bytes = 0
 
-    async def take(self, size: int) -> int:
+    async def take(self, user: str, size: int) -> int:
         """Waits until there is room; what is to be given back."""
         size = min(size, self._limit_bytes)
-        while self.held_bytes + size > self._limit_bytes:
+        while not self._has_room(user, size):
             freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(freed)
             await freed
         self.held_bytes += size
+        self._of_users[user] = self._of_users.get(user, 0) + size
         return size
 
-    def give_back(self, size: int) -> None:
+    def _has_room(self, user: str, size: int) -> bool:
+        held = self._of_users.get(user, 0)
+        is_users = not held or held + size <= self._user_limit_bytes
+        return is_users and self.held_bytes + size <= self._limit_bytes
+
+    def give_back(self, user: str, size: int) -> None:
         """What `take` said."""
         self.held_bytes -= size
+        self._of_users[user] -= size
+        if not self._of_users[user]:
+            del self._of_users[user]
         for freed in self._waiting:
             if not freed.done():
                 freed.set_result(None)

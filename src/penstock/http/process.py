@@ -162,6 +162,7 @@ class HttpProcess(LinkedProcess):
             self._writing,
             vhost_path,
             int(facts["staging_bytes_max"]),
+            int(facts["staging_user_bytes_max"]),
         )
         streams, leases = (kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints))
         endpoints = {"streams": streams, "leases": leases, "staging": staging}

@@ -40,11 +40,12 @@ _TIME_BYTES: Final = range(8, INDEX_ROW_BYTES)  # of a row
 
 
 class StagedUpload:
-    """stem: of its files' names, without the page's number. pages: those that are sealed.
-    checksums: of the rows of each page, also of the one that is being written."""
+    """stem: of its files' names, without the page's number. owner: the user whose query it is.
+    pages: those that are sealed. checksums: of the rows of each page, also of the one that is being
+    written."""
 
     def __init__(
-        self, fs: FileSystem, clock: Clock, room: StagingRoom, query: str, stem: str
+        self, fs: FileSystem, clock: Clock, room: StagingRoom, query: str, stem: str, owner: str
     ) -> None:
         self.pages: list[StagedPage] = []
         self.checksums: list[int] = []
@@ -52,6 +53,7 @@ class StagedUpload:
         self._clock = clock
         self._room = room
         self._query = query
+        self._owner = owner
         self._stem = stem
         self._directory = ""
         self._writers: list[StagedPageWriter] = []
@@ -109,7 +111,7 @@ class StagedUpload:
                 f"expected at most {STAGED_PAGE_BYTES_MAX}",
             )  # fmt: skip
         checksum = _checked(head, rows, data, seed)
-        with self._room.taken(len(rows) + len(data)):
+        with self._room.taken(self._owner, len(rows) + len(data)):
             if is_new:
                 self._seal()
                 self._begin(head.page_id)

@@ -15,8 +15,9 @@ staged twice (409 `attempt_exists`), and a batch that was committed is answered 
 that is another than what was committed is a 409 `batch_conflict`.
 
 An upload is written by threads, a chunk at a time, while the next one comes. When it breaks, is
-refused or cut off, its files are deleted before the answer. UPLOADS_MAX go on at a time, one more
-is a 503; what they hold of memory is chunk_upload's affair, of the disk staging_room's.
+refused or cut off, its files are deleted before the answer. UPLOADS_MAX go on at a time, and
+USER_UPLOADS_MAX of one user, one more is a 503; what they hold of memory is chunk_upload's affair,
+of the disk staging_room's.
 
 Who may: a commit needs write on the target, on each of its exchanges, and on where dead letters go.
 Staging and aborting needs write on something, and on the target if the address names it
@@ -58,6 +59,7 @@ from penstock.http.staging_room import StagingRoom
 from penstock.storage.filesystem import FileSystem
 
 UPLOADS_MAX: Final = 256
+USER_UPLOADS_MAX: Final = 192
 COMMIT_BYTES_MAX: Final = 16 << 20
 QUERY_BYTES_MAX: Final = 255
 BATCH_MAX: Final = (1 << 63) - 1
@@ -75,7 +77,7 @@ class StagingEndpoints:
 
     def __init__(
         self, node: NodeLink, auth: BasicAuth, fs: FileSystem, clock: Clock, writing: Executor,
-        vhost_path: Callable[[str], str], limit_bytes: int,
+        vhost_path: Callable[[str], str], limit_bytes: int, user_limit_bytes: int,
     ) -> None:  # fmt: skip
         self._node = node
         self._auth = auth
@@ -84,9 +86,10 @@ class StagingEndpoints:
         self._writing = writing
         self._vhost_path = vhost_path
         self._limit_bytes = limit_bytes
+        self._user_limit_bytes = user_limit_bytes
         self._memory = Memory(MEMORY_BYTES)
         self._rooms: dict[str, StagingRoom] = {}
-        self._uploads: set[tuple[str, ...]] = set()  # those that are under way
+        self._uploads: dict[tuple[str, ...], str] = {}  # those that are under way: whose
 
     def routes(self) -> Routes:
         """(address below /api/staging, methods, what answers)."""
@@ -112,25 +115,23 @@ class StagingEndpoints:
         key = (vhost, query, str(batch), str(partition), attempt)
         if key in self._uploads:
             raise _attempt_exists(attempt)
-        if len(self._uploads) >= UPLOADS_MAX:
-            busy = HttpError(503, f"{UPLOADS_MAX} uploads are under way, try again")
-            busy.headers["Retry-After"] = "1"
-            raise busy
-        self._uploads.add(key)
+        self._check_uploads(identity.name)
+        self._uploads[key] = identity.name
         try:
             target = _target_of(request)
-            await self._node.call(
+            told = await self._node.call(
                 "claim_query", vhost, query=query, target=target or {}, as_user=identity.facts()
             )
             stem = f"{batch}.{partition}.{attempt}"
-            upload = StagedUpload(self._fs, self._clock, self._room(vhost), query, stem)
-            await self._staged(upload, request)
+            owner = str(told["owner"]) or identity.name
+            upload = StagedUpload(self._fs, self._clock, self._room(vhost), query, stem, owner)
+            await self._staged(upload, request, identity.name)
         except FileExistsError as error:
             raise _attempt_exists(attempt) from error
         except (OSError, SyncFailedError) as error:
             raise _of_disk(error) from error
         finally:
-            self._uploads.discard(key)
+            del self._uploads[key]
         return JsonAnswer(
             {
                 "query": query, "batch": batch, "partition": partition, "attempt": attempt,
@@ -144,11 +145,23 @@ class StagingEndpoints:
             201,
         )  # fmt: skip
 
-    async def _staged(self, upload: StagedUpload, request: Request) -> None:
+    def _check_uploads(self, user: str) -> None:
+        """HttpError 503: too many are under way."""
+        count = list(self._uploads.values()).count(user)
+        if len(self._uploads) < UPLOADS_MAX and count < USER_UPLOADS_MAX:
+            return
+        busy = HttpError(
+            503, f"{len(self._uploads)} uploads are under way, {count} of them of user '{user}'; "
+            f"{UPLOADS_MAX} may be at most, and {USER_UPLOADS_MAX} of one user: try again",
+        )  # fmt: skip
+        busy.headers["Retry-After"] = "1"
+        raise busy
+
+    async def _staged(self, upload: StagedUpload, request: Request, user: str) -> None:
         """The whole body, synced; or nothing of it. HttpError, OSError."""
         is_whole = False
         try:
-            await self._write_all(upload, ChunkUpload(request.receive))
+            await self._write_all(upload, ChunkUpload(request.receive), user)
             await self._in_thread(upload.finish)
             is_whole = True
         finally:
@@ -158,24 +171,24 @@ class StagingEndpoints:
                 gone.add_done_callback(_log_failure)
                 await asyncio.wait([gone])
 
-    async def _write_all(self, upload: StagedUpload, chunks: ChunkUpload) -> None:
+    async def _write_all(self, upload: StagedUpload, chunks: ChunkUpload, user: str) -> None:
         """One chunk is written while the next one comes. Nothing is being written at the end,
         whatever end."""
         memory = self._memory
         writing: asyncio.Future[None] | None = None
         try:
             while (head := await chunks.head()) is not None:
-                held = await memory.take(head.body_bytes)
+                held = await memory.take(user, head.body_bytes)
                 try:
                     rows, data = await chunks.body(head)
                     if writing is not None:
                         await asyncio.wait([writing])
                         writing.result()
                 except BaseException:
-                    memory.give_back(held)
+                    memory.give_back(user, held)
                     raise
                 writing = self._in_thread(functools.partial(upload.append, head, rows, data))
-                writing.add_done_callback(lambda _, held=held: memory.give_back(held))  # type: ignore[misc]
+                writing.add_done_callback(lambda _, held=held: memory.give_back(user, held))  # type: ignore[misc]
                 del rows, data
         finally:
             if writing is not None:
@@ -187,7 +200,9 @@ class StagingEndpoints:
         room = self._rooms.get(vhost)
         if room is None:
             path = self._vhost_path(vhost)
-            room = StagingRoom(self._fs, path, self._limit_bytes, self._clock)
+            room = StagingRoom(
+                self._fs, path, self._limit_bytes, self._user_limit_bytes, self._clock
+            )
             self._rooms[vhost] = room
         return room
 

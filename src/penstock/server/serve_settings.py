@@ -38,9 +38,10 @@ class ServeSettings:
     is down, and started again after vhost_retry_s, after twice as long the next time, and so on; or
     with vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
     twice is refused for vhost_refusal_s. The HTTP process is treated as a vhost is, but for the
-    strategy. staging_bytes_max: of a sink's rows that no batch has moved yet, in each vhost;
-    staging_timeout_s: age at which those of no batch are swept. lease_alert_s: age from which a
-    reader's lease is told of.
+    strategy. staging_bytes_max: of a sink's rows that no batch has moved yet, in each vhost,
+    staging_user_bytes_max: of one user; staging_timeout_s: age at which those of no batch are
+    swept. lease_alert_s: age from which a reader's lease is told of. stream_hold_s_max,
+    stream_hold_bytes_max: how much more than a stream's limits its readers may ask to keep.
     """
 
     data: str = "./penstock-data"
@@ -51,6 +52,9 @@ class ServeSettings:
     staging_bytes_max: int = 8 * GIB
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
+    staging_user_bytes_max: int = 6 * GIB
+    stream_hold_s_max: float = 86_400.0
+    stream_hold_bytes_max: int = 8 * GIB
     limits: Limits = field(default_factory=Limits)
     mode: int = DISK
     is_strict: bool = False
@@ -86,6 +90,8 @@ class ServeSettings:
             "log_level": self.log_level,
             "staging_timeout_s": self.staging_timeout_s,
             "lease_alert_s": self.lease_alert_s,
+            "stream_hold_s_max": self.stream_hold_s_max,
+            "stream_hold_bytes_max": self.stream_hold_bytes_max,
             "storage": asdict(self.storage),
             "limits": asdict(self.limits),
         }

@@ -159,7 +159,10 @@ class VhostProcess(LinkedProcess):
             mode=settings["mode"], memory_bytes=settings["memory_bytes"],
             is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
             staging_timeout_s=settings["staging_timeout_s"],
-            lease_alert_s=settings["lease_alert_s"], limits=Limits(**settings["limits"]),
+            lease_alert_s=settings["lease_alert_s"],
+            stream_hold_s_max=settings["stream_hold_s_max"],
+            stream_hold_bytes_max=settings["stream_hold_bytes_max"],
+            limits=Limits(**settings["limits"]),
         )  # fmt: skip
         self._limits = facts["limits"]
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)

@@ -108,6 +108,7 @@ class WatchedHttp(WatchedProcess):
             {
                 "do": "start", "log_level": settings.log_level, "data": data,
                 "staging_bytes_max": settings.staging_bytes_max,
+                "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
                 "hosts": [settings.host, *settings.http_hosts],
                 "connections_max": settings.http_connections_max,

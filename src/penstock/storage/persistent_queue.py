@@ -53,7 +53,7 @@ from penstock.storage.page_table import PageTable
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.paged_reading import PagedReading
 from penstock.storage.stream_meta import AllMeta, Head, Position, ReaderOffset
-from penstock.storage.stream_retention import Limits, Retention, choose
+from penstock.storage.stream_retention import Hold, Limits, Retention, choose
 
 PAGE_BYTES: Final = 64 << 20
 PAGE_BYTES_MIN: Final = 128
@@ -398,10 +398,11 @@ class PersistentQueue:
     def plan_retain(
         self, max_age_s: float | None = None, max_bytes: int | None = None,
         max_records: int | None = None, *, now_us: int, keep_from: int | None = None,
+        hold: Hold | None = None,
     ) -> Retention | None:  # fmt: skip
         """Choose the pages that retention takes (stream_retention.py): None, or what deletes them,
-        in any thread; for readers they are gone at once. The caller sees to it that one deletion
-        is over before the next begins. OSError."""
+        in any thread; for readers they are gone at once. hold: what readers ask to keep, within its
+        bounds. The caller sees to it that one deletion is over before the next begins. OSError."""
         if self.is_restoring:
             return None
         # The page of the head stays: it is the last one of which anything is sure.
@@ -409,7 +410,7 @@ class PersistentQueue:
         limit = min([offset for offset in kept if offset is not None])
         active = self.writer.position if self.writer is not None else 0
         limits = Limits(max_age_s, max_bytes, max_records)
-        count = choose(self.pages, limits, now_us, limit, self.next_offset, active)
+        count = choose(self.pages, limits, now_us, limit, self.next_offset, active, hold)
         if not count:
             return None
         gone = self.pages.take_first(count)

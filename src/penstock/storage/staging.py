@@ -85,14 +85,19 @@ def query_directory(fs: FileSystem, staging: str, query: str) -> str:
 
 
 OWNER: Final = ".owner"
+FILE_BYTES_MIN: Final = 4096  # what a file costs on the disk
 _NAMES: Final = frozenset((".query_name", OWNER))  # what an empty directory may still have
 
 
 def read_owner(fs: FileSystem, path: str, query: str) -> QueryOwner | None:
     """Who staged first for this query in the vhost directory `path`, as long as the directory is
     there; None: nobody, or a power cut left no whole file, and so no token. OSError."""
+    return _owner_in(fs, query_path(path, query))
+
+
+def _owner_in(fs: FileSystem, directory: str) -> QueryOwner | None:
     try:
-        found = json.loads(fs.read(f"{query_path(path, query)}/{OWNER}"))
+        found = json.loads(fs.read(f"{directory}/{OWNER}"))
         return QueryOwner(str(found["user"]), str(found["target"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
@@ -257,15 +262,19 @@ def _check_page(fs: FileSystem, path: str, page: StagedPage) -> None:
         raise StagingError(f"staged page {page.name!r} is page {header.id:016x} of a stream")
 
 
-def staged_bytes(fs: FileSystem, path: str) -> int:
-    """Bytes of all staged files of the vhost directory `path`. OSError."""
-    total = 0
+def staged_bytes(fs: FileSystem, path: str) -> dict[str, int]:
+    """Bytes of all staged files of the vhost directory `path`, by the user whose query they are of;
+    "" for nobody's. A file counts FILE_BYTES_MIN at least. OSError."""
+    found: dict[str, int] = {}
     for directory in _directories(fs, path):
         with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+            owner = _owner_in(fs, directory)
+            user = "" if owner is None else owner.user
             for name in fs.list(directory):
                 with contextlib.suppress(FileNotFoundError):
-                    total += fs.size(f"{directory}/{name}")
-    return total
+                    size = max(fs.size(f"{directory}/{name}"), FILE_BYTES_MIN)
+                    found[user] = found.get(user, 0) + size
+    return found
 
 
 def _directories(fs: FileSystem, path: str) -> list[str]:

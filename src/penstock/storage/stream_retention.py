@@ -7,7 +7,9 @@ Space comes back by whole pages, from the oldest on, and never the page that is 
     max_records   while the pages behind it have that many records or more
 
 and never one that has a record at or behind what must be kept: the page of the head (what is not
-settled may not be lost, and the head must lead somewhere), and what a named reader still needs.
+settled may not be lost, and the head must lead somewhere). What a named reader still needs is a
+`Hold`: it keeps pages that would go, but only within a bound of age and of bytes. So whoever may
+read a stream, and holds it on purpose or by mistake, cannot fill the disk.
 
 So at least `max_records` stay, and at most one page more; and at most `max_bytes` stay, but for the
 page that is written. Deleting is in this order, so that a crash in it leaves nothing half true:
@@ -30,6 +32,16 @@ class Limits(NamedTuple):
     max_age_s: float | None = None
     max_bytes: int | None = None
     max_records: int | None = None
+
+
+class Hold(NamedTuple):
+    """What a reader asks to keep: all from `offset` on. max_age_s: a record that the limits do not
+    keep goes all the same when it is that much older than `max_age_s` of the limits (or than now,
+    without one). max_bytes: of pages that only holds keep. None: no bound."""
+
+    offset: int
+    max_age_s: float | None = None
+    max_bytes: int | None = None
 
 
 class Retention:
@@ -67,9 +79,35 @@ def unlink_page(fs: FileSystem, path: str, base: int) -> None:
 
 def choose(
     pages: PageTable, limits: Limits, now_us: int, keep_from: int, next_offset: int,
-    active_bytes: int,
+    active_bytes: int, hold: Hold | None = None,
 ) -> int:  # fmt: skip
     """How many of the first pages go. OSError."""
+    count = _beyond(pages, limits, now_us, keep_from, next_offset, active_bytes)
+    if hold is None:
+        return count
+    bases = pages.bases
+    is_held = [bases[i + 1] > hold.offset for i in range(count)]
+    if True not in is_held:
+        return count
+    first = is_held.index(True)
+    infos = [pages.info(base) for base in bases[first:count]]
+    left = sum([info.bytes for info in infos])
+    oldest_us = 0
+    if hold.max_age_s is not None:
+        oldest_us = now_us - round((hold.max_age_s + (limits.max_age_s or 0)) * 1_000_000)
+    for info in infos:
+        if info.last_time_us >= oldest_us and (hold.max_bytes is None or left <= hold.max_bytes):
+            break
+        left -= info.bytes
+        first += 1
+    return first
+
+
+def _beyond(
+    pages: PageTable, limits: Limits, now_us: int, keep_from: int, next_offset: int,
+    active_bytes: int,
+) -> int:  # fmt: skip
+    """How many of the first pages the limits do not keep."""
     bases = pages.bases
     age, most, records = limits
     if age is None and most is None and records is None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DiskFullError, SyncFailedError
 from penstock.storage.stream_meta import Head
+from penstock.storage.stream_retention import Hold
 from penstock.storage.streams import Stream, StreamTable, Turn
 
 if TYPE_CHECKING:
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
 
 class Limits:
     """What a stream may keep: seconds, bytes and records, None for no limit. since_ms: readers that
-    were heard of later (ms since 1970) hold what they asked for."""
+    were heard of later (ms since 1970) hold what they asked for, by at most hold_age_s and
+    hold_bytes more than the stream may keep; None for no bound."""
 
-    __slots__ = ("max_age_s", "max_bytes", "max_records", "since_ms")
+    __slots__ = (
+        "hold_age_s", "hold_bytes", "max_age_s", "max_bytes", "max_records", "since_ms",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,11 +48,15 @@ class Limits:
         max_bytes: int | None,
         max_records: int | None,
         since_ms: int,
+        hold_age_s: float | None = None,
+        hold_bytes: int | None = None,
     ) -> None:
         self.max_age_s: float | None = max_age_s
         self.max_bytes: int | None = max_bytes
         self.max_records: int | None = max_records
         self.since_ms: int = since_ms
+        self.hold_age_s: float | None = hold_age_s
+        self.hold_bytes: int | None = hold_bytes
 
 
 class StreamTurns:
@@ -142,11 +150,10 @@ class StreamTurns:
         is_durable = engine.log.durable_lsn >= stream.last_lsn
         keep_from = stream.head_offset if is_durable else stream.base_kept
         kept = stream.kept_from(limits.since_ms)
-        if kept is not None and kept < keep_from:
-            keep_from = kept
+        hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)
         plan = stream.queue.plan_retain(
             limits.max_age_s, limits.max_bytes, limits.max_records,
-            now_us=engine.clock.wall_us(), keep_from=keep_from,
+            now_us=engine.clock.wall_us(), keep_from=keep_from, hold=hold,
         )  # fmt: skip
         if plan is None:
             return 0

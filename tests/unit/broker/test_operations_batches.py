@@ -171,7 +171,8 @@ def test_who_may_not_write(rig: StagedRig) -> None:
     client = rig.client(Identity("ann", frozenset(), "", "^mine", ".*"))
     channel = client.open().handler.channels[1]
     tokens = rig.stage(0, plain("q", b"a"))
-    assert rig.result("claim_query", query=QUERY, target={"queue": "q"}) == {}
+    told = rig.result("claim_query", query=QUERY, target={"queue": "q"})
+    assert told == {"owner": "operator"}
     more = {"query": QUERY, "batch": 0, "pages": tokens}
     for target in ({"queue": "q"}, {"exchanges": ["amq.topic"]}, {"exchanges": [""]}):
         assert rig.refusal("commit_batch", channel, target=target, **more).code == 403

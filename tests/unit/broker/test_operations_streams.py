@@ -1,5 +1,6 @@
 """Operations on streams: what is told of them, readers, retention; the box's own ways to append."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,6 +241,28 @@ def test_a_reader_keeps_what_it_asked_for_while_it_is_heard_of(
         assert count(rig, "t") == 200
     settled_down(rig)
     settled_down(rig)
+    assert count(rig, "t") < 200
+
+
+@pytest.mark.parametrize("bound", [{"stream_hold_bytes_max": 10_000}, {"stream_hold_s_max": 1.0}])
+def test_a_reader_that_is_always_heard_of_holds_so_much_and_no_more(
+    rig: OperationRig, c: RigClient, bound: dict[str, Any]
+) -> None:
+    """A user who may only read held all of a stream for ever, by asking again and again."""
+    declare(c, "t", x_stream_max_segment_size_bytes=4096, x_max_length=10)
+    args: dict[str, Any] = {"queue": "t", "reader": "r", "offsets": {"0": 0}}
+    rig.result("set_stream_reader", kept_from={"0": 0}, **args)
+    filled(rig, c, x_max_length=10)
+    settled_down(rig)
+    assert count(rig, "t") == 200
+    rig.settings = replace(rig.settings, **bound)
+    rig.restart()
+    for _ in range(3):
+        rig.result("set_stream_reader", kept_from={"0": 0}, **args)
+        settled_down(rig)
+    (part,) = rig.vhost.streams.all()[0].parts
+    left = sum(part.queue.pages.info(base).bytes for base in part.queue.pages.bases[:-1])
+    assert left <= bound.get("stream_hold_bytes_max", 4096) + 4096
     assert count(rig, "t") < 200
 
 

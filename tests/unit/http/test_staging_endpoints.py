@@ -14,6 +14,8 @@ from penstock.errors import PenstockError
 from penstock.http import chunk_upload, staging_endpoints, staging_room
 from penstock.http.api import Api
 from penstock.server.control import ControlError
+from penstock.storage import staging
+from penstock.storage.batches import QueryOwner
 from penstock.storage.filesystem import OsFile
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker
@@ -36,7 +38,7 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
 def test_so_many_bytes_are_staged_and_no_more(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.staging_bytes_max = 10_000
+    rig.staging_bytes_max = 15_000
     page = PageMaker(1)
     body = page.chunk([(b"x" * 6000, b"")])
     assert post(rig, body).status == 201
@@ -45,15 +47,88 @@ def test_so_many_bytes_are_staged_and_no_more(
     two = PageMaker(2)
     reply = post(rig, two.chunk(RECORDS[:20]) + two.chunk([(b"x" * 6000, b"")]), ADDRESS[:-1] + "e")
     assert (reply.status, reply.json()["error"]) == (507, "staging_full")
-    assert "at most 10000" in reply.json()["reason"]
+    assert "at most 15000" in reply.json()["reason"]
     assert len(files(rig)) == 2
     for file in files(rig):
         file.unlink()
     assert post(rig, body, ADDRESS[:-1] + "f").status == 201
 
 
+def test_one_user_takes_no_more_than_their_share(rig: HttpRig) -> None:
+    """Of the disk: what is staged for a query counts for its owner, whoever stages it."""
+    rig.staging_user_bytes_max = 15_000
+    vhost = rig.vhost_path("/")
+    body = PageMaker(1).chunk([(b"x" * 6000, b"")])
+
+    def claim(_vhost: str | None, query: str, **_: object) -> Any:
+        owner = QueryOwner("ann" if query == "query/1" else "ben", "")
+        return {"owner": staging.claim(rig.fs, vhost, query, owner).user}
+
+    rig.node.answers["claim_query"] = claim
+    assert post(rig, body).status == 201
+    reply = post(rig, body, ADDRESS[:-1] + "e")
+    assert (reply.status, reply.json()["error"]) == (507, "staging_full")
+    assert "of user 'ann', at most 15000 may be (staging_user_bytes_max)" in reply.json()["reason"]
+    assert post(rig, body, ADDRESS.replace("query%2F1", "other")).status == 201
+    assert set(staging.staged_bytes(rig.fs, vhost)) == {"ann", "ben"}
+
+
+def test_one_user_has_not_all_uploads_at_a_time(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.users.take(users_facts(guest=(".*", ".*", ".*"), ann=("", ".*", "")))
+    monkeypatch.setattr(staging_endpoints, "USER_UPLOADS_MAX", 1)
+    body = PageMaker(1).chunk(RECORDS)
+
+    async def scenario(app: Api) -> Reply:
+        go_on, begun = asyncio.Event(), asyncio.Event()
+
+        async def held(scope: Any, receive: Any, send: Any) -> None:
+            async def later() -> Any:
+                begun.set()
+                await go_on.wait()
+                return await receive()
+
+            await app(scope, later, send)
+
+        upload = asyncio.create_task(ask(held, f"{ADDRESS}0", method="POST", body=body))
+        await begun.wait()
+        busy = await ask(app, f"{ADDRESS}1", method="POST", body=body)
+        assert (busy.status, busy.headers["retry-after"]) == (503, "1")
+        other = await ask(app, f"{ADDRESS}2", method="POST", body=body, user="ann")
+        go_on.set()
+        assert (await upload).status == 201
+        return other
+
+    assert rig.run(scenario).status == 201
+
+
+def test_one_user_has_not_all_memory_of_chunks() -> None:
+    memory = chunk_upload.Memory(100)
+
+    async def scenario() -> list[str]:
+        order: list[str] = []
+
+        async def hold(user: str, size: int) -> None:
+            await memory.take(user, size)
+            order.append(f"{user} {size}")
+
+        assert await memory.take("ann", 75) == 75
+        waiting = asyncio.create_task(hold("ann", 5))
+        await asyncio.sleep(0)
+        await hold("ben", 25)
+        memory.give_back("ann", 75)
+        await waiting
+        memory.give_back("ann", 5)
+        memory.give_back("ben", 25)
+        assert await memory.take("ann", 500) == 100  # alone it may have all of it
+        return order
+
+    assert asyncio.run(scenario()) == ["ben 25", "ann 5"]
+
+
 def test_what_the_vhost_deletes_makes_room(rig: HttpRig) -> None:
-    rig.staging_bytes_max = 10_000
+    rig.staging_bytes_max = 11_000
     body = PageMaker(1).chunk([(b"x" * 6000, b"")])
 
     async def scenario(app: Api) -> Reply:
@@ -146,9 +221,9 @@ def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -
     most = 0
     real = chunk_upload.Memory.take
 
-    async def take(memory: chunk_upload.Memory, size: int) -> int:
+    async def take(memory: chunk_upload.Memory, user: str, size: int) -> int:
         nonlocal most
-        held = await real(memory, size)
+        held = await real(memory, user, size)
         most = max(most, memory.held_bytes)
         return held
 

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import StoppedError, SyncFailedError
 from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.stream_retention import Hold
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, fill, offsets
 
@@ -131,3 +132,50 @@ def test_appending_goes_on_after_everything_but_the_last_page_went() -> None:
     fill(queue, 40, first_us=30 * SECOND_US)
     first = queue.first_offset
     assert offsets(queue.read(0, 99, 9999)) == list(range(first, 70))
+
+
+# ---- what readers hold ---------------------------------------------------------------------------
+
+
+def held(queue: PersistentQueue, offset: int, **bounds: float) -> int:
+    """The first offset that stays, at 30 s, of a stream that may keep nothing older than 5 s, while
+    a reader asks to keep all from `offset` on."""
+    hold = Hold(offset, **bounds)  # type: ignore[arg-type]
+    queue.plan_retain(max_age_s=5, now_us=30 * SECOND_US, hold=hold)
+    return queue.first_offset
+
+
+@pytest.mark.parametrize("offset", range(0, 31, 3))
+def test_a_reader_holds_its_records_and_no_older_ones(offset: int) -> None:
+    without = queue_of(30)
+    without.plan_retain(max_age_s=5, now_us=30 * SECOND_US)
+    queue = queue_of(30)
+    per_page = queue.pages.bases[1]
+    assert held(queue, offset) == min(offset // per_page * per_page, without.first_offset)
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 7, 15, 100])
+def test_a_hold_is_bounded_in_age(seconds: int) -> None:
+    """A user who may only read could hold all of a stream for ever."""
+    queue = queue_of(30)
+    bases = list(queue.pages.bases)
+    ends = dict(zip(bases, [*bases[1:], 30], strict=True))
+    first = held(queue, 0, max_age_s=seconds)
+    # The last record of the first page that stays is young enough, that of the one before is not.
+    assert ends[first] - 1 >= 25 - seconds
+    assert all(end - 1 < 25 - seconds for base, end in ends.items() if base < first)
+
+
+@pytest.mark.parametrize("size", [0, 299, 300, 301, 1000, 10**6])
+def test_a_hold_is_bounded_in_bytes(size: int) -> None:
+    queue, without = queue_of(30), queue_of(30)
+    before = without.bytes
+    without.plan_retain(max_age_s=5, now_us=30 * SECOND_US)
+    held(queue, 0, max_bytes=size)
+    assert queue.bytes - without.bytes <= size
+    assert queue.bytes == before or queue.bytes + 300 > without.bytes + size
+
+
+def test_a_hold_that_is_behind_what_the_limits_keep_changes_nothing() -> None:
+    queue = queue_of(30)
+    assert held(queue, 29, max_age_s=0, max_bytes=0) == held(queue_of(30), 29)

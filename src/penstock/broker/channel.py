@@ -9,6 +9,9 @@ deliveries are not answers and go on, too.
 global=true one limit for all consumers of the channel, as in RabbitMQ 3.x. `can_deliver` says at
 any time whether another message may be given to it; whatever changes that calls `update`.
 
+With one limit for several consumers, a place is for the one that has waited longest of those whose
+queues have something (`before`): the queues get the same share, however full they are.
+
 **Settling.** Acks of one queue that come in a row are one record. What is unacked when the channel
 ends goes back to its queues at once, to its old places, redelivered.
 
@@ -17,7 +20,7 @@ Not here: the methods (channel_basic.py, channel_topology.py), frames and errors
 """
 
 from abc import abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +44,8 @@ from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 
 ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
+SHARING_MIN: Final = 2
+TURNS_LOOKED_AT: Final = 16  # of consumers, for each delivery
 NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
 
 
@@ -107,6 +112,8 @@ class Channel(ConsumerChannel):
         self.prefetch: int = 0  # for all consumers together, 0: no limit
         self.consumer_prefetch: int = 0  # of each consumer to come
         self.consumer_unacked: int = 0
+        # With one prefetch for several of them: who has been given a message goes to the end.
+        self._turns: OrderedDict[Consumer, None] = OrderedDict()
         self.is_closed: bool = False
         self.is_waiting: bool = False
         self.backlog: deque[object] = deque()
@@ -176,6 +183,8 @@ class Channel(ConsumerChannel):
             self.consumer_unacked += 1
             if self.prefetch and self.consumer_unacked >= self.prefetch:
                 self.can_deliver = False
+            if self.is_shared:
+                self._turns.move_to_end(consumer)
         consumer.delivered += 1
         write_delivery(output, self.number, consumer, tag, delivery)
         if output.is_full():
@@ -193,6 +202,42 @@ class Channel(ConsumerChannel):
             self.mark_queues()
         self.can_deliver = can
 
+    def add_consumer(self, consumer: Consumer) -> None:
+        """One consumer more, of this tag from now on."""
+        self.consumers[consumer.tag] = consumer
+        if self.is_shared:
+            self._turns[consumer] = None
+        else:
+            self.look_at_sharing()
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """One consumer less."""
+        self.consumers.pop(consumer.tag, None)
+        self._turns.pop(consumer, None)
+        if len(self.consumers) < SHARING_MIN:
+            self.look_at_sharing()
+
+    def look_at_sharing(self) -> None:
+        """Whether several consumers share one prefetch."""
+        is_shared = self.prefetch > 0 and len(self.consumers) >= SHARING_MIN
+        if is_shared != self.is_shared:
+            self.is_shared = is_shared
+            self._turns.clear()
+            if is_shared:
+                for consumer in self.consumers.values():
+                    self._turns[consumer] = None
+
+    def before(self, consumer: Consumer) -> Consumer | None:
+        turns = self._turns
+        for _ in range(min(len(turns), TURNS_LOOKED_AT)):
+            first = next(iter(turns))
+            if first is consumer:
+                return None
+            if first.is_ready() and not first.no_ack and first.queue.len():
+                return first
+            turns.move_to_end(first)
+        return None
+
     def room(self) -> int:
         if self.can_deliver and self.prefetch:
             return self.prefetch - self.consumer_unacked
@@ -205,7 +250,10 @@ class Channel(ConsumerChannel):
             self.vhost.dispatch.mark(consumer.source)
 
     def cancelled(self, consumer: Consumer) -> None:
-        if self.consumers.pop(consumer.tag, None) is None or self.is_closed:
+        if consumer.tag not in self.consumers:
+            return
+        self.remove_consumer(consumer)
+        if self.is_closed:
             return
         self.vhost.usage.consumer_bytes -= consumer.held_bytes
         if self.handler.has_capability("consumer_cancel_notify"):

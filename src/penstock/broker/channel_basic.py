@@ -74,6 +74,7 @@ def on_qos(channel: Channel, method: Method) -> None:
         raise AMQPConnectionError(NOT_IMPLEMENTED, text)
     if method.global_:
         channel.prefetch = method.prefetch_count
+        channel.look_at_sharing()
         channel.update()
     else:
         channel.consumer_prefetch = method.prefetch_count
@@ -122,7 +123,7 @@ def on_consume(channel: Channel, method: Method) -> None:
         arguments=method.arguments,
     )  # fmt: skip
     queue.attach(consumer)
-    channel.consumers[tag] = consumer
+    channel.add_consumer(consumer)
     vhost.usage.consumer_bytes += consumer.held_bytes
     queue.used_at_ms = vhost.clock.wall_ms()
     if not method.nowait:
@@ -152,7 +153,7 @@ def on_cancel(channel: Channel, method: Method) -> None:
     consumer = channel.consumers.get(method.consumer_tag)
     if consumer is not None:
         consumer.queue.serve()  # what it had room for when this came
-        channel.consumers.pop(method.consumer_tag, None)
+        channel.remove_consumer(consumer)
         channel.vhost.usage.consumer_bytes -= consumer.held_bytes
         consumer.is_cancelled = True
         queue = consumer.queue

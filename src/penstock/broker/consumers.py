@@ -43,9 +43,15 @@ NO_LIMIT: Final = 1 << 60  # messages
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConsumerChannel(Owing):
     """A channel, as its consumers see it. `can_deliver`: it may be given another message; kept by
-    the channel whenever something changes that decides it."""
+    the channel whenever something changes that decides it. Consumers that share one prefetch take
+    turns, whatever queues they are of."""
 
     can_deliver: bool = True
+    is_shared: bool = False  # several consumers have one prefetch
+
+    def before(self, consumer: "Consumer") -> "Consumer | None":
+        """With a shared prefetch: another consumer whose turn it is before this one's, or None."""
+        return None
 
     def room(self) -> int:
         """How many messages all its consumers together may be given now."""

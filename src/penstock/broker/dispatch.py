@@ -13,6 +13,9 @@ comes one `run`:
 So the costs of a write, a sync and a send are shared by all that happened in the turn, and under
 load turns grow by themselves. A turn delivers at most so many messages; then others get in.
 
+Queues whose consumers share the prefetch of one channel take turns within the turn, a message each
+(`again`): else the first of them would take all places.
+
 Errors. If the engine has failed, so has the vhost: the error goes up, nothing is confirmed any
 more. A source that meets a full disk is tried again every second; that is no failure. Any other
 error in one queue's own code is that queue's: `on_queue_error` is called. Any other error
@@ -64,7 +67,9 @@ class Dispatch:
         self.has_chores: bool = False
         self.is_serving: bool = False  # a queue delivers before the turn ends (ServedQueue.serve)
         self._is_due: bool = False
+        self.is_taking_turns: bool = False
         self._marked: deque[Source] = deque()
+        self._again: deque[Source] = deque()
         self._owing: list[Owing] = []
         self._owing_since: int = -1  # the LSN up to which those that owe were asked
         self._has_new_owing: bool = False
@@ -91,6 +96,10 @@ class Dispatch:
         if not source.is_touched:
             source.is_touched = True
             self.touched.append(source)
+
+    def again(self, source: Source) -> None:
+        """It has more to deliver in this turn, after others of the same channel."""
+        self._again.append(source)
 
     def be_due(self) -> None:
         """A run is wanted."""
@@ -145,6 +154,8 @@ class Dispatch:
             budget -= self._deliver(source)
             if budget <= 0:
                 break
+        if self._again:
+            self._take_turns(budget)
         self.engine.flush()
         self._settle()
         while self._sending:
@@ -159,6 +170,19 @@ class Dispatch:
             self._is_due = True
             return True
         return has_more
+
+    def _take_turns(self, budget: int) -> None:
+        """Visit those that share places, round and round, until nobody of them delivers any more.
+        What is left beyond the budget is for the next turn."""
+        again = self._again
+        self.is_taking_turns = True
+        try:
+            while again and budget > 0:
+                budget -= self._deliver(again.popleft())
+        finally:
+            self.is_taking_turns = False
+            while again:
+                self.mark(again.popleft())
 
     def _deliver(self, source: Source) -> int:
         """What this one has for whoever is ready; how many messages."""

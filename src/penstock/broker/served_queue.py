@@ -211,6 +211,8 @@ class ServedQueue(Served):
                 consumer = consumers.next_ready()
                 if consumer is None:
                     break
+                if consumer.channel.is_shared and self._is_turn_of_others(consumer, dispatch):
+                    break
                 delivery = amq.fetch()
                 if delivery is None:
                     if amq.has_more_expired:
@@ -224,6 +226,9 @@ class ServedQueue(Served):
                 consumer.channel.deliver(consumer, delivery)
                 if consumer.no_ack:
                     done.append(delivery.tag)
+                elif consumer.channel.is_shared and not dispatch.is_serving:
+                    dispatch.again(self)
+                    break
         finally:
             self._is_delivering = False
             self._ack_owed()
@@ -233,6 +238,18 @@ class ServedQueue(Served):
         if self.waiters and amq.backing.len():
             self.wake_waiters()
         return n
+
+    def _is_turn_of_others(self, consumer: Consumer, dispatch: "Dispatch") -> bool:
+        """Whether a place that consumers share is for one of another queue; that queue comes first
+        then, and this one again."""
+        if consumer.no_ack or dispatch.is_serving or dispatch.is_taking_turns:
+            return False
+        first = consumer.channel.before(consumer)
+        if first is None:
+            return False
+        dispatch.again(first.source)
+        dispatch.again(self)
+        return True
 
     def _ack_owed(self) -> None:
         """Acknowledge what was delivered without a need to. DiskFullError: the log has no room for

@@ -195,10 +195,8 @@ class ChannelTransaction(Collecting):
         for queue in targets.queues:
             if not queue.is_deleted or queue.amq.backing.index(0).number in known:
                 return False
-        for stream in targets.streams:
-            if not stream.is_deleted:
-                return False
-        return True
+        gone = [stream for stream in targets.streams if stream.is_deleted]
+        return len(gone) == len(targets.streams)
 
     def rollback(self) -> None:
         """Undo what was published. Its acknowledgements (`taken`, `rejected`) are the channel's to

@@ -31,6 +31,7 @@ import penstock
 from penstock import escaping
 from penstock.errors import (
     AMQPError,
+    BatchConflictError,
     CorruptionError,
     DiskFullError,
     ForkedError,
@@ -93,6 +94,7 @@ class RefusedError(PenstockError):
 EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
+    BatchConflictError: EX_DATAERR,
     CorruptionError: EX_DATAERR,
     StreamGapError: EX_DATAERR,
     VersionError: EX_DATAERR,

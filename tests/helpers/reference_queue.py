@@ -91,6 +91,9 @@ class ReferenceQueue(BackingQueue):
     def index(self, priority: int = 0) -> QueueIndex:
         return self._index
 
+    def indexes(self) -> list[QueueIndex]:
+        return [self._index]
+
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
         needs_confirming: bool = False,

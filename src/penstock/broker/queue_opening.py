@@ -95,8 +95,8 @@ class QueueOpener:
             is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=self._on_event,
         )  # fmt: skip
         self.register(backing, options)
-        for priority in range(options.priorities + 1) if is_durable else ():
-            self._note_opened(backing.index(priority))
+        for index in backing.indexes() if is_durable else ():
+            self._note_opened(index)
         return AMQQueue(
             engine, name, options, backing, headers=self._headers, open_part=self._open_part,
             route_of=self._routes.of(name), mode=self._mode, is_durable=is_durable,
@@ -136,5 +136,5 @@ class QueueOpener:
     def forget(self, amq: AMQQueue) -> None:
         """This queue has been deleted."""
         self._monitor.unregister(amq.backing)
-        for priority in range(amq.options.priorities + 1):
-            self.opened_seq.pop(amq.backing.index(priority).number, None)
+        for index in amq.backing.indexes():
+            self.opened_seq.pop(index.number, None)

@@ -137,8 +137,8 @@ class Arrivals(Taker):
 
     def _holds_expiries(self) -> bool:
         """Whether anything recovered may expire, or did: then each fetch looks at the head."""
-        for part in range(self._priorities + 1):
-            if any(s.expiry_ms for s in self.backing.index(part).segments.values()):
+        for index in self.backing.indexes():
+            if any(s.expiry_ms for s in index.segments.values()):
                 return True
         return False
 

@@ -102,6 +102,10 @@ class BackingQueue(ABC):
         highest counts as the highest."""
 
     @abstractmethod
+    def indexes(self) -> list[QueueIndex]:
+        """Those of all its parts, the lowest priority first; nothing is opened for it."""
+
+    @abstractmethod
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
         needs_confirming: bool = False,

@@ -22,6 +22,7 @@ from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
+from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 
 SEPARATOR: Final = b"\0"
@@ -65,11 +66,11 @@ def open_backing(
         raise OptionError("priorities", priorities, f"{known}, as queue {_text(name)!r} has")
     else:
         indexes = [engine.queue(part) for part in names]
-    parts = [
-        VariableQueue(engine, index, mode=mode, policy=policy, on_event=on_event)
-        for index in indexes
-    ]
-    return PriorityQueue(engine, parts) if priorities else parts[0]
+
+    def make(index: QueueIndex) -> VariableQueue:
+        return VariableQueue(engine, index, mode=mode, policy=policy, on_event=on_event)
+
+    return PriorityQueue(engine, indexes, make) if priorities else make(indexes[0])
 
 
 def part_names(name: bytes, priorities: int) -> list[bytes]:

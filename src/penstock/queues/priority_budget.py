@@ -132,10 +132,12 @@ class PriorityBudget:
         pool = limit
         for number in range(len(self._parts) - 1, -1, -1):
             part = self._parts[number]
-            queue = part.queue
-            ram_bytes = queue.ram_bytes()
-            in_hand = queue.depth() - queue.leased_count()
-            useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
+            queue = part.opened
+            ram_bytes = useful = 0
+            if queue is not None:
+                ram_bytes = queue.ram_bytes()
+                in_hand = queue.depth() - queue.leased_count()
+                useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
             part.due_bytes = min(useful, left)
             left -= part.due_bytes
             # What it has in RAM is in use in any case: a limit up to that takes nothing.

@@ -5,6 +5,9 @@ seqs. To the outside a tag has the number of the part above 56 bits, so whatever
 is given its tag here, and what a part still holds in its hands while it asks (the head that a
 predicate judges, the delivery that is folded over) is shown as another object.
 
+A part has no queue before its first message: its index is declared with the others, and what stands
+over it, some 9 KiB, is made when somebody first publishes to it or asks for it (`queue`).
+
 A part also keeps the limits that it was given, and what was last known of its counts, so that the
 counts of the whole are changed by differences and never summed.
 """
@@ -15,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, Delivery, Head
 from penstock.queues.purger import PUBLISH_BYTES, PUBLISH_MESSAGES
 from penstock.queues.variable_queue import VariableQueue
+from penstock.storage.queue_index import QueueIndex
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 
@@ -22,11 +26,16 @@ A = TypeVar("A")
 
 
 class Part:
-    """One priority: its queue, and what was last known of it."""
+    """One priority: its queue, and what was last known of it. opened: its queue, None before there
+    was a message. open_queue(part): makes it."""
 
-    def __init__(self, number: int, queue: VariableQueue) -> None:
+    def __init__(
+        self, number: int, index: QueueIndex, open_queue: Callable[["Part"], VariableQueue]
+    ) -> None:
         self.number: int = number
-        self.queue: VariableQueue = queue
+        self.index: QueueIndex = index
+        self.opened: VariableQueue | None = None
+        self._open_queue: Callable[[Part], VariableQueue] = open_queue
         self.base: int = number << PART_SHIFT  # of its tags
         self.bit: int = 1 << number
         # As they were when PriorityQueue last looked.
@@ -39,6 +48,16 @@ class Part:
         self.due_bytes: int = 0
         # What it takes of the budget: the limit, or what was in RAM when that was lowered.
         self.charged_bytes: int = 0
+
+    @property
+    def queue(self) -> VariableQueue:
+        """Its queue, opened if it was not."""
+        opened = self.opened
+        return opened if opened is not None else self._open_queue(self)
+
+    def ram_bytes(self) -> int:
+        """Bytes counted in RAM."""
+        return 0 if self.opened is None else self.opened.ram_bytes()
 
     def delivery(self, delivery: Delivery) -> Delivery:
         """Given to us: with the tag that it has to the outside."""
@@ -57,18 +76,24 @@ class Part:
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         """Tell the queue, if that is news. Nothing is paged out here: its target is lowered first,
         so to `set_limits` it is lowered already."""
-        state = self.queue.state
         if max_bytes == self.max_bytes and min_bytes == self.min_bytes:
             return
         self.max_bytes = max_bytes
         self.min_bytes = min_bytes
-        if max_bytes < state.target_bytes:
-            state.target_bytes = max_bytes
-        self.queue.set_limits(max_bytes, min_bytes)
+        self.apply_limits()
+
+    def apply_limits(self) -> None:
+        """See to it that the queue, if there is one, has the limits of its part."""
+        queue = self.opened
+        if queue is None:
+            return
+        if self.max_bytes < queue.state.target_bytes:
+            queue.state.target_bytes = self.max_bytes
+        queue.set_limits(self.max_bytes, self.min_bytes)
 
     def give_back(self) -> int:
         """Lower the limit to what is in RAM; how much less of the budget it takes."""
-        used = self.queue.ram_bytes()
+        used = self.ram_bytes()
         max_bytes = min(self.max_bytes, used)
         self.set_limits(max_bytes, min(self.min_bytes, max_bytes))
         given = max(self.charged_bytes - used, 0)
@@ -85,7 +110,9 @@ class Part:
 
     def has_ram(self) -> bool:
         """Whether any message is in RAM, ready or pending."""
-        state = self.queue.state
+        if self.opened is None:
+            return False
+        state = self.opened.state
         return state.alpha_bytes + state.pending_bytes > 0
 
     def asking(self, predicate: Callable[[Head], bool]) -> Callable[[Head], bool]:

@@ -11,6 +11,8 @@ to 256 bits: the highest bit is the part to deliver from, so 256 parts cost a de
 two. Messages also arrive behind our back (a transaction, a dead letter, a publish to several
 queues): the engine gives them to the Holder of the part's index, so one of ours stands before it.
 
+A part's queue is made at the part's first message: 256 of them took 1.9 MiB for a declare.
+
 Memory is one budget, given out from the highest priority down: priority_budget.py.
 
 Of `held`: the head is that of the highest part that has any. While it is held nothing is delivered,
@@ -20,6 +22,7 @@ Not here: which priority a message has (its publisher says so), declaring and fi
 (factory.py).
 """
 
+from bisect import insort
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -48,15 +51,25 @@ A = TypeVar("A")
 
 
 class PriorityQueue(BackingQueue):
-    """See the head of this module. parts: 2 to 256, lowest priority first, each the only queue of
-    its index; ValueError for another number of them."""
+    """See the head of this module. indexes: 2 to 256, lowest priority first; ValueError for another
+    number of them. make: the only queue of an index."""
 
-    def __init__(self, engine: StorageEngine, parts: list[VariableQueue]) -> None:
-        if not 2 <= len(parts) <= PARTS_MAX:
-            raise ValueError(f"a priority queue has 2 to {PARTS_MAX} parts, not {len(parts)}")
+    def __init__(
+        self, engine: StorageEngine, indexes: list[QueueIndex],
+        make: Callable[[QueueIndex], VariableQueue],
+    ) -> None:  # fmt: skip
+        if not 2 <= len(indexes) <= PARTS_MAX:
+            raise ValueError(f"a priority queue has 2 to {PARTS_MAX} parts, not {len(indexes)}")
         self._engine = engine
-        self.parts: list[Part] = [Part(number, queue) for number, queue in enumerate(parts)]
-        self._all: int = (1 << len(parts)) - 1
+        self._make: Callable[[QueueIndex], VariableQueue] = make
+        self.parts: list[Part] = [
+            Part(number, index, self._open) for number, index in enumerate(indexes)
+        ]
+        self.opened: list[Part] = []  # those that have a queue, lowest priority first
+        self._all: int = 0  # their bits
+        self._counts_crashes: bool = False
+        self._duration_s: float = float("inf")
+        self._mode: str = "default"
         self._ready: int = 0  # bits of the parts that have something ready
         self._busy: int = 0  # bits of the parts that may have something to page out
         self._stuck: int = 0  # bits of those that could not; `resume` tries again
@@ -67,14 +80,33 @@ class PriorityQueue(BackingQueue):
         self._is_dealt: bool = True  # the budget, and nothing has happened since
         self.budget: PriorityBudget = PriorityBudget(self.parts)  # PartHolders use it
         for part in self.parts:
-            index = part.queue.index()
-            index.holder = PartHolder(self, part, index.holder)
-            self.count(part)
+            if part.index.count or not part.number:
+                self._open(part)
+
+    def _open(self, part: Part) -> VariableQueue:
+        """Make the queue of a part that has none, with all that was said to the whole."""
+        queue = self._make(part.index)
+        part.opened = queue
+        insort(self.opened, part, key=_number_of)
+        self._all |= part.bit
+        part.index.holder = PartHolder(self, part, part.index.holder)
+        part.apply_limits()
+        if self._duration_s != float("inf"):
+            queue.set_ram_duration_target(self._duration_s)
+        if self._mode != "default":
+            queue.set_queue_mode(self._mode)
+        if self._counts_crashes:
+            queue.count_crashes()
+        self.count(part)
+        return queue
 
     # ---- arrival -------------------------------------------------------------------------------
 
     def index(self, priority: int = 0) -> QueueIndex:
         return self._part_for(priority).queue.index()
+
+    def indexes(self) -> list[QueueIndex]:
+        return [part.index for part in self.parts]
 
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
@@ -127,8 +159,11 @@ class PriorityQueue(BackingQueue):
         return self.parts[self._number_for(priority)]
 
     def _part_of(self, tag: int) -> Part | None:
+        """The part that gave this tag, if there is one."""
         number = tag >> PART_SHIFT
-        return self.parts[number] if 0 <= number < len(self.parts) else None
+        if not 0 <= number < len(self.parts) or self.parts[number].opened is None:
+            return None
+        return self.parts[number]
 
     def highest(self) -> Part | None:
         """The part to deliver from."""
@@ -167,7 +202,8 @@ class PriorityQueue(BackingQueue):
         return None
 
     def count_crashes(self) -> None:
-        for part in self.parts:
+        self._counts_crashes = True
+        for part in self.opened:
             part.queue.count_crashes()
 
     def drop(self, *, ack_required: bool = True) -> Head | None:
@@ -282,7 +318,7 @@ class PriorityQueue(BackingQueue):
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         for number in range(len(self.parts) - 1, -1, -1):
             part = self.parts[number]
-            if part.queue.depth():
+            if part.opened is not None and part.queue.depth():
                 fold = PartFold(part, fun)
                 acc = part.queue.fold(fold.step, acc)
                 if not fold.goes_on:
@@ -300,7 +336,7 @@ class PriorityQueue(BackingQueue):
             if len(found) >= n:
                 break
             part = self.parts[number]
-            if part.queue.len():
+            if part.opened is not None and part.queue.len():
                 some = part.queue.browse(behind, n - len(found))
                 found += [part.delivery(delivery) for delivery in some]
             behind = None
@@ -309,14 +345,14 @@ class PriorityQueue(BackingQueue):
     def purge(self, mode: int) -> int:
         died = 0
         purged: list[tuple[QueueIndex, list[Entry]]] = []
-        for part in self.parts:
+        for part in self.opened:
             queue = part.queue
             died += queue.len()
             if queue.len() and queue.index().count:
                 purged.append((queue.index(), queue.purge_kept()))
         if purged:
             self._engine.purge_queues(purged, mode)
-        for part in self.parts:
+        for part in self.opened:
             if part.queue.len():
                 part.queue.purged()
                 self.count(part)
@@ -324,7 +360,7 @@ class PriorityQueue(BackingQueue):
 
     def purge_acks(self, mode: int) -> int:
         died = 0
-        for part in self.parts:
+        for part in self.opened:
             if part.queue.depth() > part.queue.len():
                 died += part.queue.purge_acks(mode)
                 self.count(part)
@@ -340,7 +376,7 @@ class PriorityQueue(BackingQueue):
         return part is not None and part.queue.may_take()
 
     def leased_count(self) -> int:
-        return sum([part.queue.leased_count() for part in self.parts])
+        return sum([part.index.leased.count for part in self.opened])
 
     def untake(self, taken: list[Taken]) -> None:
         for one in taken:
@@ -364,14 +400,14 @@ class PriorityQueue(BackingQueue):
 
     def _part_with(self, index: QueueIndex) -> Part:
         for part in self.parts:
-            if part.queue.index() is index:
+            if part.index is index:
                 return part
         raise KeyError(f"queue {index.number} is no part of this one")
 
     def drain_confirmed(self) -> list[int]:
         ids: list[int] = []
         if self._confirming:
-            for part in self.parts:
+            for part in self.opened:
                 if self._confirming & part.bit:
                     ids += part.queue.drain_confirmed()
         return ids
@@ -381,7 +417,7 @@ class PriorityQueue(BackingQueue):
         groups: dict[int, list[int]] = {}
         for tag in tags:
             number = tag >> PART_SHIFT
-            if 0 <= number < len(self.parts):
+            if self._part_of(tag) is not None:
                 groups.setdefault(number, []).append(tag & SEQ_MASK)
         return groups
 
@@ -398,7 +434,7 @@ class PriorityQueue(BackingQueue):
 
     def info(self) -> dict[str, int | float | str]:
         whole: dict[str, int | float | str] = {}
-        for part in self.parts:
+        for part in self.opened:
             for key, value in part.queue.info().items():
                 known = whole.get(key, 0)
                 if isinstance(value, str) or isinstance(known, str):
@@ -407,7 +443,7 @@ class PriorityQueue(BackingQueue):
                     whole[key] = max(known, value)
                 else:
                     whole[key] = known + value
-        target = sum([min(part.queue.state.target_bytes, UNLIMITED) for part in self.parts])
+        target = sum([min(part.queue.state.target_bytes, UNLIMITED) for part in self.opened])
         whole["target_bytes"] = min(target, UNLIMITED)
         if self.budget.limit_bytes < UNLIMITED:
             whole["target_bytes"] = self.budget.limit_bytes
@@ -416,7 +452,7 @@ class PriorityQueue(BackingQueue):
     # ---- memory --------------------------------------------------------------------------------
 
     def ram_bytes(self) -> int:
-        return sum([part.queue.ram_bytes() for part in self.parts])
+        return sum([part.queue.ram_bytes() for part in self.opened])
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         self.budget.set_limits(max_bytes, min_bytes)
@@ -428,16 +464,18 @@ class PriorityQueue(BackingQueue):
 
     def set_ram_duration_target(self, seconds: float) -> None:
         self._busy = self._all
-        for part in self.parts:
+        self._duration_s = seconds
+        for part in self.opened:
             part.queue.set_ram_duration_target(seconds)
 
     def ram_duration(self) -> float:
-        return min([part.queue.ram_duration() for part in self.parts])
+        return min([part.queue.ram_duration() for part in self.opened])
 
     def set_queue_mode(self, mode: str) -> None:
         self._busy = self._all
-        for part in self.parts:
+        for part in self.opened:
             part.queue.set_queue_mode(mode)
+        self._mode = mode
 
     def resume(self) -> bool:
         self._deal()
@@ -473,13 +511,14 @@ class PriorityQueue(BackingQueue):
         """Deal the budget anew if anything has happened; count what may have changed by itself."""
         if not self._is_dealt:
             self.budget.deal()
-            for part in self.parts:
+            for part in self.opened:
                 self.count(part)
             self._is_dealt = True
 
     def check(self) -> None:
         """Assert what this module promises (for tests)."""
-        parts = self.parts
+        parts = self.opened
+        assert all(part.opened is not None or not part.index.count for part in self.parts)
         assert self._len == sum([part.queue.len() for part in parts])
         assert self.depth() == sum([part.queue.depth() for part in parts])
         assert self._body_bytes == sum([part.queue.body_bytes() for part in parts])
@@ -489,10 +528,14 @@ class PriorityQueue(BackingQueue):
     # ---- life ----------------------------------------------------------------------------------
 
     def terminate(self) -> None:
-        for part in self.parts:
+        for part in self.opened:
             part.queue.terminate()
 
     def delete_and_terminate(self, mode: int) -> int:
-        for part in self.parts:
+        for part in self.opened:
             part.queue.deleted()
-        return self._engine.delete_queues([part.queue.index() for part in self.parts], mode)
+        return self._engine.delete_queues(self.indexes(), mode)
+
+
+def _number_of(part: Part) -> int:
+    return part.number

@@ -96,6 +96,9 @@ class VariableQueue(VqLease):
     def index(self, priority: int = 0) -> QueueIndex:
         return self._index
 
+    def indexes(self) -> list[QueueIndex]:
+        return [self._index]
+
     def arrive(self, entry: Entry) -> None:
         """An entry has come to life at the end of the queue."""
         state = self.state

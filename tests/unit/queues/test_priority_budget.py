@@ -117,6 +117,7 @@ def test_when_what_was_urgent_is_done_the_room_is_for_the_rest() -> None:
     put(q, 2, 80)
     put(q, 0, 200)
     page(q)
+    rig.engine.sync()
     for _ in range(80):
         delivery = q.fetch()
         assert delivery is not None

@@ -2,12 +2,14 @@
 
 import pytest
 
-from penstock.queues.backing_queue import PART_SHIFT, Delivery, Head, NewMessage
+from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.factory import open_backing
 from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.priority_box import MIXED, SORTED, PriorityBox, bodies, tags_of
+from tests.helpers.steps import cost_of
 
 
 @pytest.fixture
@@ -48,9 +50,57 @@ def test_a_priority_out_of_range_counts_as_the_nearest(
 def test_there_are_2_to_256_parts(n: int) -> None:
     rig = EngineRig()
     indexes = rig.engine.declare_queues([(b"%d" % i, b"", 0) for i in range(n)])
-    parts = [VariableQueue(rig.engine, index) for index in indexes]
     with pytest.raises(ValueError, match=f"2 to 256 parts, not {n}"):
-        PriorityQueue(rig.engine, parts)
+        PriorityQueue(rig.engine, indexes, lambda index: VariableQueue(rig.engine, index))
+
+
+def test_a_part_is_made_at_its_first_message() -> None:
+    """256 priorities cost what one does until they are used; after a restart, too."""
+    rig = EngineRig()
+    open_backing(rig.engine, b"warm", priorities=255)
+
+    def declare() -> BackingQueue:
+        return open_backing(rig.engine, b"q", priorities=255)
+
+    q = declare()
+    assert isinstance(q, PriorityQueue)
+    assert [part.number for part in q.opened] == [0]
+    assert q.info()["len"] == 0
+    q.publish(b"", b"x", DISK, priority=9)
+    q.publish(b"", b"y", DISK, priority=200)
+    assert [part.number for part in q.opened] == [0, 9, 200]
+    assert (q.len(), q.depth(), q.purge(DISK)) == (2, 2, 2)
+    q.publish(b"", b"z", DISK, priority=7)
+    q.check()
+    rig.engine.sync()
+    q.terminate()
+    rig.restart()
+    again = declare()
+    assert isinstance(again, PriorityQueue)
+    assert [part.number for part in again.opened] == [0, 7]
+    assert again.len() == 1
+    again.delete_and_terminate(DISK)
+    assert declare().len() == 0
+
+
+def test_a_part_that_is_made_late_has_what_was_said_to_the_whole() -> None:
+    rig = EngineRig()
+    q = open_backing(rig.engine, b"q", priorities=5)
+    assert isinstance(q, PriorityQueue)
+    q.set_limits(100_000, 1000)
+    q.set_queue_mode("lazy")
+    q.publish(b"", b"x" * 100, DISK, priority=4)
+    q.check()
+    part = q.parts[4].queue
+    assert part.info()["mode"] == "lazy"
+    assert 0 < part.state.target_bytes <= 100_000
+
+
+def test_declaring_many_priorities_costs_little_memory() -> None:
+    rig = EngineRig()
+    open_backing(rig.engine, b"warm", priorities=255)
+    cost = cost_of(lambda: open_backing(rig.engine, b"q", priorities=255))
+    assert cost.bytes < 256 * 3000
 
 
 def test_256_priorities_are_one_queue() -> None:

@@ -249,6 +249,38 @@ class Channel(ConsumerChannel):
             consumer.wake()
             self.vhost.dispatch.mark(consumer.source)
 
+    def take_away(self, consumer: Consumer) -> None:
+        """A consumer ends by itself; what it has unacked stays unacked. `vhost.consumer_gone` is to
+        follow."""
+        vhost = self.vhost
+        self.remove_consumer(consumer)
+        vhost.usage.consumer_bytes -= consumer.held_bytes
+        consumer.is_cancelled = True
+        consumer.queue.detach(consumer)
+        consumer.queue.used_at_ms = vhost.clock.wall_ms()
+        vhost.dispatch.mark(consumer.source)
+
+    def check_rights(self) -> None:
+        """The user's permissions have changed: what may not be read any more is consumed no more.
+        The client is told by basic.cancel, and an event is reported for each consumer."""
+        vhost, identity = self.vhost, self.identity
+        self.publisher.identity = identity
+        self.publisher.forget_routes()
+        for consumer in list(self.consumers.values()):
+            queue = consumer.queue
+            if queue.name == self.publisher.reply_queue or identity.may_read(queue.name):
+                continue
+            self.take_away(consumer)
+            vhost.event(
+                "consumer_cancelled",
+                f"connection {self.handler.name}: consumer {consumer.tag!r} of "
+                f"{vhost.table.called(queue.name)}: user {identity.name!r} may not read it any "
+                "more",
+            )
+            if self.handler.has_capability("consumer_cancel_notify"):
+                self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
+            vhost.consumer_gone(queue)
+
     def cancelled(self, consumer: Consumer) -> None:
         if consumer.tag not in self.consumers:
             return

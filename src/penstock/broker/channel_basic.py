@@ -153,14 +153,8 @@ def on_cancel(channel: Channel, method: Method) -> None:
     consumer = channel.consumers.get(method.consumer_tag)
     if consumer is not None:
         consumer.queue.serve()  # what it had room for when this came
-        channel.remove_consumer(consumer)
-        channel.vhost.usage.consumer_bytes -= consumer.held_bytes
-        consumer.is_cancelled = True
-        queue = consumer.queue
-        queue.detach(consumer)
-        queue.used_at_ms = channel.vhost.clock.wall_ms()
-        channel.vhost.dispatch.mark(consumer.source)
-        if queue.name == channel.publisher.reply_queue:
+        channel.take_away(consumer)
+        if consumer.queue.name == channel.publisher.reply_queue:
             channel.publisher.reply_queue = ""
     if not method.nowait:
         channel.send(BasicCancelOk(consumer_tag=method.consumer_tag))

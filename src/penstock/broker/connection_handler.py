@@ -212,11 +212,10 @@ class ConnectionHandler(ChannelOwner):
             self.writable(False)
 
     def set_identity(self, identity: Identity) -> None:
-        """What the user may do has changed."""
+        """What the user may do has changed: publishes and consumers are checked again."""
         self.identity = identity
         for channel in self.channels.values():
-            channel.publisher.identity = identity
-            channel.publisher.forget_routes()
+            channel.check_rights()
 
     def has_capability(self, name: str) -> bool:
         return name in self._capabilities

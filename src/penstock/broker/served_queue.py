@@ -193,10 +193,7 @@ class ServedQueue(Served):
         return consumers.room(most) if most else 0
 
     def deliver(self, dispatch: "Dispatch") -> int:
-        failure = self._failure
-        if failure is not None:
-            self._failure = None
-            raise failure
+        self._raise_failure()
         amq = self.amq
         consumers = self.consumers
         n = 0
@@ -238,6 +235,13 @@ class ServedQueue(Served):
         if self.waiters and amq.backing.len():
             self.wake_waiters()
         return n
+
+    def _raise_failure(self) -> None:
+        """What `serve` met is this turn's to deal with."""
+        failure = self._failure
+        if failure is not None:
+            self._failure = None
+            raise failure
 
     def _is_turn_of_others(self, consumer: Consumer, dispatch: "Dispatch") -> bool:
         """Whether a place that consumers share is for one of another queue; that queue comes first

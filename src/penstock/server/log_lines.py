@@ -33,8 +33,8 @@ LEVELS: Final = {
 ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
 WARNINGS: Final = frozenset(
     {
-        "disk_full", "torn_tail", "warning", "memory_alarm", "crashed", "lease_old", "batch_waits",
-        "batch_unroutable", "memory_holders",
+        "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
+        "lease_old", "batch_waits", "batch_unroutable", "memory_holders",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once

@@ -186,8 +186,11 @@ class Publisher:
         key = raw[end + 1 : -1].decode("utf-8", "surrogateescape")
         route = Route(raw, exchange, key)
         if self._stream is not None:
-            if self._stream.is_deleted:
-                raise refusals.not_found(self._stream.what)
+            stream, identity = self._stream, self.identity
+            if not identity.may_write(stream.name):  # it was revoked
+                raise refusals.no_access("write", "queue", stream.name, vhost.name, identity.name)
+            if stream.is_deleted:
+                raise refusals.not_found(stream.what)
             route.is_special = True
             route.targets.streams.append(self._stream)
             return route

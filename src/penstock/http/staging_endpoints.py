@@ -24,8 +24,8 @@ Staging and aborting needs write on something, and on the target if the address 
 (?target=, as in the commit, or a queue's name). A query belongs to whoever stages for it first:
 staging, committing, aborting and releasing is for this user, for users who may write to the target
 of its first batch, and for administrators. The vhost knows the owner, and is asked with the user's
-permissions (`as_user`) before anything is written, for each request: so permissions that were
-revoked meanwhile count at once.
+permissions (`as_user`) before anything is written, for each request; and permissions are looked at
+again with each chunk of an upload. So what was revoked meanwhile counts at once.
 
 Not here: staged files (penstock.storage.staging), commits (the vhost).
 """
@@ -161,7 +161,7 @@ class StagingEndpoints:
         """The whole body, synced; or nothing of it. HttpError, OSError."""
         is_whole = False
         try:
-            await self._write_all(upload, ChunkUpload(request.receive), user)
+            await self._write_all(upload, request, user)
             await self._in_thread(upload.finish)
             is_whole = True
         finally:
@@ -171,13 +171,14 @@ class StagingEndpoints:
                 gone.add_done_callback(_log_failure)
                 await asyncio.wait([gone])
 
-    async def _write_all(self, upload: StagedUpload, chunks: ChunkUpload, user: str) -> None:
+    async def _write_all(self, upload: StagedUpload, request: Request, user: str) -> None:
         """One chunk is written while the next one comes. Nothing is being written at the end,
         whatever end."""
-        memory = self._memory
+        memory, chunks = self._memory, ChunkUpload(request.receive)
         writing: asyncio.Future[None] | None = None
         try:
             while (head := await chunks.head()) is not None:
+                self._writer(request)  # again: what was revoked meanwhile ends it here
                 held = await memory.take(user, head.body_bytes)
                 try:
                     rows, data = await chunks.body(head)

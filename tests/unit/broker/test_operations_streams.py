@@ -337,6 +337,18 @@ def test_appending_needs_the_right_to_write(rig: OperationRig, c: RigClient) -> 
     assert rig.refusal("box.append_to", channel_of(c), name="nothing").code == 404
 
 
+def test_a_right_to_append_that_is_revoked_ends(rig: OperationRig, c: RigClient) -> None:
+    client = rig.client(Identity("u", frozenset(), "", "^s$", "")).open()
+    rig.result("box.append_to", channel_of(client), name="s")
+    client.publish(1, "", "k", b"1")
+    rig.turn()
+    client.handler.set_identity(Identity("u", frozenset(), "", "^other$", ""))
+    client.publish(1, "", "k", b"2")
+    rig.turn()
+    assert error_of(client)[0] == 403
+    assert count(rig) == 1
+
+
 def test_a_stream_that_goes_while_it_is_appended_to(rig: OperationRig, c: RigClient) -> None:
     rig.result("box.append_to", channel_of(c), name="s")
     publish(c, b"1")

@@ -54,6 +54,28 @@ def test_so_many_bytes_are_staged_and_no_more(
     assert post(rig, body, ADDRESS[:-1] + "f").status == 201
 
 
+def test_a_permission_that_is_revoked_ends_an_upload(rig: HttpRig) -> None:
+    page = PageMaker(1)
+    first, second = page.chunk(RECORDS), page.chunk(RECORDS)
+
+    async def scenario(app: Api) -> Reply:
+        sent = iter((first, second))
+
+        async def receive() -> dict[str, Any]:
+            piece = next(sent)
+            if piece is second:
+                rig.users.take(users_facts(guest=("", "", ".*")))
+            return {"type": "http.request", "body": piece, "more_body": piece is first}
+
+        async def between(scope: Any, _receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+
+        return await ask(between, ADDRESS, method="POST", body=b"")
+
+    assert rig.run(scenario).status == 403
+    assert not files(rig)
+
+
 def test_one_user_takes_no_more_than_their_share(rig: HttpRig) -> None:
     """Of the disk: what is staged for a query counts for its owner, whoever stages it."""
     rig.staging_user_bytes_max = 15_000

@@ -62,7 +62,6 @@ from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog
 from penstock.storage.upkeep import Upkeep
 
-
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about
 
 

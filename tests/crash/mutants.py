@@ -95,13 +95,13 @@ MUTANTS = (
     ),
     Mutant(
         "skip-if-acked", "[4]",
-        "if x.is_purged or x.lsn > durable:",
+        "if self._is_whole or x.is_purged or x.lsn > durable:",
         "if x.is_purged:",
         "slices",
     ),
     Mutant(
         "purged-left-out", "[4]",
-        "if x.is_purged or x.lsn > durable:",
+        "if self._is_whole or x.is_purged or x.lsn > durable:",
         "if not x.is_purged and x.lsn > durable:",
         "purges",
     ),

@@ -61,7 +61,8 @@ def request(
 ) -> tuple[int, bytes]:
     with contextlib.closing(connection(broker)) as asked:
         text = None if body is None else json.dumps(body)
-        asked.request(method, f"/api/streams/%2F/{address}", text, HEADERS)
+        headers = HEADERS if text is None else HEADERS | {"Content-Type": "application/json"}
+        asked.request(method, f"/api/streams/%2F/{address}", text, headers)
         reply = asked.getresponse()
         return reply.status, reply.read()
 

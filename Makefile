@@ -44,7 +44,7 @@ help:
 	@echo "make run-queues  flights through queues with 64 MiB that page, killed twice, proven"
 	@echo "make test    everything, compiled; and the unit tests again uncompiled (what CI calls)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
-	@echo "make conformance  the test suites of client libraries against a live broker (needs PyPI)"
+	@echo "make conformance  client libraries' own test suites on a live broker (needs PyPI); answers beside RabbitMQ's"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
 	@echo "make crash-spark  exactly once through Spark, with 21 kills of driver, tasks and broker at random"
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
@@ -94,6 +94,7 @@ sbom: .venv-run/ready .venv-audit/ready
 
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
+	.venv/bin/python -m tests.conformance.compared.compare
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s

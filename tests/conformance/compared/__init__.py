@@ -1,0 +1,1 @@
+"""AMQP sessions that Penstock and RabbitMQ are compared by, and what RabbitMQ answered."""

@@ -1,0 +1,66 @@
+"""What stays different from RabbitMQ, and why: patterns of sessions, under the heading of
+docs/compatibility.md that has the reason."""
+
+from fnmatch import fnmatchcase
+
+DIFFERENCES: dict[str, tuple[str, ...]] = {
+    "Texts of errors": (
+        "method/short", "method/empty", "method/*-cut", "method/*-trailing",
+        "method/declare-no-table", "frame/end", "frame/type-*", "frame/heartbeat-*",
+        "frame/large", "frame/largest", "frame/hello-again", "frame/text", "frame/header-zero",
+        "frame/body-zero", "declare/stream/x-stream-max-segment-size-bytes/more",
+    ),
+    "What RabbitMQ breaks on": (
+        "table/*/unknown-letter", "table/*/letter-U", "table/*/cut-*", "table/*/no-value",
+        "content/headers-*", "content/flags-*", "content/trailing", "content/no-flags",
+        "method/class", "method/method", "method/file", "frame/header-short",
+        "declare/plain/x-queue-master-locator/text", "declare/plain/x-queue-master-locator/int",
+        "declare/classic/x-queue-master-locator/text",
+        "declare/classic/x-queue-master-locator/int", "stream/offset-what", "stream/offset-bool",
+        "stream/offset-double", "stream/offset-minus",
+    ),
+    "Arguments": (
+        "declare/plain/x-delivery-limit/*", "declare/classic/x-delivery-limit/*",
+        "declare/quorum/x-delivery-limit/minus", "declare/quorum/x-delivery-limit/text",
+        "declare/quorum/x-delivery-limit/bool", "declare/quorum/x-delivery-limit/double",
+        "declare/stream/x-max-length/*", "declare/[!s]*/x-message-ttl/large",
+        "declare/[!s]*/x-expires/large", "declare/[!s]*/x-expires/century",
+    ),
+    "Tables": (
+        "table/*/deep-400", "table/*/deep-1000", "table/*/deep-list-1000", "headers/table*",
+        "binding/unbind-width",
+    ),
+    "Names": ("name/queue/nul", "name/*/latin", "name/*/cut"),
+    "Queues": ("state/quorum/delete-if-*", "state/foreign/unbind", "state/foreign/unbind-other"),
+    "Streams": ("stream/delete-if-*", "stream/nack"),
+    "Messages": (
+        "properties/mode-*", "properties/expiration-plus", "properties/bcc-list", "copies/bcc",
+        "alternate/default", "content/too-much", "content/large-size",
+    ),
+    "Confirms and transactions": ("confirm/rejected", "tx/reject-publish"),
+    "Connections and channels": (
+        "handshake/version-0-8", "handshake/version-0-9", "channel/reopen-at-once",
+        "unexpected/channel/basic.return", "unexpected/channel/basic.deliver",
+        "unexpected/channel/basic.get-ok",
+    ),
+}  # fmt: skip
+
+# Sessions whose answers are being changed elsewhere: either answer passes meanwhile.
+CHANGING: tuple[str, ...] = (
+    "state/consumed/nack", "state/consumed/reject", "tx/mandatory-queue-gone", "tx/nack-commit",
+    "tx/reject-rollback", "ack/*", "limit/delivery-limit*", "limit/length-consumer",
+    "limit/dead-again-dlx",
+)  # fmt: skip
+
+
+def reason(session: str) -> str:
+    """The heading that this session's difference stands under; "" if it is to be none."""
+    for heading, patterns in DIFFERENCES.items():
+        if any(fnmatchcase(session, pattern) for pattern in patterns):
+            return heading
+    return ""
+
+
+def is_changing(session: str) -> bool:
+    """Whether its answer is being changed elsewhere."""
+    return any(fnmatchcase(session, pattern) for pattern in CHANGING)

@@ -1,0 +1,77 @@
+"""A RabbitMQ of the installed package, for the length of a run: an own directory, port and name."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.helpers.live_broker import Broker
+
+BIN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+LIMIT_S = 90.0
+
+
+def is_installed() -> bool:
+    return BIN.exists() and shutil.which("erl") is not None
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class RabbitMQ(Broker):
+    """Use as a context manager. Raises AssertionError with the log when it does not start."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("127.0.0.1", free_port())
+        self.directory = directory
+
+    def __enter__(self) -> "RabbitMQ":
+        at = self.directory
+        (at / "enabled_plugins").write_text("[].\n")
+        environment = {
+            **os.environ,
+            "HOME": str(at),
+            "RABBITMQ_NODENAME": f"penstock{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": str(at / "data"),
+            "RABBITMQ_LOG_BASE": str(at / "log"),
+            "RABBITMQ_PID_FILE": str(at / "pid"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(at / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": str(at / "none"),
+            "RABBITMQ_CONFIG_FILE": str(at / "rabbitmq"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+        }
+        self.log = (at / "start.log").open("w")
+        self.process = subprocess.Popen(
+            [str(BIN)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
+            env=environment, cwd=at, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + LIMIT_S
+        while not self._is_there():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise AssertionError(f"RabbitMQ: {(at / 'start.log').read_text()[-4000:]}")
+            time.sleep(0.2)
+        return self
+
+    def _is_there(self) -> bool:
+        try:
+            socket.create_connection((self.host, self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.log.close()

@@ -1,17 +1,18 @@
 """Arguments: the x-arguments of queues: which there are, what they may be, when two are the same.
 
-One table says of each known argument which AMQP types it takes and which values. What is not in it
-is stored, compared when a queue is declared again, and otherwise ignored. Most of what is in it is
+One table says of each known argument which AMQP types it takes, which values, and which types of
+queue have it. What is not in it is stored and otherwise ignored. Most of what is in it is
 an option of QueueOptions (penstock.queues.queue_options), which has the last word on values that
 contradict each other; the rest is the broker's: x-expires, x-single-active-consumer, and the queue
 types of RabbitMQ, of which there are two here. A quorum queue is asked for by people who want a
 durable, replicated queue: on one machine that is a durable classic queue. A stream is another
 thing (served_stream.py), with options of its own (penstock.queues.stream_options). As in RabbitMQ
 an argument that is known, but not to that type of queue, is refused; x-max-length and x-partitions
-are ours for streams.
+are ours for streams, x-delivery-limit for classic queues.
 
-Declaring again: every argument must be equal to what it was. Integers of all widths are one type;
-a classic queue may be called so or not.
+Declaring again: every known argument must be equal to what it was, as RabbitMQ compares them:
+numbers of one class, whole or fractional, by value, a text and the same bytes as one. Arguments
+that are not known may differ. A classic queue may be called so or not.
 
 Stored form, in the queue's record of the topology: a JSON object with the arguments as they were
 given, keys sorted, b"" for none. It is what the embedded library writes for its options, so either
@@ -62,13 +63,14 @@ INT_BITS: Final = 31  # of a signedint, the type that clients choose for small n
 @dataclass(frozen=True, slots=True)
 class Argument:
     """What one argument may be. kind: int, str or bool; low, high: of a number; choices: of a text,
-    () for any; is_age: a text such as "7D"."""
+    () for any; is_age: a text such as "7D"; queue_types: the types of queue that have it."""
 
     kind: type
     low: int = 0
     high: int = COUNT_MAX
     choices: tuple[str, ...] = ()
     is_age: bool = False
+    queue_types: tuple[str, ...] = (CLASSIC, QUORUM)
 
     def allows(self, value: object) -> bool:
         """Whether it may be this."""
@@ -93,27 +95,43 @@ class Argument:
         return ", ".join(self.choices[:-1]) + " or " + self.choices[-1]
 
 
+_CLASSIC: Final = (CLASSIC,)
+_QUORUM: Final = (QUORUM,)
+_STREAM: Final = (STREAM,)
+_ALL: Final = (CLASSIC, QUORUM, STREAM)
+
 _COUNT: Final = Argument(int)
 _UP: Final = Argument(int, low=1)
 _MS: Final = Argument(int, high=MS_MAX)
 _TEXT: Final = Argument(str)
+_LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 
+# In the order in which they are checked and compared, which is RabbitMQ's; then ours.
 ARGUMENTS: Final[dict[str, Argument]] = {
-    "x-message-ttl": _MS,
+    QUEUE_TYPE: Argument(str, choices=(CLASSIC, QUORUM, STREAM), queue_types=_ALL),
     EXPIRES: Argument(int, low=1, high=MS_MAX),
-    MAX_RECORDS: _COUNT,
-    MAX_BYTES: _COUNT,
-    "x-overflow": Argument(str, choices=OVERFLOWS),
-    "x-max-priority": Argument(int, high=255),
+    "x-message-ttl": _MS,
     DEAD_LETTER_EXCHANGE: _TEXT,
     DEAD_LETTER_ROUTING_KEY: _TEXT,
-    "x-delivery-limit": Argument(int, high=COUNT_MAX - 1),
+    "x-dead-letter-strategy": Argument(
+        str, choices=("at-most-once", "at-least-once"), queue_types=_QUORUM
+    ),
+    MAX_RECORDS: Argument(int, queue_types=_ALL),
+    MAX_BYTES: Argument(int, queue_types=_ALL),
+    "x-max-in-memory-length": Argument(int, queue_types=_QUORUM),
+    "x-max-in-memory-bytes": Argument(int, queue_types=_QUORUM),
+    "x-max-priority": Argument(int, high=255, queue_types=_CLASSIC),
+    "x-overflow": Argument(str, choices=OVERFLOWS),
+    "x-queue-mode": Argument(str, choices=("default", "lazy"), queue_types=_CLASSIC),
+    "x-queue-version": Argument(int, low=1, high=2, queue_types=_CLASSIC),
     "x-single-active-consumer": Argument(bool),
-    "x-queue-mode": Argument(str, choices=("default", "lazy")),
-    QUEUE_TYPE: Argument(str, choices=(CLASSIC, QUORUM, STREAM)),
-    "x-queue-version": Argument(int, low=1, high=2),
-    LEADER_LOCATOR: _TEXT,
-    "x-queue-master-locator": _TEXT,
+    "x-quorum-initial-group-size": Argument(int, low=1, queue_types=_QUORUM),
+    MAX_AGE: Argument(str, is_age=True, queue_types=_STREAM),
+    PAGE_BYTES: Argument(int, queue_types=_STREAM),
+    CLUSTER_SIZE: Argument(int, low=1, queue_types=_STREAM),
+    LEADER_LOCATOR: Argument(str, choices=_LOCATORS, queue_types=(QUORUM, STREAM)),
+    "x-queue-master-locator": Argument(str, queue_types=_CLASSIC),
+    "x-delivery-limit": Argument(int, high=COUNT_MAX - 1),
     "x-queue-max-memory-bytes": _COUNT,
     "x-queue-min-memory-bytes": _COUNT,
     "x-paging-policy": Argument(str, choices=POLICIES),
@@ -129,18 +147,8 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     "x-alert-age-up": Argument(int, low=1, high=MS_MAX),
     "x-alert-age-down": _MS,
     "x-alert-repeat-gap": _COUNT,
-    MAX_AGE: Argument(str, is_age=True),
-    PAGE_BYTES: _COUNT,
-    PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX),
-    CLUSTER_SIZE: _UP,
+    PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX, queue_types=_STREAM),
 }
-
-# Of the arguments above: those that streams have, and those that nothing else has.
-OF_STREAMS: Final = frozenset((
-    QUEUE_TYPE, MAX_AGE, MAX_BYTES, MAX_RECORDS, PAGE_BYTES, PARTITIONS, CLUSTER_SIZE,
-    LEADER_LOCATOR,
-))  # fmt: skip
-OF_STREAMS_ALONE: Final = frozenset((MAX_AGE, PAGE_BYTES, PARTITIONS))
 
 
 def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
@@ -148,9 +156,6 @@ def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
 
     what: the queue, as `refusals.called` has it."""
     _check_values(what, arguments)
-    for name in arguments:
-        if name in OF_STREAMS_ALONE or (name == CLUSTER_SIZE and type_of(arguments) == CLASSIC):
-            raise _not_of_type(name, what, type_of(arguments))
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
         text = f"routing_key_but_no_dlx_defined: {DEAD_LETTER_EXCHANGE} is not given"
         raise _invalid(DEAD_LETTER_ROUTING_KEY, what, text)
@@ -164,9 +169,6 @@ def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
 def check_stream_arguments(what: str, arguments: Mapping[str, object]) -> StreamOptions:
     """The same for a stream."""
     _check_values(what, arguments)
-    for name in arguments:
-        if name in ARGUMENTS and name not in OF_STREAMS:
-            raise _not_of_type(name, what, STREAM)
     page_bytes = arguments.get(PAGE_BYTES)
     if isinstance(page_bytes, int) and page_bytes > SEGMENT_BYTES_MAX:
         raise precondition_failed(
@@ -177,10 +179,23 @@ def check_stream_arguments(what: str, arguments: Mapping[str, object]) -> Stream
 
 
 def _check_values(what: str, arguments: Mapping[str, object]) -> None:
-    for name, value in arguments.items():
-        argument = ARGUMENTS.get(name)
-        if argument is not None and not argument.allows(value):
+    exchange = arguments.get(DEAD_LETTER_EXCHANGE)
+    if DEAD_LETTER_EXCHANGE in arguments and not isinstance(exchange, str):
+        raise wrong_type(DEAD_LETTER_EXCHANGE, what, exchange)
+    kind = type_of(arguments)
+    known = [name for name in ARGUMENTS if name in arguments]
+    for name in reversed(known):
+        if kind in _ALL and kind not in ARGUMENTS[name].queue_types:
+            raise _not_of_type(name, what, kind)
+    for name in known:
+        argument, value = ARGUMENTS[name], arguments[name]
+        if not argument.allows(value):
             raise _invalid(name, what, f"received {shown(value)}, expected {argument.expected()}")
+
+
+def wrong_type(name: str, what: str, value: object) -> Exception:
+    """406: an argument that names an exchange, and is no text."""
+    return precondition_failed(f"invalid type '{_type_name(value)}' for arg '{name}' in {what}")
 
 
 def _invalid(name: str, what: str, text: str) -> Exception:
@@ -215,28 +230,76 @@ def check_type(
 
 
 def check_equivalent(what: str, given: Mapping[str, object], current: Mapping[str, object]) -> None:
-    """ChannelError 406 unless all arguments are what they are."""
-    for name in dict.fromkeys((*current, *given)):
-        received, stands = given.get(name), current.get(name)
-        if comparable(received) == comparable(stands):
+    """ChannelError 406 unless all known arguments are what they are."""
+    for name in ARGUMENTS:
+        if name not in given and name not in current:
             continue
-        if name == QUEUE_TYPE and (received, stands) in ((None, CLASSIC), (CLASSIC, None)):
+        if name == QUEUE_TYPE and type_of(given) == type_of(current):
             continue
-        raise precondition_failed(
-            f"inequivalent arg '{name}' for {what}: received {shown(received)} but current is "
-            f"{shown(stands)}"
-        )
+        check_same_argument(name, what, given, current)
+
+
+def check_same_argument(
+    name: str, what: str, given: Mapping[str, object], current: Mapping[str, object]
+) -> None:
+    """ChannelError 406, in RabbitMQ's words, unless both have this argument with one value, or
+    neither has it."""
+    if name not in given and name not in current:
+        return
+    received, stands = given.get(name), current.get(name)
+    if name in given and name in current:
+        if _is_equal(received, stands):
+            return
+        said = (_bare(received), _bare(stands))
+    else:
+        said = (shown(received), shown(stands))
+    raise precondition_failed(
+        f"inequivalent arg '{name}' for {what}: received {said[0]} but current is {said[1]}"
+    )
+
+
+def _is_equal(one: object, other: object) -> bool:
+    """1 is not 1.0, nor true; a text is its bytes."""
+    return comparable(_as_text(one)) == comparable(_as_text(other))
+
+
+def _as_text(value: object) -> object:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _bare(value: object) -> str:
+    """A value without its type, as RabbitMQ shows two that differ; "none" for none."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"'{_erlang_float(value)}'"
+    return f"'{_text(value)}'"
+
+
+def _erlang_float(value: float) -> str:
+    """5.0e3 for 5000.0: the shorter way to write it, as Erlang does."""
+    plain = repr(value)
+    mantissa, _, exponent = f"{Decimal(plain).normalize():e}".partition("e")
+    short = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent or 0)}"
+    return short if "e" in plain or len(short) < len(plain) else plain
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def shown(value: object) -> str:
     """A value and its AMQP type, for people; "none" for none."""
     if value is None:
         return "none"
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"the value '{text}' of type '{_type_name(value)}'"
+    return f"the value '{_text(value)}' of type '{_type_name(value)}'"
 
 
 def _type_name(value: object) -> str:
+    if value is None:
+        return "void"
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):

@@ -12,6 +12,7 @@ delivery tag is 406, and a consumer tag used twice 530.
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker import refusals
 from penstock.broker.channel import Channel, unknown_tag
 from penstock.broker.channel_access import check_read
 from penstock.broker.consumers import Consumer
@@ -22,9 +23,12 @@ from penstock.codec.method import Method
 from penstock.codec.spec import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
+    NOT_FOUND,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     RESOURCE_ERROR,
+    AccessRequest,
+    AccessRequestOk,
     BasicCancel,
     BasicCancelOk,
     BasicConsume,
@@ -86,7 +90,7 @@ def queue_named(channel: Channel, name: str) -> str:
     if name:
         return name
     if not channel.queue_name:
-        raise ChannelError(404, f"no previously declared queue in vhost '{channel.vhost.name}'")
+        raise ChannelError(NOT_FOUND, "no previously declared queue")
     return channel.queue_name
 
 
@@ -107,15 +111,15 @@ def on_consume(channel: Channel, method: Method) -> None:
         prefetch=channel.consumer_prefetch, no_ack=method.no_ack, is_global=channel.prefetch > 0
     )
     consumers = queue.consumers
-    if consumers.has_exclusive() or (method.exclusive and consumers.count):
+    is_refused = method.exclusive and (consumers.count > 0 or consumers.is_single_active)
+    if consumers.has_exclusive() or is_refused:
         text = f"queue '{queue.name}' in vhost '{vhost.name}' in exclusive use"
         raise ChannelError(ACCESS_REFUSED, text)
     priority = method.arguments.get("x-priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
-        text = (
-            f"invalid arg 'x-priority' of consumer '{tag}': expected an integer, not {priority!r}"
-        )
-        raise ChannelError(PRECONDITION_FAILED, text)
+        text = f"consumer '{tag}' gave {priority!r}, expected an integer"
+        what = refusals.called("queue", queue.name, vhost.name)
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {what}: {text}")
     vhost.usage.check_consumers(len(channel.consumers))
     consumer = Consumer(
         tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
@@ -134,8 +138,7 @@ def on_consume(channel: Channel, method: Method) -> None:
 def _reply_queue(channel: Channel, method: BasicConsume) -> Served:
     """Direct reply-to: a queue of this channel's own, which its messages name as reply-to."""
     if not method.no_ack:
-        text = f"reply consumer cannot acknowledge: '{REPLY_TO}' needs no_ack"
-        raise ChannelError(PRECONDITION_FAILED, text)
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.publisher.reply_queue:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
     name = f"{REPLY_TO}.{channel.vhost.token(TAG_BYTES)}"
@@ -258,6 +261,12 @@ def on_flow(channel: Channel, method: Method) -> None:
     channel.send(ChannelFlowOk(active=True))
 
 
+def on_access_request(channel: Channel, method: Method) -> None:
+    """access.request: a ticket, which means nothing: permissions are asked at each method."""
+    assert isinstance(method, AccessRequest)
+    channel.send(AccessRequestOk())
+
+
 # ---- confirms and transactions -------------------------------------------------------------------
 
 
@@ -341,6 +350,7 @@ BASIC_METHODS: Final[dict[int, Handler]] = {
     BasicRecover.INDEX: on_recover,
     BasicRecoverAsync.INDEX: on_recover,
     ChannelFlow.INDEX: on_flow,
+    AccessRequest.INDEX: on_access_request,
     ConfirmSelect.INDEX: on_confirm_select,
     TxSelect.INDEX: on_tx_select,
     TxCommit.INDEX: on_tx_commit,

@@ -43,6 +43,13 @@ from penstock.codec.spec import (
     QueueUnbindOk,
 )
 
+
+def one_line(name: str) -> str:
+    """The name without carriage returns and line feeds: declare, bind, unbind and delete take them
+    out as RabbitMQ does; publish, consume, get and purge do not, as there."""
+    return name.replace("\r", "").replace("\n", "")
+
+
 # ---- exchanges -----------------------------------------------------------------------------------
 
 
@@ -50,13 +57,14 @@ def on_exchange_declare(channel: Channel, method: Method) -> None:
     """exchange.declare."""
     assert isinstance(method, ExchangeDeclare)
     vhost = channel.vhost
+    name = one_line(method.exchange)
     lsn = 0
     if method.passive:
-        vhost.check_exchange(method.exchange)
+        vhost.check_exchange(name)
     else:
-        check_exchange_to_declare(vhost, channel.identity, method.exchange, method.arguments)
+        check_exchange_to_declare(vhost, channel.identity, name, method.arguments)
         lsn = vhost.declare_exchange(
-            method.exchange, method.type, durable=method.durable, auto_delete=method.auto_delete,
+            name, method.type, durable=method.durable, auto_delete=method.auto_delete,
             internal=method.internal, arguments=method.arguments,
         )  # fmt: skip
     channel.answer(lsn, None if method.nowait else ExchangeDeclareOk())
@@ -65,30 +73,29 @@ def on_exchange_declare(channel: Channel, method: Method) -> None:
 def on_exchange_delete(channel: Channel, method: Method) -> None:
     """exchange.delete: one that is not there is deleted already."""
     assert isinstance(method, ExchangeDelete)
-    check_configure(channel, "exchange", method.exchange)
-    lsn = channel.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
+    name = one_line(method.exchange)
+    check_configure(channel, "exchange", name)
+    lsn = channel.vhost.delete_exchange(name, if_unused=method.if_unused)
     channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
 
 
 def on_exchange_bind(channel: Channel, method: Method) -> None:
     """exchange.bind."""
     assert isinstance(method, ExchangeBind)
-    check_write(channel, "exchange", method.destination)
-    check_read(channel, "exchange", method.source)
-    lsn = channel.vhost.bind_exchange(
-        method.destination, method.source, method.routing_key, method.arguments
-    )
+    destination, source = one_line(method.destination), one_line(method.source)
+    check_write(channel, "exchange", destination)
+    check_read(channel, "exchange", source)
+    lsn = channel.vhost.bind_exchange(destination, source, method.routing_key, method.arguments)
     channel.answer(lsn, None if method.nowait else ExchangeBindOk())
 
 
 def on_exchange_unbind(channel: Channel, method: Method) -> None:
     """exchange.unbind."""
     assert isinstance(method, ExchangeUnbind)
-    check_write(channel, "exchange", method.destination)
-    check_read(channel, "exchange", method.source)
-    lsn = channel.vhost.unbind_exchange(
-        method.destination, method.source, method.routing_key, method.arguments
-    )
+    destination, source = one_line(method.destination), one_line(method.source)
+    check_write(channel, "exchange", destination)
+    check_read(channel, "exchange", source)
+    lsn = channel.vhost.unbind_exchange(destination, source, method.routing_key, method.arguments)
     channel.answer(lsn, None if method.nowait else ExchangeUnbindOk())
 
 
@@ -99,18 +106,20 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
     """queue.declare; the answer has the queue's counts."""
     assert isinstance(method, QueueDeclare)
     vhost = channel.vhost
+    name = one_line(method.queue)
     lsn = 0
     if method.queue.startswith(REPLY_TO):
         _declare_reply_queue(channel, method)
         return
     if method.passive:
-        queue = vhost.find_queue(queue_named(channel, method.queue), channel.handler)
+        queue = vhost.find_queue(name, channel.handler)
     else:
-        name = queue_to_declare(vhost, channel.identity, method.queue, method.arguments)
+        is_named_here = not name
+        name = queue_to_declare(vhost, channel.identity, name, method.arguments)
         queue, lsn = vhost.declare_queue(
             name, durable=method.durable, exclusive=method.exclusive,
             auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
-            is_reserved_allowed=not method.queue,
+            is_reserved_allowed=is_named_here,
         )  # fmt: skip
     channel.queue_name = queue.name
     queue.serve()  # what it has delivered is not ready any more
@@ -137,22 +146,24 @@ def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:
 def on_queue_bind(channel: Channel, method: Method) -> None:
     """queue.bind: without queue and key both are those of the queue declared last."""
     assert isinstance(method, QueueBind)
-    name = queue_named(channel, method.queue)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
     key = method.routing_key if method.queue or method.routing_key else name
     check_write(channel, "queue", name)
-    check_read(channel, "exchange", method.exchange)
-    lsn = channel.vhost.bind_queue(name, method.exchange, key, method.arguments, channel.handler)
+    check_read(channel, "exchange", source)
+    lsn = channel.vhost.bind_queue(name, source, key, method.arguments, channel.handler)
     channel.answer(lsn, None if method.nowait else QueueBindOk())
 
 
 def on_queue_unbind(channel: Channel, method: Method) -> None:
     """queue.unbind."""
     assert isinstance(method, QueueUnbind)
-    name = queue_named(channel, method.queue)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
     key = method.routing_key if method.queue or method.routing_key else name
     check_write(channel, "queue", name)
-    check_read(channel, "exchange", method.exchange)
-    lsn = channel.vhost.unbind_queue(name, method.exchange, key, method.arguments, channel.handler)
+    check_read(channel, "exchange", source)
+    lsn = channel.vhost.unbind_queue(name, source, key, method.arguments, channel.handler)
     channel.answer(lsn, QueueUnbindOk())
 
 
@@ -172,7 +183,7 @@ def on_queue_delete(channel: Channel, method: Method) -> None:
     connection's own consumers of the queue are told."""
     assert isinstance(method, QueueDelete)
     vhost = channel.vhost
-    name = queue_named(channel, method.queue)
+    name = one_line(queue_named(channel, method.queue))
     check_configure(channel, "queue", name)
     if not vhost.has_queue(name):
         channel.answer(0, None if method.nowait else QueueDeleteOk())

@@ -48,7 +48,6 @@ from penstock.codec.spec import (
     CONNECTION_FORCED,
     INTERNAL_ERROR,
     METHODS,
-    NOT_IMPLEMENTED,
     RESOURCE_ERROR,
     BasicCancel,
     BasicNack,
@@ -471,7 +470,7 @@ class ConnectionHandler(ChannelOwner):
     def _on_topology_method(self, channel: Channel, method: Method) -> None:
         handler = TOPOLOGY_METHODS.get(method.INDEX)
         if handler is None:
-            raise AMQPConnectionError(NOT_IMPLEMENTED, f"{method.NAME} is not for servers")
+            raise AMQPConnectionError(COMMAND_INVALID, "unimplemented method")
         in_flight = self.vhost.in_flight
         in_flight.begin(self.identity.name, method.NAME)
         try:

@@ -28,6 +28,7 @@ from typing import Final
 
 from penstock.broker import refusals
 from penstock.broker.arguments import (
+    QUORUM,
     check_arguments,
     check_equivalent,
     check_stream_arguments,
@@ -174,11 +175,12 @@ class QueueTable:
             raise refusals.locked(self.called(queue.name))
 
     def name_of_servers(self, arguments: Mapping[str, object]) -> str:
-        """A name that no queue has, for a queue with these arguments. ChannelError 406: a stream,
-        whose name its users must know."""
-        if type_of(arguments) == STREAM:
+        """A name that no queue has, for a queue with these arguments. ChannelError 406: a stream or
+        a quorum queue, whose name its users must know."""
+        kind = type_of(arguments)
+        if kind in (QUORUM, STREAM):
             raise refusals.precondition_failed(
-                "Cannot declare a server-named queue for type rabbit_stream_queue"
+                f"Cannot declare a server-named queue for type rabbit_{kind}_queue"
             )
         while True:
             name = GENERATED + base64.urlsafe_b64encode(self._rng.randbytes(16))[:22].decode()

@@ -99,7 +99,8 @@ def default_exchange() -> ChannelError:
 
 def unknown_type(name: str) -> AMQPConnectionError:
     """503: no exchange is of this type."""
-    return AMQPConnectionError(COMMAND_INVALID, f"unknown exchange type '{name}'")
+    said = "unknown" if name else "invalid"
+    return AMQPConnectionError(COMMAND_INVALID, f"{said} exchange type '{name}'")
 
 
 def check_same(name: str, what: str, given: object, current: object) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
-from penstock.broker.arguments import shown
+from penstock.broker.arguments import check_same_argument, wrong_type
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import AMQPError, DiskFullError
 from penstock.routing.exchange_types import (
@@ -33,7 +33,6 @@ from penstock.routing.exchange_types import (
     HEADERS,
     TOPIC,
     Binding,
-    comparable,
 )
 from penstock.routing.router import Router
 from penstock.storage import routing_table
@@ -200,11 +199,8 @@ class Topology:
         if name.startswith("amq."):
             raise refusals.reserved("exchange", name)
         alternate = arguments.get(ALTERNATE)
-        if alternate is not None and not isinstance(alternate, str):
-            raise refusals.precondition_failed(
-                f"invalid type for arg '{ALTERNATE}' in {self.called(name)}: received "
-                f"{shown(alternate)}, expected a text (longstr)"
-            )
+        if ALTERNATE in arguments and not isinstance(alternate, str):
+            raise wrong_type(ALTERNATE, self.called(name), alternate)
         self._check_new(name)
         exchange = Exchange(
             name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
@@ -231,13 +227,8 @@ class Topology:
         refusals.check_same("durable", what, durable, known.durable)
         refusals.check_same("auto_delete", what, auto_delete, known.auto_delete)
         refusals.check_same("internal", what, internal, known.internal)
-        for name in dict.fromkeys((*known.arguments, *arguments)):
-            received, stands = arguments.get(name), known.arguments.get(name)
-            if comparable(received) != comparable(stands):
-                raise refusals.precondition_failed(
-                    f"inequivalent arg '{name}' for {what}: received {shown(received)} but current "
-                    f"is {shown(stands)}"
-                )
+        for name in (ALTERNATE, DELAYED_TYPE):
+            check_same_argument(name, what, arguments, known.arguments)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> int:
         """Delete an exchange with the bindings from and to it; one that is not there is deleted.
@@ -333,6 +324,8 @@ class Topology:
         self, destination: str, source: str, key: str, arguments: dict[str, object]
     ) -> int:
         """Messages of `source` pass on to `destination`. As `bind`."""
+        if not (source and destination):
+            raise refusals.default_exchange()
         self.check_exchange(source)
         target = self.check_exchange(destination)
         return self.bind(source, EXCHANGE, destination, key, arguments, is_durable=target.durable)

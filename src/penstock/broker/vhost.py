@@ -423,7 +423,7 @@ class VHost:
     ) -> int:  # fmt: skip
         """Take a binding away, if it is there. ChannelError: 403 (the default exchange), 405."""
         queue = self.served(queue_name)
-        if queue is not None:
+        if queue is not None and exchange:
             self.table.check_access(queue, owner)
         return self.topology.unbind(exchange, QUEUE, queue_name, key, arguments or {})
 

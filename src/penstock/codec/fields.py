@@ -19,8 +19,10 @@ D, list or tuple A, dict F, None V. So what is read and written again has the sa
 always the same letter. A time beyond the year 9999 is the number of its seconds, at most 2^63 - 1:
 whatever can be read can be written.
 
-At most NESTING_MAX tables and arrays stand in each other. Bytes that keep none of this are an
-AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written are TypeError or ValueError.
+At most NESTING_MAX tables and arrays stand in each other: what works on a decoded table (comparing,
+storing, writing it again) recurses, three frames of Python's 1,000 for each. Bytes that keep none
+of this are an AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written are TypeError
+or ValueError.
 `check_table` says whether bytes are a table without making one: it is what the hot path uses.
 `raw_entry` takes one value out of a table that was checked, as bytes.
 The strings and numbers of a method are in method.py.
@@ -33,7 +35,7 @@ from typing import Final
 
 from penstock.errors import AMQPConnectionError
 
-NESTING_MAX: Final = 32
+NESTING_MAX: Final = 128
 ARGUMENTS_BYTES_MAX: Final = 8192  # of a table in the arguments of a method, as servers take it
 SHORTSTR_BYTES_MAX: Final = 255
 

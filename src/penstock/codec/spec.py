@@ -583,6 +583,91 @@ class ChannelCloseOk(Method):
     NAME = "channel.close-ok"
 
 
+class AccessRequest(Method):
+    """access.request"""
+
+    __slots__ = (
+        "realm",
+        "exclusive",
+        "passive",
+        "active",
+        "write",
+        "read",
+    )
+
+    CLASS_ID = 30
+    METHOD_ID = 10
+    INDEX = 0x001E000A
+    NAME = "access.request"
+
+    def __init__(
+        self,
+        *,
+        realm: str = "/data",
+        exclusive: bool = False,
+        passive: bool = True,
+        active: bool = True,
+        write: bool = True,
+        read: bool = True,
+    ) -> None:
+        self.realm = realm
+        self.exclusive = exclusive
+        self.passive = passive
+        self.active = active
+        self.write = write
+        self.read = read
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                b"\x00\x1e\x00\x0a",
+                encode_shortstr(self.realm),
+                (
+                    self.exclusive
+                    | self.passive << 1
+                    | self.active << 2
+                    | self.write << 3
+                    | self.read << 4
+                ).to_bytes(1),
+            )
+        )
+
+    @classmethod
+    def decode(cls, reader: FieldReader) -> Self:
+        realm = reader.shortstr()
+        bits_1 = reader.number(1)
+        return cls(
+            realm=realm,
+            exclusive=bits_1 & 1 != 0,
+            passive=bits_1 & 2 != 0,
+            active=bits_1 & 4 != 0,
+            write=bits_1 & 8 != 0,
+            read=bits_1 & 16 != 0,
+        )
+
+
+class AccessRequestOk(Method):
+    """access.request-ok"""
+
+    __slots__ = ("ticket",)
+
+    CLASS_ID = 30
+    METHOD_ID = 11
+    INDEX = 0x001E000B
+    NAME = "access.request-ok"
+
+    def __init__(self, *, ticket: int = 1) -> None:
+        self.ticket = ticket
+
+    def encode(self) -> bytes:
+        return b"".join((b"\x00\x1e\x00\x0b", self.ticket.to_bytes(2, "big")))
+
+    @classmethod
+    def decode(cls, reader: FieldReader) -> Self:
+        ticket = reader.number(2)
+        return cls(ticket=ticket)
+
+
 class ExchangeDeclare(Method):
     """exchange.declare"""
 
@@ -2066,6 +2151,8 @@ METHODS: Final[dict[int, type[Method]]] = {
         ChannelFlowOk,
         ChannelClose,
         ChannelCloseOk,
+        AccessRequest,
+        AccessRequestOk,
         ExchangeDeclare,
         ExchangeDeclareOk,
         ExchangeDelete,

@@ -173,8 +173,7 @@ class ConnectionMachine:
                 self._take_channel_method(channel, payload)
         elif kind == FRAME_METHOD:
             if channel.awaits != AWAITS_METHOD:
-                what = "header for class 60" if channel.awaits == AWAITS_HEADER else "body"
-                raise _unexpected(f"expected content {what}, got a method frame instead")
+                raise _unfinished(channel)
             self._take_channel_method(channel, payload)
         elif kind == FRAME_HEADER:
             self._take_header(channel, payload)
@@ -207,7 +206,7 @@ class ConnectionMachine:
         method = decode_method(payload)
         after = self._machines.connection_in.get((self.state, method.INDEX))
         if after is None:
-            text = f"unexpected method {method.NAME} in connection state {self.state.value}"
+            text = f"unexpected method in connection state {self.state.value}"
             raise _of(method, CHANNEL_ERROR, text)
         if isinstance(method, ConnectionTuneOk):
             self._check_tune(method)
@@ -242,7 +241,7 @@ class ConnectionMachine:
         if after is None:
             if isinstance(method, ChannelOpen):
                 raise _of(method, CHANNEL_ERROR, "second 'channel.open' seen")
-            raise _of(method, COMMAND_INVALID, f"unexpected method {method.NAME} on a channel")
+            raise _of(method, COMMAND_INVALID, "unimplemented method")
         if method.HAS_CONTENT:
             channel.begin(payload, method)
             self._count(channel.held_bytes)
@@ -255,15 +254,15 @@ class ConnectionMachine:
 
     def _take_header(self, channel: ChannelInput, payload: bytes) -> None:
         if channel.awaits != AWAITS_HEADER:
-            what = "method" if channel.awaits == AWAITS_METHOD else "content body"
-            raise _unexpected(f"expected {what} frame, got content header frame instead")
+            raise _unfinished(channel)
         if len(payload) < 14:
             raise AMQPConnectionError(FRAME_ERROR, f"a content header of {len(payload)} bytes")
         if payload[:4] != b"\x00\x3c\x00\x00":
             class_id = int.from_bytes(payload[:2], "big")
-            weight = int.from_bytes(payload[2:4], "big")
-            text = f"got one for class {class_id} of weight {weight} instead"
-            raise _unexpected(f"expected content header for class 60, {text}")
+            if class_id == _PUBLISH >> 16:  # of a weight that is not 0
+                raise _unfinished(channel)
+            text = f"expected content header for class 60, got one for class {class_id} instead"
+            raise AMQPConnectionError(UNEXPECTED_FRAME, text, *_content_ids(channel))
         size = int.from_bytes(payload[4:12], "big")
         if size > self.body_bytes_max:
             text = f"message size {size} is larger than configured max size {self.body_bytes_max}"
@@ -289,8 +288,7 @@ class ConnectionMachine:
 
     def _take_body(self, channel: ChannelInput, payload: bytes) -> None:
         if channel.awaits != AWAITS_BODY:
-            what = "method" if channel.awaits == AWAITS_METHOD else "content header"
-            raise _unexpected(f"expected {what} frame, got content body frame instead")
+            raise _unfinished(channel)
         size = len(payload)
         if size > channel.remaining_bytes:
             more = size - channel.remaining_bytes
@@ -396,6 +394,24 @@ class ConnectionMachine:
 
 def _unexpected(text: str) -> AMQPConnectionError:
     return AMQPConnectionError(UNEXPECTED_FRAME, text)
+
+
+def _unfinished(channel: ChannelInput) -> AMQPConnectionError:
+    """Another frame came than the one that the channel's message goes on with."""
+    if channel.awaits == AWAITS_METHOD:
+        return _unexpected("expected method frame, got non method frame instead")
+    text = "expected content body, got non content body frame instead"
+    if channel.awaits == AWAITS_HEADER:
+        text = "expected content header for class 60, got non content header frame instead"
+    return AMQPConnectionError(UNEXPECTED_FRAME, text, *_content_ids(channel))
+
+
+def _content_ids(channel: ChannelInput) -> tuple[int, int]:
+    """Class and method of the message that a channel is being sent."""
+    method = channel.method
+    if method is None:
+        return _PUBLISH >> 16, _PUBLISH & 0xFFFF
+    return method.CLASS_ID, method.METHOD_ID
 
 
 def _of(method: Method, code: int, text: str) -> AMQPConnectionError:

@@ -135,6 +135,7 @@ CLIENT_METHODS: Final = _indexes(
     (
         spec.ChannelFlow,
         spec.ChannelFlowOk,
+        spec.AccessRequest,
         spec.ExchangeDeclare,
         spec.ExchangeDelete,
         spec.ExchangeBind,
@@ -166,6 +167,7 @@ SERVER_METHODS: Final = _indexes(
     (
         spec.ChannelFlow,
         spec.ChannelFlowOk,
+        spec.AccessRequestOk,
         spec.ExchangeDeclareOk,
         spec.ExchangeDeleteOk,
         spec.ExchangeBindOk,

@@ -13,11 +13,11 @@ A message may bring several keys (its own, and those of its CC and BCC headers);
 selected if any of them does. The contract of every type: what `select` finds is exactly what the
 bindings that were bound and not unbound say, however often and in whatever order they came.
 
-Headers are compared as RabbitMQ does it: values of different kinds are never equal (1 is not true,
-1 is not 1.0), integers of all widths are one kind, and an argument without a value asks only that
-the header be there. Arguments that begin with "x-" are no conditions, save with all-with-x and
-any-with-x, where only x-match itself is none. With no conditions `all` selects every message and
-`any` none. x-consistent-hash and the exchanges that belong to streams are not here.
+Headers are compared as RabbitMQ does it: numbers and times by their value, whatever their types (1
+is 1.0, and the first second of 1970, but not true), a text and the same bytes are one, and an
+argument without a value asks only that the header be there. Arguments that begin with "x-" are no
+conditions, save with all-with-x and any-with-x, where only x-match itself is none. With no
+conditions `all` selects every message and `any` none. x-consistent-hash and the exchanges that belong to streams are not here.
 """
 
 from abc import ABC, abstractmethod
@@ -170,15 +170,15 @@ class HeadersCondition:
         has_x = match.endswith("-with-x")
         self.target: str = binding.target
         self.is_any: bool = match.startswith("any")
-        # name -> the value in its comparable form, None if the header need only be there
+        # name -> the value as `header_value` has it, None if the header need only be there
         self.wanted: dict[str, object] = {
-            name: None if value is None else comparable(value)
+            name: None if value is None else header_value(value)
             for name, value in arguments.items()
             if name != "x-match" and (has_x or not name.startswith("x-"))
         }
 
     def holds(self, given: dict[str, object]) -> bool:
-        """given: the message's headers, values in comparable form."""
+        """given: the message's headers, as `header_value` has their values."""
         for name, value in self.wanted.items():
             is_equal = name in given and (value is None or given[name] == value)
             if is_equal == self.is_any:
@@ -203,7 +203,7 @@ class HeadersExchange(ExchangeType):
     def select(
         self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
     ) -> None:
-        given = {name: comparable(value) for name, value in (headers or {}).items()}
+        given = {name: header_value(value) for name, value in (headers or {}).items()}
         for condition in self._conditions.values():
             if condition.target not in found and condition.holds(given):
                 found[condition.target] = 1
@@ -297,6 +297,20 @@ def _framed(kind: bytes, data: bytes) -> bytes:
 
 def _name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
+
+
+def header_value(value: object) -> object:
+    """The form in which a header and a condition on it are compared: numbers and times by value, a
+    text by its bytes; else as `comparable` has it."""
+    if isinstance(value, str):
+        return ("text", value.encode("utf-8", "surrogateescape"))
+    if isinstance(value, bytes | bytearray):
+        return ("text", bytes(value))
+    if isinstance(value, datetime):
+        return ("number", int(value.timestamp()))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return ("number", value)
+    return comparable(value)
 
 
 def _count_up(counts: dict[str, int], target: str) -> None:

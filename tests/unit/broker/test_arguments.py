@@ -1,5 +1,6 @@
 """The x-arguments of queues: what is refused, what is the same, what is stored."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -7,8 +8,6 @@ import pytest
 
 from penstock.broker.arguments import (
     ARGUMENTS,
-    OF_STREAMS,
-    OF_STREAMS_ALONE,
     check_arguments,
     check_equivalent,
     check_stream_arguments,
@@ -21,6 +20,11 @@ from penstock.errors import ChannelError
 from penstock.queues.queue_options import QueueOptions
 
 WHAT = "queue 'q' in vhost '/'"
+
+
+def of_type(kind: str) -> set[str]:
+    """The names of the arguments that queues of a type have."""
+    return {name for name, argument in ARGUMENTS.items() if kind in argument.queue_types}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +44,6 @@ WHAT = "queue 'q' in vhost '/'"
         ("x-max-priority", 256),
         ("x-max-priority", -1),
         ("x-max-priority", "10"),
-        ("x-dead-letter-exchange", 5),
-        ("x-dead-letter-exchange", b"\xff"),
         ("x-delivery-limit", -1),
         ("x-single-active-consumer", 1),
         ("x-single-active-consumer", "true"),
@@ -71,6 +73,20 @@ def test_the_text_says_what_was_given_and_what_was_expected() -> None:
     )
 
 
+@pytest.mark.parametrize("check", [check_arguments, check_stream_arguments])
+@pytest.mark.parametrize(
+    ("value", "name"), [(5, "signedint"), (b"\xff", "binary"), (None, "void"), (True, "bool")]
+)
+def test_a_dead_letter_exchange_that_is_no_text_is_refused_before_all_else(
+    check: Callable[[str, dict[str, object]], object], value: object, name: str
+) -> None:
+    with pytest.raises(ChannelError) as caught:
+        check(WHAT, {"x-max-priority": -1, "x-dead-letter-exchange": value})
+    assert caught.value.text == (
+        f"PRECONDITION_FAILED - invalid type '{name}' for arg 'x-dead-letter-exchange' in {WHAT}"
+    )
+
+
 def test_a_routing_key_for_dead_letters_needs_the_exchange() -> None:
     with pytest.raises(ChannelError, match="routing_key_but_no_dlx_defined"):
         check_arguments(WHAT, {"x-dead-letter-routing-key": "k"})
@@ -83,14 +99,14 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-overflow": "reject-publish-dlx", "x-max-priority": 255, "x-dead-letter-exchange": "dlx",
         "x-dead-letter-routing-key": "", "x-delivery-limit": 0, "x-single-active-consumer": True,
         "x-queue-mode": "lazy", "x-queue-type": "classic", "x-queue-version": 2,
-        "x-queue-leader-locator": "client-local", "x-queue-master-locator": "min-masters",
+        "x-queue-master-locator": "min-masters",
         "x-queue-max-memory-bytes": 1 << 20, "x-queue-min-memory-bytes": 1 << 10,
         "x-paging-policy": "eager", "x-delay": 5, "x-retry-delay-min": 1, "x-retry-delay-max": 2,
         "x-alert-count-up": 10, "x-alert-count-down": 5, "x-alert-size-up": 10,
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
     }  # fmt: skip
-    assert set(given) == set(ARGUMENTS) - OF_STREAMS_ALONE - {"x-initial-cluster-size"}
+    assert set(given) == of_type("classic")
     options = check_arguments(WHAT, given)
     assert (options.ttl_ms, options.priorities, options.max_attempts) == (1000, 255, 1)
     assert options.lazy
@@ -141,40 +157,44 @@ def test_all_arguments_of_streams_can_be_given_at_once() -> None:
         "x-stream-max-segment-size-bytes": 1 << 20, "x-partitions": 4, "x-initial-cluster-size": 1,
         "x-queue-leader-locator": "balanced",
     }  # fmt: skip
-    assert set(given) == OF_STREAMS
+    assert set(given) == of_type("stream")
     options = check_stream_arguments(WHAT, {**given, "x-mine": 1})
     assert (options.max_age_s, options.max_bytes, options.max_records) == (604_800, 1 << 40, 5)
     assert (options.page_bytes, options.partitions) == (1 << 20, 4)
 
 
-@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - OF_STREAMS))
-def test_what_is_known_but_not_to_streams_is_refused_for_them(name: str) -> None:
-    kind = ARGUMENTS[name].kind
-    value = {int: 1, bool: True, str: "lazy"}[kind]
-    if ARGUMENTS[name].choices:
-        value = ARGUMENTS[name].choices[0]
-    with pytest.raises(ChannelError) as caught:
-        check_stream_arguments(WHAT, {**STREAM, name: value})
-    assert caught.value.text == (
-        f"PRECONDITION_FAILED - invalid arg '{name}' for {WHAT} of queue type rabbit_stream_queue"
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "kind"),
+    ("kind", "name"),
     [
-        ("x-max-age", "7D", "classic"),
-        ("x-stream-max-segment-size-bytes", 1, "classic"),
-        ("x-partitions", 4, "classic"),
-        ("x-initial-cluster-size", 1, "classic"),
-        ("x-max-age", "7D", "quorum"),
+        (kind, name)
+        for kind in ("classic", "quorum", "stream")
+        for name in sorted(set(ARGUMENTS) - of_type(kind))
     ],
 )
-def test_what_only_streams_have_is_refused_for_queues(name: str, value: object, kind: str) -> None:
-    given = {name: value} if kind == "classic" else {name: value, "x-queue-type": kind}
-    with pytest.raises(ChannelError) as caught:
-        check_arguments(WHAT, given)
-    assert caught.value.text.endswith(f"'{name}' for {WHAT} of queue type rabbit_{kind}_queue")
+def test_what_a_type_of_queue_does_not_have_is_refused_for_it(kind: str, name: str) -> None:
+    check = check_stream_arguments if kind == "stream" else check_arguments
+    for value in (1, "lazy"):  # whatever the value
+        with pytest.raises(ChannelError) as caught:
+            check(WHAT, {"x-queue-type": kind, name: value, "x-max-length": -1})
+        if name == "x-dead-letter-exchange" and value == 1:
+            continue
+        assert caught.value.text == (
+            f"PRECONDITION_FAILED - invalid arg '{name}' for {WHAT} of queue type "
+            f"rabbit_{kind}_queue"
+        )
+
+
+def test_what_some_types_of_queue_do_not_have() -> None:
+    assert of_type("classic") - of_type("quorum") == {
+        "x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"
+    }  # fmt: skip
+    assert of_type("quorum") - of_type("classic") == {
+        "x-dead-letter-strategy", "x-max-in-memory-length", "x-max-in-memory-bytes",
+        "x-quorum-initial-group-size", "x-queue-leader-locator",
+    }  # fmt: skip
+    assert of_type("stream") - of_type("classic") - of_type("quorum") == {
+        "x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size", "x-partitions",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -208,52 +228,73 @@ def test_a_segment_that_is_too_large_is_refused_as_rabbitmq_does() -> None:
 # --- declared again ---
 
 
-def test_what_is_equal_is_equivalent() -> None:
-    for one in (
-        {}, {"x-max-priority": 10}, {"a": [1, {"b": b"c"}], "d": None}, {"x-queue-type": "quorum"},
-    ):  # fmt: skip
-        check_equivalent(WHAT, one, dict(one))
-    check_equivalent(WHAT, {"a": None}, {})
-    check_equivalent(WHAT, {"x-queue-type": "classic"}, {})
-    check_equivalent(WHAT, {}, {"x-queue-type": "classic"})
+@pytest.mark.parametrize(
+    ("given", "current"),
+    [
+        ({}, {}),
+        ({"x-max-priority": 10}, {"x-max-priority": 10}),
+        ({"x-queue-type": "classic"}, {}),
+        ({}, {"x-queue-type": "classic"}),
+        ({"x-overflow": b"drop-head"}, {"x-overflow": "drop-head"}),
+        ({"x-mine": True}, {"x-mine": 1}),
+        ({"x-mine": [1, {"b": b"c"}]}, {}),
+        ({}, {"alternate-exchange": "a"}),
+    ],
+)
+def test_what_is_equal_or_not_known_is_equivalent(
+    given: dict[str, object], current: dict[str, object]
+) -> None:
+    check_equivalent(WHAT, given, current)
 
 
 @pytest.mark.parametrize(
     ("given", "current", "text"),
     [
+        ({"x-max-priority": 5}, {"x-max-priority": 10}, "received '5' but current is '10'"),
+        ({"x-expires": 5.0}, {"x-expires": 5}, "received '5.0' but current is '5'"),
+        ({"x-expires": 5000.0}, {"x-expires": 5}, "received '5.0e3' but current is '5'"),
+        ({"x-expires": 1250.5}, {"x-expires": 5}, "received '1250.5' but current is '5'"),
+        ({"x-expires": 1e30}, {"x-expires": 5}, "received '1.0e30' but current is '5'"),
+        ({"x-expires": -0.5}, {"x-expires": 5}, "received '-0.5' but current is '5'"),
+        ({"x-max-length": "5"}, {"x-max-length": 5}, "received '5' but current is '5'"),
+        ({"x-max-length": None}, {"x-max-length": 5}, "received none but current is '5'"),
         (
-            {"x-max-priority": 5}, {"x-max-priority": 10},
-            "'x-max-priority' for queue 'q' in vhost '/': received the value '5' of type "
-            "'signedint' but current is the value '10' of type 'signedint'",
+            {"x-single-active-consumer": True}, {"x-single-active-consumer": False},
+            "received 'true' but current is 'false'",
         ),
+        ({"x-overflow": b"\xff"}, {"x-overflow": "a"}, "received '\ufffd' but current is 'a'"),
         (
             {}, {"x-expires": 2592000000},
-            "'x-expires' for queue 'q' in vhost '/': received none but current is the value "
-            "'2592000000' of type 'long'",
+            "received none but current is the value '2592000000' of type 'long'",
         ),
         (
             {"x-dead-letter-exchange": "dlx"}, {},
-            "'x-dead-letter-exchange' for queue 'q' in vhost '/': received the value 'dlx' of type "
-            "'longstr' but current is none",
-        ),
-        (
-            {"x-mine": True}, {"x-mine": 1},
-            "'x-mine' for queue 'q' in vhost '/': received the value 'true' of type 'bool' but "
-            "current is the value '1' of type 'signedint'",
+            "received the value 'dlx' of type 'longstr' but current is none",
         ),
         (
             {"x-queue-type": "quorum"}, {},
-            "'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type "
-            "'longstr' but current is none",
+            "received the value 'quorum' of type 'longstr' but current is none",
+        ),
+        (
+            {"x-queue-type": "quorum"}, {"x-queue-type": "stream"},
+            "received 'quorum' but current is 'stream'",
         ),
     ],
 )  # fmt: skip
-def test_what_differs_is_told_in_full(
+def test_what_differs_is_told_as_rabbitmq_does(
     given: dict[str, object], current: dict[str, object], text: str
 ) -> None:
     with pytest.raises(ChannelError) as caught:
         check_equivalent(WHAT, given, current)
-    assert str(caught.value) == f"PRECONDITION_FAILED - inequivalent arg {text}"
+    (name,) = {*given, *current}
+    assert (
+        str(caught.value) == f"PRECONDITION_FAILED - inequivalent arg '{name}' for {WHAT}: {text}"
+    )
+
+
+def test_of_several_that_differ_the_first_of_the_table_is_told() -> None:
+    with pytest.raises(ChannelError, match="'x-expires'"):
+        check_equivalent(WHAT, {"x-max-length": 1, "x-expires": 1}, {})
 
 
 def test_every_type_has_its_name() -> None:

@@ -83,9 +83,15 @@ def test_declaring_again_must_be_the_same(rig: VHostRig) -> None:
         ),
         (
             "x", "direct", {"alternate-exchange": 5}, 406,
-            "PRECONDITION_FAILED - invalid type for arg 'alternate-exchange' in exchange 'x' in "
-            "vhost 'test': received the value '5' of type 'signedint', expected a text (longstr)",
+            "PRECONDITION_FAILED - invalid type 'signedint' for arg 'alternate-exchange' in "
+            "exchange 'x' in vhost 'test'",
         ),
+        (
+            "x", "direct", {"alternate-exchange": None}, 406,
+            "PRECONDITION_FAILED - invalid type 'void' for arg 'alternate-exchange' in "
+            "exchange 'x' in vhost 'test'",
+        ),
+        ("x", "", {}, 503, "COMMAND_INVALID - invalid exchange type ''"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_declared(

@@ -21,7 +21,7 @@ def info_of(rig: VHostRig, name: str) -> vhost_info.Info:
 
 def filled(rig: VHostRig) -> None:
     """A queue with something of everything."""
-    queue = rig.queue(arguments={"x-max-priority": 2, "x-queue-type": "quorum"}, auto_delete=False)
+    queue = rig.queue(arguments={"x-max-priority": 2, "x-queue-type": "classic"}, auto_delete=False)
     rig.put(queue, b"12345", b"678", priority=1)
     rig.put(queue, b"later", delay_ms=60_000)
     assert queue.amq.fetch() is not None
@@ -32,8 +32,8 @@ def test_an_open_queue(rig: VHostRig) -> None:
     rig.consume(rig.vhost.find_queue("q"), TakingChannel(), no_ack=False)
     found = info_of(rig, "q")
     expected = {
-        "name": "q", "vhost": "test", "type": "quorum", "durable": True, "exclusive": False,
-        "auto_delete": False, "arguments": {"x-max-priority": 2, "x-queue-type": "quorum"},
+        "name": "q", "vhost": "test", "type": "classic", "durable": True, "exclusive": False,
+        "auto_delete": False, "arguments": {"x-max-priority": 2, "x-queue-type": "classic"},
         "state": "running", "messages": 2, "messages_ready": 1, "messages_unacknowledged": 1,
         "delayed": 1, "message_bytes": 8, "message_bytes_ready": 3,
         "message_bytes_unacknowledged": 5, "consumers": 1, "alphas": 1, "betas": 0, "gammas": 0,

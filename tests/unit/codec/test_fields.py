@@ -99,20 +99,20 @@ def test_tuples_and_buffers_are_written_as_lists_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_thirty_two_may_stand_in_each_other(array: bool) -> None:
-    good = nested(31 if array else 32, array)
+def test_a_hundred_and_twenty_eight_may_stand_in_each_other(array: bool) -> None:
+    good = nested(127 if array else 128, array)
     assert check_table(good, 0, len(good)) == len(good)
     table, _ = decode_table(good)
     assert encode_table(table) == good
-    bad = nested(32 if array else 33, array)
+    bad = nested(128 if array else 129, array)
     for read in (decode_table, lambda data: check_table(data, 0, len(data))):
-        with pytest.raises(AMQPConnectionError, match="nested more than 32"):
+        with pytest.raises(AMQPConnectionError, match="nested more than 128"):
             read(bad)
 
 
 def test_what_is_nested_too_deep_is_not_written() -> None:
     value: object = 1
-    for _ in range(32):
+    for _ in range(128):
         value = [value]
     with pytest.raises(ValueError, match="nested"):
         encode_table({"a": value})

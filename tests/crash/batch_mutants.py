@@ -80,6 +80,18 @@ BATCH_MUTANTS = (
         BATCHES,
     ),
     Mutant(
+        "facts-forgotten-by-a-checkpoint", "already done",
+        "    if batch.facts is not None:\n        parts.append(_facts(batch.facts))\n",
+        "",
+        BATCHES,
+    ),
+    Mutant(
+        "facts-forgotten-by-a-replay", "already done",
+        "    return BatchRecord(query, number, time_us, target, pages, facts=facts)\n",
+        "    return BatchRecord(query, number, time_us, target, pages)\n",
+        BATCHES,
+    ),
+    Mutant(
         "head-moves-in-steps", "all or nothing",
         "                _merge_turns(stream, offset, lsn)\n",
         "",

@@ -85,3 +85,34 @@ def test_what_comes_back_too_often_is_a_dead_letter(
         (death,) = (header.properties.headers or {})["x-death"]
         assert (death["reason"], death["queue"]) == ("delivery_limit", name)
         wire.ask(Queue.Delete(queue=name), Queue.DeleteOk)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("is_got", [False, True], ids=["consume", "get"])
+def test_deliveries_of_quorum_queues_alone_say_how_often_they_came(
+    broker: Broker, name: str, kind: str, is_got: bool
+) -> None:
+    with open_channel(broker) as wire:
+        wire.declare(name, durable=True, exclusive=False, arguments={"x-queue-type": kind})
+        wire.publish(1, name, b"x", properties=b"\x10\x00\x02")
+        if not is_got:
+            wire.ask(Basic.Consume(queue=name), Basic.ConsumeOk)
+        for n in range(3):
+            if is_got:
+                got = wait_until(lambda: headers_got_from(wire, name), "the message")
+            else:
+                tag = wire.expect(Basic.Deliver, 1).delivery_tag or 0
+                got = tag, wire.content()[0].properties.headers or {}
+            is_told = kind == "quorum" and (is_got or n > 0)
+            assert got[1] == ({"x-delivery-count": n} if is_told else {})
+            wire.send(Basic.Reject(got[0], requeue=True), 1)
+        wire.send(Queue.Delete(queue=name), 1)
+
+
+def headers_got_from(wire: Wire, queue: str) -> tuple[int, dict[str, object]] | None:
+    """Tag and headers of a message of the queue, if there is one by now."""
+    wire.send(Basic.Get(queue=queue), 1)
+    _, answer = wire.receive()
+    if not isinstance(answer, Basic.GetOk):
+        return None
+    return answer.delivery_tag or 0, dict(wire.content()[0].properties.headers or {})

@@ -15,7 +15,7 @@ from typing import Final
 from penstock.broker import refusals
 from penstock.broker.channel import Channel, unknown_tag
 from penstock.broker.channel_access import check_read
-from penstock.broker.consumers import Consumer
+from penstock.broker.consumers import ALL_COUNTS, COUNTS_OF_RETURNS, NO_COUNTS, Consumer
 from penstock.broker.deliver import write_get_ok
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.transactions import ChannelTransaction
@@ -63,6 +63,7 @@ from penstock.errors import (
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import OS
 
+DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
 
@@ -126,6 +127,8 @@ def on_consume(channel: Channel, method: Method) -> None:
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
         arguments=method.arguments,
     )  # fmt: skip
+    if is_quorum(queue) or channel.handler.has_capability(DELIVERY_COUNT):
+        consumer.counts = COUNTS_OF_RETURNS
     queue.attach(consumer)
     channel.add_consumer(consumer)
     vhost.usage.consumer_bytes += consumer.held_bytes
@@ -133,6 +136,12 @@ def on_consume(channel: Channel, method: Method) -> None:
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
     vhost.dispatch.mark(consumer.source)
+
+
+def is_quorum(queue: Served) -> bool:
+    """Whether its deliveries say x-delivery-count: as in RabbitMQ 3.10 those of basic.get from 0,
+    those to consumers once they came back."""
+    return queue.arguments.get("x-queue-type") == "quorum"
 
 
 def _reply_queue(channel: Channel, method: BasicConsume) -> Served:
@@ -204,7 +213,12 @@ def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no
     else:
         tag = channel.add_pending(queue, delivery)
     queue.got += 1
-    write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len())
+    counts = NO_COUNTS
+    if is_quorum(queue):
+        counts = ALL_COUNTS
+    elif channel.handler.has_capability(DELIVERY_COUNT):
+        counts = COUNTS_OF_RETURNS
+    write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
     channel.vhost.dispatch.mark(queue)
 
 

@@ -22,6 +22,7 @@ CAPABILITIES: Final = (
     "authentication_failure_close",
     "connection.blocked",
     "consumer_cancel_notify",
+    "penstock.delivery_count",
 )
 
 

@@ -38,6 +38,10 @@ CONSUMER_BYTES: Final = 500  # measured: a consumer without arguments
 
 
 NO_LIMIT: Final = 1 << 60  # messages
+# Which deliveries say x-delivery-count.
+NO_COUNTS: Final = 0
+COUNTS_OF_RETURNS: Final = 1  # of messages that came back
+ALL_COUNTS: Final = 2  # from 0: of basic.get from a queue of type quorum
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -83,6 +87,7 @@ class Consumer:
         self.priority: int = priority
         self.prefetch: int = prefetch
         self._arguments: bytes = encode_table(arguments) if arguments else b""
+        self.counts: int = NO_COUNTS
         self.unacked: int = 0
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last

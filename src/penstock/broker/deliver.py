@@ -21,7 +21,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 
-from penstock.broker.consumers import Consumer
+from penstock.broker.consumers import ALL_COUNTS, Consumer
 from penstock.broker.output import Output
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
@@ -56,7 +56,7 @@ def write_delivery(
     header = message.header
     if delivery.attempts or not header or header[0] != FORMAT:
         address, props = address_of(header, consumer.queue.name)
-        if delivery.attempts:
+        if delivery.attempts and consumer.counts:
             props = HEADERS.delivered_props(props, delivery.attempts)
     else:
         at = 2 + header[1]
@@ -122,12 +122,13 @@ def _write_body(output: Output, channel: int, body: bytes) -> None:
 
 
 def write_get_ok(
-    output: Output, channel: int, queue: str, delivery_tag: int, delivery: Delivery, ready: int
-) -> None:
-    """A basic.get-ok with its content. ready: how many messages are left."""
+    output: Output, channel: int, queue: str, delivery_tag: int, delivery: Delivery, ready: int,
+    counts: int,
+) -> None:  # fmt: skip
+    """A basic.get-ok with its content. ready: how many are left. counts: as a consumer's."""
     message = delivery.message
     address, props = address_of(message.header, queue)
-    if delivery.attempts:
+    if counts == ALL_COUNTS or (counts and delivery.attempts):
         props = HEADERS.delivered_props(props, delivery.attempts)
     out = output.writer()
     begin_frame(out, METHOD, channel, METHOD_FIXED_BYTES + len(address) + 4)

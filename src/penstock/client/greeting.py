@@ -50,6 +50,7 @@ CAPABILITIES = {
     "connection.blocked": True,
     "exchange_exchange_bindings": True,
     "authentication_failure_close": True,
+    "penstock.delivery_count": True,  # jobs say how often they were tried
 }
 
 

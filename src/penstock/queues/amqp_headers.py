@@ -121,8 +121,8 @@ class AmqpHeaders(HeaderCodec):
         return _prefix(header).attempts if first & _ATTEMPTS else 0
 
     def delivered_props(self, props: bytes, attempts: int) -> bytes:
-        """Properties for a delivery that is not the first: with x-delivery-count among the headers,
-        as RabbitMQ's quorum queues have it."""
+        """Properties for a delivery with x-delivery-count among the headers, as RabbitMQ's quorum
+        queues have it."""
         try:
             raw = RawProperties(props)
         except PropertiesError:

@@ -1,7 +1,7 @@
 """What one user may make a vhost do: rejects beside a backlog, chains, patterns, crowds.
 
-Each was a way to hold up every other client of the vhost, or to end it. The bounds are small, as the
-steps are counted in the unit tests (test_requeue_cost, test_topic_trie, test_consumers,
+Each was a way to hold up every other client of the vhost, or to end it. The bounds are small, for
+the steps are counted in the unit tests (test_requeue_cost, test_topic_trie, test_consumers,
 test_dead_letter); here a broker goes through all of it while another client is served.
 """
 

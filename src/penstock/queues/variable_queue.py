@@ -195,7 +195,7 @@ class VariableQueue(VqLease):
         state = self.state
         if not state.len:
             return None
-        if state.head_in_ram():
+        if (state.q4 and not state.has_back) or state.head_in_ram():
             entry = state.q4[0]
             return self._waits_for(entry.seq, entry.message.persistent)
         row = self._first_row()

@@ -1,6 +1,7 @@
 """Reserve: room that is really taken, given back at once, and no error when there is none."""
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -8,6 +9,12 @@ from penstock.storage.reserve import STEP, Reserve
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 MANY = 1 << 40
+
+
+def wanted(reserve: Reserve, want: int, available: int) -> Callable[[], object] | None:
+    """The growth to so many bytes."""
+    reserve.want(want)
+    return reserve.take_growth(available)
 
 
 def reserve(capacity: int | None = None) -> tuple[FaultyFileSystem, Reserve]:
@@ -18,7 +25,7 @@ def reserve(capacity: int | None = None) -> tuple[FaultyFileSystem, Reserve]:
 
 def grow(r: Reserve, want: int, available: int = MANY) -> bool:
     """Whether there was anything to do."""
-    op = r.take_growth(want, available)
+    op = wanted(r, want, available)
     if op is not None:
         r.grown(op())
     return op is not None
@@ -56,9 +63,9 @@ def test_release_gives_all_of_it_back() -> None:
 def test_it_grows_once_at_a_time_and_is_not_released_meanwhile() -> None:
     _, r = reserve()
     grow(r, STEP)
-    op = r.take_growth(2 * STEP, MANY)
+    op = wanted(r, 2 * STEP, MANY)
     assert op is not None
-    assert r.take_growth(3 * STEP, MANY) is None
+    assert wanted(r, 3 * STEP, MANY) is None
     assert not r.release()
     r.grown(op())
     assert r.bytes == 2 * STEP
@@ -80,7 +87,7 @@ def test_a_full_disk_is_no_error_and_leaves_nothing_behind() -> None:
 def test_a_file_that_cannot_even_be_made_is_the_callers_to_hear_of() -> None:
     fs, r = reserve()
     fs.fail(errno.ENOSPC, kinds={"create"})
-    op = r.take_growth(STEP, MANY)
+    op = wanted(r, STEP, MANY)
     assert op is not None
     with pytest.raises(OSError, match="No space"):
         op()

@@ -26,8 +26,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "pending-not-materialised", "lost",
-        "return [entry for entry in self._state.ram_pending.values() if not entry.on_slot]",
-        "return []",
+        "found = [entry for entry in state.ram_pending.values() if not entry.on_slot]",
+        "found: list[Entry] = []",
         QUEUES + "purging",
     ),
     Mutant(
@@ -57,8 +57,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "requeued-to-the-wrong-end", "order",
-        "q4.extendleft(reversed(entries))",
-        "q4.extend(entries)",
+        "q4.extendleft(reversed(entries[:n]))",
+        "q4.extend(entries[:n])",
         QUEUES + "requeue",
     ),
     Mutant(

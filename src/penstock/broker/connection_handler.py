@@ -36,6 +36,7 @@ from penstock.broker import operations
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_basic import BASIC_METHODS
 from penstock.broker.channel_topology import TOPOLOGY_METHODS
+from penstock.broker.chores import DONE, Chore
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
 from penstock.broker.outlet import Outlet
 from penstock.broker.output import Output
@@ -119,6 +120,7 @@ class ConnectionHandler(ChannelOwner):
         self._held: deque[Event] = deque()  # kept while the vhost is short of something
         self._backlog: int = 0
         self._backlog_bytes: int = 0
+        self._must_end: bool = False  # connection.close has come, and waits for the backlog
         self._returning: Channel | None = None  # whose requeues go back at the end of their run
         self._is_paused: bool = False
         self._is_lost: bool = False
@@ -387,9 +389,19 @@ class ConnectionHandler(ChannelOwner):
             channel.note_publishes()
         self._count_published(n)
         if n < len(event.routes):
-            self._hold(
-                PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
-            )
+            rest = PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
+            if channel.publisher.is_sliced:
+                self._go_on_later(channel, rest)
+            else:
+                self._hold(rest)
+
+    def _go_on_later(self, channel: Channel, rest: PublishRun) -> None:
+        """Others are served before the rest of a run; what comes behind it on the channel waits."""
+        channel.is_waiting = True
+        channel.backlog.appendleft(rest)
+        self._backlog += 1
+        self._backlog_bytes += event_bytes(rest)
+        self.vhost.chores.wake(RestOfRun(channel))
 
     def _count_published(self, count: int) -> None:
         """A user who publishes faster than the limit allows is not read for a while."""
@@ -446,11 +458,11 @@ class ConnectionHandler(ChannelOwner):
             if isinstance(method, ChannelClose):  # it crossed with ours
                 self._say(number, ChannelCloseOk())
             return
-        if isinstance(method, ChannelClose):
+        if channel.is_waiting and (channel.backlog or not isinstance(method, ChannelClose)):
+            self._keep(channel, event)
+        elif isinstance(method, ChannelClose):
             self._drop_channel(number)
             self._say(number, ChannelCloseOk())
-        elif channel.is_waiting:
-            self._keep(channel, event)
         elif isinstance(method, PenstockCall):
             in_flight = self.vhost.in_flight
             in_flight.begin(self.identity.name, method.op)
@@ -485,6 +497,9 @@ class ConnectionHandler(ChannelOwner):
 
     def _on_connection_method(self, method: Method) -> None:
         if isinstance(method, ConnectionClose):
+            if self._backlog:  # what came before is handled first
+                self._must_end = True
+                return
             self._end_channels()
             self._say(0, ConnectionCloseOk())
             self.is_closed = True
@@ -525,6 +540,9 @@ class ConnectionHandler(ChannelOwner):
         if was_kept:
             self.account()
         self._give_back()
+        if self._must_end and not self._backlog and not self.is_closing:
+            self._must_end = False
+            self._handle_all([MethodReceived(0, ConnectionClose())])
         self._look_at_reading()
 
     def _look_at_reading(self) -> None:
@@ -542,6 +560,8 @@ class ConnectionHandler(ChannelOwner):
     def close_channel(self, number: int, error: AMQPError) -> None:
         """End a channel with an error."""
         self._log_refusal(number, error)
+        channel = self.channels.get(number)
+        backlog = list(channel.backlog) if channel is not None else []
         self._drop_channel(number)
         self._say(
             number,
@@ -550,6 +570,8 @@ class ConnectionHandler(ChannelOwner):
                 method_id=error.method_id,
             ),
         )  # fmt: skip
+        if backlog and is_close(backlog[-1]):  # it crosses with ours
+            self._say(number, ChannelCloseOk())
 
     def fail(self, error: AMQPError) -> None:
         """End the connection with an error."""
@@ -567,6 +589,9 @@ class ConnectionHandler(ChannelOwner):
             ),
         )  # fmt: skip
         self.is_closing = True
+        if self._must_end:  # it crosses with ours
+            self._must_end = False
+            self._say(0, ConnectionCloseOk())
         self._look_at_reading()
         self.outlet.closing()
 
@@ -639,6 +664,28 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
         and event.channel == channel.number
         and isinstance(event.method, BasicReject | BasicNack)
     )
+
+
+class RestOfRun(Chore):
+    """The rest of a run of publishes that took too long."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Channel = channel
+
+    def step(self) -> int:
+        channel = self._channel
+        if not channel.is_closed:
+            channel.is_waiting = False
+            channel.handler.go_on(channel)
+        return DONE
+
+    def failed(self, error: Exception) -> None:
+        self._channel.handler.failed(self._channel, error)
+
+
+def is_close(event: object) -> bool:
+    """Whether the event is a channel.close."""
+    return isinstance(event, MethodReceived) and isinstance(event.method, ChannelClose)
 
 
 def event_bytes(event: Event) -> int:

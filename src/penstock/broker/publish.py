@@ -62,6 +62,10 @@ MANDATORY: Final = 1
 IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; random keys must not grow it for ever
 APPENDED_MAX: Final = 10_000
+# A run of publishes to many queues is cut: the clock is looked at after so many places in queues.
+RUN_STEPS: Final = 256
+SPECIAL_STEPS: Final = 32  # of a publish that is routed by itself
+RUN_S: Final = 0.01
 PERSISTENT: Final = 2
 # Property flags that say that more than the scan is needed.
 HAS_HEADERS: Final = 0x2000
@@ -123,6 +127,7 @@ class Publisher:
         self.output: Output = output
         self.confirms: Confirms | None = None
         self.transaction: Collecting | None = None
+        self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self._routes: dict[bytes, Route] = {}
         self._version: int = -1
@@ -144,14 +149,27 @@ class Publisher:
     # ---- a run ---------------------------------------------------------------------------------
 
     def run(self, routes: list[bytes], headers: list[bytes], bodies: list[bytes]) -> int:
-        """Publish them in order; how many were dealt with. Fewer than all: the disk is full.
+        """Publish them in order; how many were dealt with. Fewer than all: `is_sliced` says that
+        they took longer than RUN_S, and others are to be served before the rest; else the disk is
+        full.
         ChannelError, AMQPConnectionError: of the one behind those before it, which are in."""
         raw = b""
         route: Route | None = None
         props = b""
         info = 0
         n = len(routes)
+        self.is_sliced = False
+        steps = 0
+        until_s = 0.0
         for i in range(n):
+            if steps >= RUN_STEPS:
+                steps = 0
+                now_s = self.vhost.clock.monotonic()
+                if until_s == 0.0:
+                    until_s = now_s + RUN_S
+                elif now_s > until_s:
+                    self.is_sliced = True
+                    return i
             if route is None or routes[i] != raw:
                 raw = routes[i]
                 route = self.route(raw)
@@ -161,8 +179,10 @@ class Publisher:
             try:
                 if info >> 16 & SPECIAL or route.is_special:
                     self._publish_special(route, props, info, bodies[i])
+                    steps += SPECIAL_STEPS
                 else:
                     self._publish(route, route.queues, props, info, bodies[i])
+                    steps += 1 + len(route.queues)
             except DiskFullError:
                 return i
         return n

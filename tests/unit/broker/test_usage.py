@@ -7,6 +7,7 @@ import pytest
 from penstock.access.limits import Limits
 from penstock.access.permissions import everything
 from penstock.broker.usage import CHANNEL_BYTES, CONNECTION_BYTES
+from penstock.clock import ManualClock
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.spec import (
     BasicConsume,
@@ -350,6 +351,67 @@ def test_what_comes_behind_a_channel_that_waits_is_bounded_and_counted(is_closed
     assert not client.outlet.is_paused
     assert rig.vhost.monitor.other_bytes == before
     assert rig.vhost.served("q").len() == (0 if is_closed else n + 1)  # type: ignore[union-attr]
+
+
+# --- runs of publishes ---
+
+
+class HastyClock(ManualClock):
+    """A millisecond passes whenever somebody asks for the time."""
+
+    def monotonic(self) -> float:
+        self.advance(0.001)
+        return super().monotonic()
+
+
+def fanned_out(queues: int) -> tuple[BrokerRig, RigClient, bytes]:
+    """A rig, a client, and one publish that goes to so many queues."""
+    rig = rig_of()
+    client = rig.client().open(1).open(2)
+    for n in range(queues):
+        client.call(1, QueueDeclare(queue=f"q{n}"), QueueDeclareOk)
+        client.call(1, QueueBind(queue=f"q{n}", exchange="amq.fanout"), QueueBindOk)
+    rig.vhost.clock = HastyClock()
+    publish = method_frame(2, BasicPublish(exchange="amq.fanout").encode())
+    return rig, client, publish + content_frames(2, b"\0\0", b"", 8192)
+
+
+@pytest.mark.parametrize("ending", ["", "channel", "connection", "both"])
+def test_a_run_to_many_queues_lets_others_in(ending: str) -> None:
+    """300 messages to 40 queues in one read: another channel is answered in between, nothing is
+    lost, whatever comes behind them."""
+    rig, client, publish = fanned_out(40)
+    data = publish * 300
+    if ending in ("channel", "both"):
+        data += method_frame(2, ChannelClose().encode())
+    if ending in ("connection", "both"):
+        data += method_frame(0, ConnectionClose().encode())
+    client.raw(data)
+    queue = rig.vhost.served("q0")
+    assert queue is not None
+    first = queue.len()
+    assert 60 < first < 150
+    if not ending:
+        client.send(1, QueueDeclare(queue="q0", passive=True))
+        rig.vhost.turn()
+        client.pump()
+        assert client.methods(QueueDeclareOk)[0].message_count < 300
+    rig.turn()
+    assert [rig.vhost.served(f"q{n}").len() for n in range(40)] == [300] * 40  # type: ignore[union-attr]
+    raw = b"".join(client.outlet.sent)
+    assert (b"\x00\x14\x00\x29" in raw) is (ending in ("channel", "both"))
+    assert (b"\x00\x0a\x00\x33" in raw) is (ending in ("connection", "both"))
+
+
+def test_a_channel_that_fails_behind_its_own_close_is_closed_once() -> None:
+    rig, client, publish = fanned_out(40)
+    wrong = method_frame(2, BasicPublish(exchange="none").encode())
+    wrong += content_frames(2, b"\0\0", b"", 8192)
+    client.raw(publish * 300 + wrong + method_frame(2, ChannelClose().encode()))
+    rig.turn()
+    raw = b"".join(client.outlet.sent)
+    assert raw.count(b"\x00\x14\x00\x28") == raw.count(b"\x00\x14\x00\x29") == 1
+    assert rig.vhost.served("q39").len() == 300  # type: ignore[union-attr]
 
 
 # --- publish rate ---

@@ -17,7 +17,8 @@ Headers are compared as RabbitMQ does it: numbers and times by their value, what
 is 1.0, and the first second of 1970, but not true), a text and the same bytes are one, and an
 argument without a value asks only that the header be there. Arguments that begin with "x-" are no
 conditions, save with all-with-x and any-with-x, where only x-match itself is none. With no
-conditions `all` selects every message and `any` none. x-consistent-hash and the exchanges that belong to streams are not here.
+conditions `all` selects every message and `any` none. x-consistent-hash and the exchanges that
+belong to streams are not here.
 """
 
 from abc import ABC, abstractmethod

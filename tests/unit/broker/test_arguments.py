@@ -16,8 +16,10 @@ from penstock.broker.arguments import (
     encode_arguments,
     shown,
 )
+from penstock.codec.fields import NESTING_MAX, decode_table, encode_table
 from penstock.errors import ChannelError
 from penstock.queues.queue_options import QueueOptions
+from penstock.routing.exchange_types import Binding, comparable
 
 WHAT = "queue 'q' in vhost '/'"
 
@@ -316,6 +318,22 @@ def test_stored_arguments_come_back_as_they_were() -> None:
         "nested": [{"deep": b"\xfe"}, [], {"$amqp": "mine"}], "odd": "\udcff", "big": 1 << 40,
     }  # fmt: skip
     assert decode_arguments(encode_arguments(given)) == given
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_the_deepest_table_is_stored_compared_and_shown(is_array: bool) -> None:
+    """What works on decoded tables recurses."""
+    value: object = {}
+    for _ in range(NESTING_MAX - 2):
+        value = [value] if is_array else {"a": value}
+    given: dict[str, object] = {"x-mine": value}
+    assert decode_table(encode_table(given))[0] == given
+    assert decode_arguments(encode_arguments(given)) == given
+    binding = Binding("x", "q", "q", "k", given)
+    assert binding.identity == Binding("x", "q", "q", "k", dict(given)).identity
+    assert comparable(given) == comparable(dict(given))
+    assert shown(value)
+    check_equivalent(WHAT, {"x-max-length": value}, {"x-max-length": value})
 
 
 def test_no_arguments_are_no_bytes() -> None:

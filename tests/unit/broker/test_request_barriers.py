@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import penstock
 from penstock.broker.chores import Chore
 from penstock.broker.operation_json import loads
 from penstock.broker.operations import OPERATIONS
@@ -39,12 +38,9 @@ from penstock.codec.spec import (
     QueueUnbind,
 )
 from penstock.errors import AMQPError, ChannelError, valid_text
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 
-# Calls between compiled methods do not pass through what a test puts in their place.
-pure_only = pytest.mark.skipif(
-    penstock.build_kind() != "pure", reason="a compiled method cannot be made to fail"
-)
 BAD_BYTES = b"q\xff\xfe"
 BAD = BAD_BYTES.decode("utf-8", "surrogateescape")
 

@@ -11,6 +11,7 @@ import pytest
 from penstock.codec.spec import BasicConsume, BasicConsumeOk, BasicQos, QueueDeclare, QueueDeclareOk
 from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import classic
 
 
@@ -89,6 +90,7 @@ def test_a_publish_serves_only_when_a_limit_acts_and_somebody_consumes(
     assert len(client.bodies()) == (50 if has_consumer else 0)
 
 
+@pure_only
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -113,6 +115,7 @@ def test_messages_that_are_held_back_for_the_log_are_the_consumers(
     assert client.bodies() == [str(i).encode() for i in range(30)]
 
 
+@pure_only
 def test_beyond_what_they_have_room_for_a_held_queue_is_limited(
     rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_burst_is_sent_on_before_the_limit_acts(rig: BrokerRig) -> None:
     assert len(client.bodies()) == 40
 
 
+@pure_only
 def test_an_error_of_the_queue_is_the_turns_and_the_publish_is_in(
     rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

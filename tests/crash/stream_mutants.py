@@ -76,8 +76,8 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "taken-away-from-a-reader", "retention",
-        "        if kept is not None and kept < keep_from:\n            keep_from = kept\n",
-        "",
+        "hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)\n",
+        "hold = None\n",
         STREAMS,
     ),
     Mutant(

@@ -84,6 +84,7 @@ def test_what_comes_back_too_often_is_a_dead_letter(
         assert body == b"poison"
         (death,) = (header.properties.headers or {})["x-death"]
         assert (death["reason"], death["queue"]) == ("delivery_limit", name)
+        assert set(death) == {"count", "reason", "queue", "time", "exchange", "routing-keys"}
         wire.ask(Queue.Delete(queue=name), Queue.DeleteOk)
 
 

@@ -15,7 +15,13 @@ from typing import Final
 from penstock.broker import refusals
 from penstock.broker.channel import Channel, unknown_tag
 from penstock.broker.channel_access import check_read
-from penstock.broker.consumers import ALL_COUNTS, COUNTS_OF_RETURNS, NO_COUNTS, Consumer
+from penstock.broker.consumers import (
+    ALL_COUNTS,
+    COUNTS_OF_BOXES,
+    COUNTS_OF_RETURNS,
+    NO_COUNTS,
+    Consumer,
+)
 from penstock.broker.deliver import write_get_ok
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.transactions import ChannelTransaction
@@ -127,7 +133,9 @@ def on_consume(channel: Channel, method: Method) -> None:
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
         arguments=method.arguments,
     )  # fmt: skip
-    if is_quorum(queue) or channel.handler.has_capability(DELIVERY_COUNT):
+    if channel.handler.has_capability(DELIVERY_COUNT):
+        consumer.counts = COUNTS_OF_BOXES
+    elif is_quorum(queue):
         consumer.counts = COUNTS_OF_RETURNS
     queue.attach(consumer)
     channel.add_consumer(consumer)
@@ -213,11 +221,9 @@ def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no
     else:
         tag = channel.add_pending(queue, delivery)
     queue.got += 1
-    counts = NO_COUNTS
-    if is_quorum(queue):
-        counts = ALL_COUNTS
-    elif channel.handler.has_capability(DELIVERY_COUNT):
-        counts = COUNTS_OF_RETURNS
+    counts = ALL_COUNTS if is_quorum(queue) else NO_COUNTS
+    if channel.handler.has_capability(DELIVERY_COUNT):
+        counts |= COUNTS_OF_BOXES
     write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
     channel.vhost.dispatch.mark(queue)
 

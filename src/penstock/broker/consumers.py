@@ -38,10 +38,12 @@ CONSUMER_BYTES: Final = 500  # measured: a consumer without arguments
 
 
 NO_LIMIT: Final = 1 << 60  # messages
-# Which deliveries say x-delivery-count.
+# Which deliveries say x-delivery-count, and whether x-death says attempts: a sum of these.
 NO_COUNTS: Final = 0
 COUNTS_OF_RETURNS: Final = 1  # of messages that came back
 ALL_COUNTS: Final = 2  # from 0: of basic.get from a queue of type quorum
+COUNTS_OF_DEATHS: Final = 4
+COUNTS_OF_BOXES: Final = COUNTS_OF_RETURNS | COUNTS_OF_DEATHS
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

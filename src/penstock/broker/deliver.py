@@ -21,7 +21,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 
-from penstock.broker.consumers import ALL_COUNTS, Consumer
+from penstock.broker.consumers import ALL_COUNTS, COUNTS_OF_DEATHS, NO_COUNTS, Consumer
 from penstock.broker.output import Output
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
@@ -48,6 +48,16 @@ def address_of(header: bytes, queue: str) -> tuple[bytes, bytes]:
     return HEADERS.parts(header, queue)
 
 
+def counted_props(header: bytes, props: bytes, attempts: int, counts: int) -> bytes:
+    """The properties with x-delivery-count and the attempts of deaths, as `counts` (consumers.py)
+    says."""
+    if counts & COUNTS_OF_DEATHS:
+        props = HEADERS.told_props(header, props)
+    if counts & ALL_COUNTS or (counts and attempts):
+        props = HEADERS.delivered_props(props, attempts)
+    return props
+
+
 def write_delivery(
     output: Output, channel: int, consumer: Consumer, delivery_tag: int, delivery: Delivery
 ) -> None:
@@ -56,8 +66,8 @@ def write_delivery(
     header = message.header
     if delivery.attempts or not header or header[0] != FORMAT:
         address, props = address_of(header, consumer.queue.name)
-        if delivery.attempts and consumer.counts:
-            props = HEADERS.delivered_props(props, delivery.attempts)
+        if consumer.counts != NO_COUNTS:
+            props = counted_props(header, props, delivery.attempts, consumer.counts)
     else:
         at = 2 + header[1]
         at += 1 + header[at]
@@ -128,8 +138,7 @@ def write_get_ok(
     """A basic.get-ok with its content. ready: how many are left. counts: as a consumer's."""
     message = delivery.message
     address, props = address_of(message.header, queue)
-    if counts == ALL_COUNTS or (counts and delivery.attempts):
-        props = HEADERS.delivered_props(props, delivery.attempts)
+    props = counted_props(message.header, props, delivery.attempts, counts)
     out = output.writer()
     begin_frame(out, METHOD, channel, METHOD_FIXED_BYTES + len(address) + 4)
     out.write(GET_OK)

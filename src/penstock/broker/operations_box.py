@@ -241,7 +241,7 @@ def _parts(call: BoxCall, queue: ServedQueue, delivery: Delivery) -> tuple[bytes
     """Properties as they would be delivered, and the body."""
     headers = call.vhost.headers
     message = delivery.message
-    props = headers.parts(message.header, queue.name)[1]
+    props = headers.told_props(message.header, headers.parts(message.header, queue.name)[1])
     if delivery.attempts:
         props = headers.delivered_props(props, delivery.attempts)
     body = message.body

@@ -18,6 +18,7 @@ from typing import Final
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.new_body import NewBody
 from penstock.queues.headers import Death, HeaderValue, PlainHeaders
+from penstock.queues.x_death import implied_attempts
 from penstock.storage.durability import NONE
 
 ATTEMPTS: Final = "x-delivery-count"
@@ -111,11 +112,12 @@ def id_of(text: str | None) -> int:
 def death_of(entry: dict[str, object]) -> Death:
     """One entry of x-death. What is missing or of another type is at its least."""
     when = entry.get("time")
+    reason = str(entry.get("reason", ""))
     return Death(
         str(entry.get("queue", "")),
-        str(entry.get("reason", "")),
+        reason,
         round(when.timestamp() * 1000) if isinstance(when, datetime) else 0,
-        _number(entry.get("attempts")),
+        _number(entry.get("attempts", implied_attempts(reason))),
         _number(entry.get("count")),
     )
 

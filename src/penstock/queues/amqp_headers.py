@@ -4,11 +4,13 @@ A publish is stored with one concatenation and delivered with two slices: exchan
 properties are kept raw and never decoded on the way. What queues want to remember of a message
 besides (HeaderCodec) stands before them, and mostly there is nothing:
 
-    format and flags 1      low nibble: 2; high nibble: which of these follow, in this order
+    format and flags 1      low three bits: 2; the others: which of these follow, in this order
     0x10  attempts 4        deliveries in earlier lives
     0x20  expiry 8          ms since 1970: its own, while it waits for a delay
     0x40  priority 1        where it is another than that in the properties
     0x80  hidden keys 2 + n a length, and routing keys that were in its BCC header, each 1 + n
+    0x08  attempts of deaths 2 + 4n   a length in bytes, and for each death in x-death, in its
+                            order, how often the message had been delivered then (x_death.py)
     exchange 1 + n | routing key 1 + n | properties: flag words and list, as on the wire
 
 A header of another format, or b"", is one of the embedded library (PlainHeaders): its directory was
@@ -18,8 +20,9 @@ key, and becomes one of this format when it dies.
 Deaths are RabbitMQ's x-death, as its documentation of dead letter exchanges has it: an array of
 tables, the last death first, one for each queue and reason, with a count that goes up; x-first-
 death-queue, -reason and -exchange beside it; the expiration goes away and stands in the death as
-original-expiration. Headers that are not concerned keep their bytes. One field is our own: how
-often the message had been delivered (attempts), where the reason does not say it already.
+original-expiration. Headers that are not concerned keep their bytes. How often the message had been
+delivered is kept apart, where the reason does not say it already: RabbitMQ's x-death has no field
+for it, and `told_props` writes one for clients that ask.
 
 What cannot be understood in the headers (a table that is damaged, an x-death that is none) counts
 as not there: a message that dies must go somewhere.
@@ -36,10 +39,20 @@ from penstock.queues.headers import U32_MAX, Death, HeaderCodec, HeaderError, Pl
 from penstock.queues.plain_messages import amqp_of
 from penstock.queues.raw_properties import PropertiesError, RawProperties
 from penstock.queues.raw_tables import RawEntry
-from penstock.queues.x_death import CC, add_death, deaths_in, first_death_in, routing_keys_in
+from penstock.queues.x_death import (
+    CC,
+    NO_ATTEMPTS,
+    add_death,
+    deaths_in,
+    first_death_in,
+    implied_attempts,
+    routing_keys_in,
+    with_attempts,
+)
 
 FORMAT: Final = 2
-FORMAT_MASK: Final = 0x0F
+FORMAT_MASK: Final = 0x07
+_DEATHS: Final = 0x08
 _ATTEMPTS: Final = 0x10
 _EXPIRY: Final = 0x20
 _PRIORITY: Final = 0x40
@@ -48,6 +61,7 @@ _HIDDEN: Final = 0x80
 FORMAT_BYTE: Final = b"\x02"
 CC_FIELD: Final = b"\x02CC"  # the header of that name as it stands in a table
 BYTES_MIN: Final = 5  # format, no exchange, no key, no properties
+DEATHS_MAX: Final = 256  # of which the attempts are kept
 
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -56,16 +70,17 @@ _PLAIN: Final = PlainHeaders()
 
 
 class Prefix:
-    """What stands before the exchange. priority: -1 for none. hidden: short strings. at: where the
-    exchange begins."""
+    """What stands before the exchange. priority: -1 for none. hidden: short strings. deaths: the
+    attempts of each, packed. at: where the exchange begins."""
 
-    __slots__ = ("at", "attempts", "expiry_ms", "hidden", "priority")
+    __slots__ = ("at", "attempts", "deaths", "expiry_ms", "hidden", "priority")
 
     def __init__(self) -> None:
         self.attempts: int = 0
         self.expiry_ms: int = 0
         self.priority: int = -1
         self.hidden: bytes = b""
+        self.deaths: bytes = b""
         self.at: int = 1
 
     def encode(self) -> bytes:
@@ -84,6 +99,9 @@ class Prefix:
         if self.hidden:
             flags |= _HIDDEN
             parts += [_U16.pack(len(self.hidden)), self.hidden]
+        if self.deaths:
+            flags |= _DEATHS
+            parts += [_U16.pack(len(self.deaths)), self.deaths]
         return bytes((flags,)) + b"".join(parts)
 
 
@@ -131,6 +149,21 @@ class AmqpHeaders(HeaderCodec):
         raw_tables.put(headers, b"x-delivery-count", raw_tables.signed(attempts))
         return raw.changed(headers)
 
+    def told_props(self, header: bytes, props: bytes) -> bytes:
+        """Properties for a client that asks for attempts: with those of the header's deaths."""
+        if not header or header[0] == FORMAT:
+            return props
+        attempts = _attempts_of_deaths(self.amqp(header, ""))
+        if not attempts:
+            return props
+        try:
+            raw = RawProperties(props)
+        except PropertiesError:
+            return props
+        headers = raw.headers()
+        with_attempts(headers, attempts)
+        return raw.changed(headers)
+
     # ---- of one message ------------------------------------------------------------------------
 
     def priority(self, header: bytes) -> int:
@@ -174,14 +207,17 @@ class AmqpHeaders(HeaderCodec):
             return header  # nothing can be written into it; it goes its way all the same
         exchange, key = split_address(address)
         headers = raw.headers()
-        add_death(headers, death, exchange, key, raw.expiration())
+        prefix = _prefix(header)
+        known = _attempts_of_deaths(header)
+        attempts = add_death(headers, death, exchange, key, raw.expiration(), known)
+        prefix.deaths = _packed(attempts)
         changed = raw.changed(headers, has_expiration=False)
-        return header[: len(header) - len(props)] + changed
+        return prefix.encode() + address + changed
 
     def deaths(self, header: bytes) -> list[Death]:
         if not header or header[0] & FORMAT_MASK != FORMAT:
             return _PLAIN.deaths(header)
-        return deaths_in(self.headers(header))
+        return deaths_in(self.headers(header), _attempts_of_deaths(header))
 
     def first_death(self, header: bytes) -> tuple[str, str] | None:
         if not header or header[0] & FORMAT_MASK != FORMAT:
@@ -278,6 +314,9 @@ def _from_plain(header: bytes, queue: str) -> bytes:
     prefix = Prefix()
     prefix.attempts = _PLAIN.attempts(header)
     prefix.expiry_ms = _PLAIN.expiry_ms(header)
+    deaths = _PLAIN.deaths(header)
+    if [each for each in deaths if each.attempts != implied_attempts(each.reason)]:
+        prefix.deaths = _packed([each.attempts for each in deaths])
     return prefix.encode() + amqp_of(_PLAIN, header, queue)
 
 
@@ -303,8 +342,26 @@ def _prefix(header: bytes) -> Prefix:
             raise HeaderError(f"a header of {len(header)} bytes ends within its hidden keys")
         prefix.hidden = header[at + 2 : end]
         at = end
+    if flags & _DEATHS:
+        end = at + 2 + int.from_bytes(header[at : at + 2], "big")
+        if end + BYTES_MIN - 1 > len(header):
+            raise HeaderError(f"a header of {len(header)} bytes ends within its deaths")
+        prefix.deaths = header[at + 2 : end]
+        at = end
     prefix.at = at
     return prefix
+
+
+def _packed(attempts: list[int]) -> bytes:
+    return b"".join([_U32.pack(min(n, U32_MAX)) for n in attempts[:DEATHS_MAX]])
+
+
+def _attempts_of_deaths(header: bytes) -> list[int]:
+    """As `add_death` returned them."""
+    if not header[0] & _DEATHS:
+        return NO_ATTEMPTS
+    data = _prefix(header).deaths
+    return [int.from_bytes(data[i : i + 4], "big") for i in range(0, len(data), 4)]
 
 
 def _prefix_bytes(flags: int) -> int:
@@ -313,4 +370,6 @@ def _prefix_bytes(flags: int) -> int:
         n += 8
     if flags & _PRIORITY:
         n += 1
+    if flags & _DEATHS:
+        n += 2
     return n + 2 if flags & _HIDDEN else n

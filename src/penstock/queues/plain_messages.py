@@ -21,14 +21,15 @@ _F64: Final = struct.Struct(">d")
 
 def amqp_of(plain: PlainHeaders, header: bytes, queue: str) -> bytes:
     """Exchange, routing key and properties for a header of the embedded library. HeaderError: it is
-    none. What is longer than AMQP can say is cut."""
+    none. What is longer than AMQP can say is cut. Not among it: the attempts of its deaths."""
     key = queue.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
     headers: list[RawEntry] = []
     for name, value in plain.values(header).items():
         at = name.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
         raw_tables.put(headers, at, _value(value))
     for death in reversed(plain.deaths(header)):
-        x_death.add_death(headers, death, b"", death.queue.encode("utf-8", "surrogateescape"), None)
+        where = death.queue.encode("utf-8", "surrogateescape")
+        x_death.add_death(headers, death, b"", where, None, x_death.NO_ATTEMPTS)
     first = plain.first_death(header)
     if first is not None:
         where = first[0].encode("utf-8", "surrogateescape")

@@ -1,11 +1,7 @@
 """What stays different from RabbitMQ, and why: patterns of sessions, under the heading of
 docs/compatibility.md that has the reason."""
 
-import re
 from fnmatch import fnmatchcase
-from typing import Final
-
-from tests.conformance.compared.runner import Transcript
 
 DIFFERENCES: dict[str, tuple[str, ...]] = {
     "Texts of errors": (
@@ -49,14 +45,6 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-# Sessions that are compared without the count of deliveries in headers, which is being changed.
-UNCOUNTED: tuple[str, ...] = (
-    "state/consumed/nack", "state/consumed/reject", "tx/nack-commit", "tx/reject-rollback",
-    "ack/requeue-order", "ack/nack-multiple", "ack/requeue-to-consumer", "ack/purge-with-unacked",
-    "limit/delivery-limit", "limit/delivery-limit-dlx", "limit/dead-again-dlx",
-)  # fmt: skip
-COUNTS: Final = re.compile(r"'(x-delivery-count|attempts)': \d+(, )?|, '(x-delivery-count)': \d+")
-
 
 def reason(session: str) -> str:
     """The heading that this session's difference stands under; "" if it is to be none."""
@@ -64,12 +52,3 @@ def reason(session: str) -> str:
         if any(fnmatchcase(session, pattern) for pattern in patterns):
             return heading
     return ""
-
-
-def as_compared(session: str, transcript: Transcript) -> Transcript:
-    """The transcript as it is compared: of some sessions without the count of deliveries."""
-    if session not in UNCOUNTED:
-        return transcript
-    return [
-        [COUNTS.sub("", line).replace(" headers={}", "") for line in step] for step in transcript
-    ]

@@ -56,6 +56,20 @@ def test_two_boxes_share_their_queues(broker: LiveBroker, box: Any) -> None:
     assert (again.body, again.is_redelivered, again.attempts) == (b"a", True, 1)
 
 
+def test_a_box_learns_after_how_many_attempts_a_message_died(broker: LiveBroker, box: Any) -> None:
+    dead = box.queue("failed")
+    q = box.queue("q", max_attempts=2, dead_letter_to="failed")
+    q.put(b"a")
+    for _ in range(2):
+        q.get(timeout=LONG_S).nack(delay=0)
+    job = dead.get(timeout=LONG_S)
+    assert [(each.reason, each.attempts) for each in job.deaths] == [("delivery_limit", 2)]
+    job.nack(delay=0)
+    until(lambda: len(dead) == 1)
+    (browsed,) = list(dead)
+    assert browsed.deaths == job.deaths
+
+
 def test_a_queue_that_is_there_is_taken_as_it_is_or_refused(broker: LiveBroker, box: Any) -> None:
     declare = QueueDeclare(queue="theirs", durable=True, arguments={"x-max-length": 9})
     with penstock.client.connect(broker.url) as connection:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.remote_message import RemoteMessage, id_of, properties_of
+from penstock.client.remote_message import RemoteMessage, death_of, id_of, properties_of
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.new_body import NewBody
 from penstock.queues.headers import Death
@@ -55,6 +55,7 @@ def test_what_the_broker_adds_is_told_apart() -> None:
     assert told.attempts == 4
     ms = round(died.timestamp() * 1000)
     assert told.deaths == [Death("q", "expired", ms, 3, 2), Death("r", "", 0, 0, 0)]
+    assert death_of({"reason": "rejected"}).attempts == 1
 
 
 def test_a_message_of_somebody_else() -> None:

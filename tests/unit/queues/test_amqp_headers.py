@@ -101,6 +101,41 @@ def test_a_death_is_written_into_the_headers() -> None:
     assert (H.deaths(made), H.first_death(made)) == ([], None)
 
 
+def test_the_attempts_of_deaths_are_kept_before_the_address() -> None:
+    made = H.with_(H.make(ROUTE, FULL), priority=9)
+    dead = H.with_death(made, Death("q", "delivery_limit", 5999, 3))
+    assert dead[:8] == b"\x4a\x09\0\x04\0\0\0\x03"
+    assert dead[8:].startswith(ADDRESS)
+    assert (H.priority(dead), H.deaths(dead)) == (9, [Death("q", "delivery_limit", 5000, 3)])
+    props = H.parts(dead)[1]
+    (seen,) = shown(props).headers["x-death"]
+    assert "attempts" not in seen
+    (told,) = shown(H.told_props(dead, props)).headers["x-death"]
+    assert told == {**seen, "attempts": 3}
+    again = H.with_death(H.with_(dead, attempts=2), Death("r", "rejected", 5999, 4))
+    assert (H.attempts(again), [each.attempts for each in H.deaths(again)]) == (2, [4, 3])
+    moved = H.readdressed(again, b"x", b"k")
+    assert H.deaths(moved) == H.deaths(again)
+    props = H.parts(made)[1]
+    assert H.told_props(made, props) is props
+
+
+def test_deaths_of_a_box_tell_their_attempts_to_those_that_ask() -> None:
+    plain = PLAIN.with_death(b"", Death("q", "delivery_limit", 5000, 3))
+    (seen,) = shown(H.parts(plain, "dead")[1]).headers["x-death"]
+    assert "attempts" not in seen
+    (told,) = shown(H.told_props(plain, H.parts(plain, "dead")[1])).headers["x-death"]
+    assert told["attempts"] == 3
+    dead = H.with_death(plain, Death("r", "expired", 5000))
+    assert [each.attempts for each in H.deaths(dead)] == [0, 3]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_header_that_ends_within_its_deaths_is_noticed(n: int) -> None:
+    with pytest.raises(HeaderError, match="ends within its deaths"):
+        H.parts(b"\x0a\0\x08" + bytes(4 + n))
+
+
 def test_properties_without_headers_get_some() -> None:
     dead = H.with_death(H.make(ROUTE, b"\0\0"), Death("q", "maxlen", 5999))
     assert shown(H.parts(dead)[1]).headers["x-first-death-reason"] == "maxlen"

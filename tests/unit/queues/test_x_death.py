@@ -10,7 +10,13 @@ from penstock.codec.fields import encode_table
 from penstock.queues import raw_tables
 from penstock.queues.headers import Death
 from penstock.queues.raw_tables import RawEntry
-from penstock.queues.x_death import add_death, deaths_in, first_death_in, routing_keys_in
+from penstock.queues.x_death import (
+    add_death,
+    deaths_in,
+    first_death_in,
+    routing_keys_in,
+    with_attempts,
+)
 
 
 def entries_of(table: dict[str, object]) -> list[RawEntry]:
@@ -28,7 +34,7 @@ def at(seconds: int) -> datetime.datetime:
 
 def test_golden_first_death() -> None:
     headers: list[RawEntry] = []
-    add_death(headers, Death("q", "expired", 1_700_000_000_999), b"x", b"key", b"5000")
+    add_death(headers, Death("q", "expired", 1_700_000_000_999), b"x", b"key", b"5000", [])
     assert raw_tables.join(headers) == (
         b"\x14x-first-death-reasonS\x00\x00\x00\x07expired"
         b"\x13x-first-death-queueS\x00\x00\x00\x01q"
@@ -46,7 +52,7 @@ def test_golden_first_death() -> None:
 
 def test_what_another_codec_reads() -> None:
     headers = entries_of({"mine": "ü", "CC": ["c1", "c2"]})
-    add_death(headers, Death("q", "rejected", 5999, 1), b"", b"q", None)
+    add_death(headers, Death("q", "rejected", 5999, 1), b"", b"q", None, [])
     assert shown(headers) == {
         "mine": "ü", "CC": ["c1", "c2"], "x-first-death-reason": "rejected",
         "x-first-death-queue": "q", "x-first-death-exchange": "",
@@ -59,10 +65,10 @@ def test_what_another_codec_reads() -> None:
 
 def test_the_same_death_is_counted_and_comes_first_as_it_was() -> None:
     headers: list[RawEntry] = []
-    add_death(headers, Death("a", "expired", 1000), b"x1", b"k1", b"10")
-    add_death(headers, Death("b", "rejected", 2000, 1), b"x2", b"k2", None)
-    add_death(headers, Death("a", "rejected", 3000, 1), b"x3", b"k3", None)
-    add_death(headers, Death("a", "expired", 4000), b"x4", b"k4", None)
+    add_death(headers, Death("a", "expired", 1000), b"x1", b"k1", b"10", [])
+    add_death(headers, Death("b", "rejected", 2000, 1), b"x2", b"k2", None, [])
+    add_death(headers, Death("a", "rejected", 3000, 1), b"x3", b"k3", None, [])
+    add_death(headers, Death("a", "expired", 4000), b"x4", b"k4", None, [])
     found = shown(headers)
     assert found["x-death"] == [
         {"count": 2, "reason": "expired", "queue": "a", "time": at(1), "exchange": "x1",
@@ -75,28 +81,44 @@ def test_the_same_death_is_counted_and_comes_first_as_it_was() -> None:
     assert (found["x-first-death-queue"], found["x-first-death-reason"]) == ("a", "expired")
     assert found["x-first-death-exchange"] == "x1"
     assert first_death_in(headers) == ("a", "expired")
-    assert deaths_in(headers) == [
+    assert deaths_in(headers, []) == [
         Death("a", "expired", 1000, 0, 2), Death("a", "rejected", 3000, 1, 1),
         Death("b", "rejected", 2000, 1, 1),
     ]  # fmt: skip
 
 
-def test_attempts_are_written_where_the_reason_does_not_say_them() -> None:
+def test_attempts_are_kept_apart_where_the_reason_does_not_say_them() -> None:
     headers: list[RawEntry] = []
-    add_death(headers, Death("q", "delivery_limit", 1000, 3), b"", b"q", None)
-    assert shown(headers)["x-death"][0]["attempts"] == 3
-    add_death(headers, Death("q", "rejected", 1000, 2), b"", b"q", None)
-    add_death(headers, Death("q", "rejected", 1000, 1), b"", b"q", None)
-    assert "attempts" not in shown(headers)["x-death"][0]
-    assert [(d.reason, d.attempts, d.count) for d in deaths_in(headers)] == [
+    told = add_death(headers, Death("q", "delivery_limit", 1000, 3), b"", b"q", None, [])
+    assert told == [3]
+    told = add_death(headers, Death("q", "rejected", 1000, 2), b"", b"q", None, told)
+    assert told == [2, 3]
+    told = add_death(headers, Death("q", "rejected", 1000, 1), b"", b"q", None, told)
+    assert told == [1, 3]
+    assert [(d.reason, d.attempts, d.count) for d in deaths_in(headers, told)] == [
         ("rejected", 1, 2), ("delivery_limit", 3, 1)
     ]  # fmt: skip
+    assert b"attempts" not in raw_tables.join(headers)
+    with_attempts(headers, told)
+    assert [table.get("attempts") for table in shown(headers)["x-death"]] == [None, 3]
+
+
+def test_the_attempts_in_tables_of_earlier_versions_are_read() -> None:
+    died = {"count": 1, "reason": "delivery_limit", "queue": "q", "attempts": 3}
+    headers = entries_of({"x-death": [died]})
+    assert deaths_in(headers, [])[0].attempts == 3
+    assert add_death(headers, Death("r", "expired", 1000), b"", b"q", None, []) == []
+    assert [d.attempts for d in deaths_in(headers, [])] == [0, 3]
+    told = add_death(headers, Death("q", "delivery_limit", 1000, 5), b"", b"q", None, [])
+    assert told == [5, 0]
+    assert b"attempts" not in raw_tables.join(headers)
+    assert [d.attempts for d in deaths_in(headers, told)] == [5, 0]
 
 
 def test_a_death_that_a_client_gave_back_in_its_own_types_is_counted() -> None:
     old = {"count": 3, "reason": b"expired", "queue": "q", "time": at(9), "x": "kept"}
     headers = entries_of({"x-death": [old]})
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
     (death,) = shown(headers)["x-death"]
     assert death["count"] == 4
     assert death["x"] == "kept"
@@ -107,37 +129,37 @@ def test_a_death_that_a_client_gave_back_in_its_own_types_is_counted() -> None:
 @pytest.mark.parametrize("count", [None, "many", -5, 1.5, True])
 def test_a_count_that_is_none_counts_as_one(count: object) -> None:
     headers = entries_of({"x-death": [{"count": count, "reason": "expired", "queue": "q"}]})
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
-    assert deaths_in(headers)[0].count == 2
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
+    assert deaths_in(headers, [])[0].count == 2
 
 
 @pytest.mark.parametrize("garbage", ["[{'count': 1}]", 5, None, {"count": 1}])
 def test_an_x_death_that_is_no_array_is_replaced(garbage: object) -> None:
     headers = entries_of({"x-death": garbage, "mine": 1})
-    assert deaths_in(headers) == []
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
+    assert deaths_in(headers, []) == []
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
     assert len(shown(headers)["x-death"]) == 1
     assert shown(headers)["mine"] == 1
 
 
 def test_what_is_no_death_is_kept_and_reads_as_somebodys_decision() -> None:
     headers = entries_of({"x-death": ["text", {"queue": 5}]})
-    assert deaths_in(headers) == [Death("", "rejected", 0), Death("", "", 0)]
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
+    assert deaths_in(headers, []) == [Death("", "rejected", 0), Death("", "", 0)]
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
     assert shown(headers)["x-death"][1:] == ["text", {"queue": 5}]
 
 
 def test_a_damaged_array_is_replaced() -> None:
     headers: list[RawEntry] = [(b"x-death", b"A\0\0\0\x02S\0")]
-    assert deaths_in(headers) == []
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
-    assert [d.queue for d in deaths_in(headers)] == ["q"]
+    assert deaths_in(headers, []) == []
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
+    assert [d.queue for d in deaths_in(headers, [])] == ["q"]
 
 
 def test_a_damaged_table_within_is_kept() -> None:
     headers: list[RawEntry] = [(b"x-death", raw_tables.array([b"F\0\0\0\x01\x09"]))]
-    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None)
-    assert [d.queue for d in deaths_in(headers)] == ["q", ""]
+    add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
+    assert [d.queue for d in deaths_in(headers, [])] == ["q", ""]
 
 
 def test_keys_in_cc_are_long_strings_of_an_array() -> None:
@@ -150,6 +172,6 @@ def test_keys_in_cc_are_long_strings_of_an_array() -> None:
 def test_a_queue_name_that_is_no_utf8_comes_back() -> None:
     name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     headers: list[RawEntry] = []
-    add_death(headers, Death(name, "maxlen", 1000), b"\xff", b"\xfe", None)
-    add_death(headers, Death(name, "maxlen", 1000), b"\xff", b"\xfe", None)
-    assert [(d.queue, d.count) for d in deaths_in(headers)] == [(name, 2)]
+    add_death(headers, Death(name, "maxlen", 1000), b"\xff", b"\xfe", None, [])
+    add_death(headers, Death(name, "maxlen", 1000), b"\xff", b"\xfe", None, [])
+    assert [(d.queue, d.count) for d in deaths_in(headers, [])] == [(name, 2)]

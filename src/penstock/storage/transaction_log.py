@@ -586,9 +586,9 @@ class TransactionLog:
         self.flush()
         last = self._last_written
         if last is not None and self._claimed_lsn == self.written_lsn and last in self._pool.in_use:
-            self._vouch_ahead(last)  # if a segment was prepared since
-            if self.failed is not None:
-                raise self.failed
+            failed = self._vouch_ahead(last)  # if a segment was prepared since
+            if failed is not None:
+                raise failed
 
     def _vouch(self) -> None:
         """Say after the last group, and in the next segment, what is durable [11]. With the last
@@ -609,21 +609,22 @@ class TransactionLog:
                 return
         self._vouch_ahead(segment)
 
-    def _vouch_ahead(self, segment: Segment) -> None:
-        """The vouch in the segment that comes after this one, which has the last group, if one is
-        prepared. It says nothing of groups that are only written: they may be torn."""
+    def _vouch_ahead(self, segment: Segment) -> SyncFailedError | None:
+        """Write the vouch into the segment that comes after this one, which has the last group, if
+        one is prepared. It says nothing of groups that are only written: they may be torn. Returns
+        the error if the write fails; the log has failed then."""
         place = self._pool.after(segment)
         if place is None or place is self._vouched:
-            return
+            return None
         vouch = encode_chain(
             place.seed, segment.number, self._last_end, self.durable_lsn, self.durable_lsn, True
         )
         try:
             place.file.pwrite(vouch, CHAIN_OFFSET)
         except OSError as error:
-            self._fail(place.path, error)
-            return
+            return self._fail(place.path, error)
         self._vouched = place
+        return None
 
     # ---- Segments -----------------------------------------------------------------------
 

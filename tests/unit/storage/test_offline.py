@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.errors import LockedError, NotAStoreError
-from penstock.storage.data_directory import vhost_number
+from penstock.storage.data_directory import DataDirectory, vhost_number
 from penstock.storage.offline import Offline, queue_name
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.tool_stores import DATA, VHOST, make, vhost_path
+from tests.helpers.tool_stores import DATA, VHOST, make, open_vhost, vhost_path
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,29 @@ def test_a_data_directory_and_a_vhost(whole: FaultyFileSystem) -> None:
             assert not store.faults
 
 
-def test_a_lost_name_leaves_the_number(whole: FaultyFileSystem) -> None:
+def test_a_lost_name_is_found_among_the_usual_ones(whole: FaultyFileSystem) -> None:
     fs = whole.fork()
     fs.damage_flip(vhost_path(fs) + "/.vhost", 0)
     with Offline(fs, DATA) as store:
         (vhost,) = store.vhosts
-        assert (vhost.name, vhost.number) == (b"", vhost_number(VHOST))
-        assert vhost.title() == f"{vhost_number(VHOST):016x}"
+        assert (vhost.name, vhost.number) == (VHOST, vhost_number(VHOST))
         assert [fault.path for fault in store.faults] == [vhost_path(fs) + "/.vhost"]
+
+
+def test_a_lost_name_leaves_the_number() -> None:
+    name = b"orders"
+    fs = FaultyFileSystem()
+    path = DataDirectory(fs, DATA).vhost_path(name)
+    open_vhost(fs, path, name).close()
+    fs = fs.crash("kept")
+    fs.damage_flip(path + "/.vhost", 0)
+    with Offline(fs, DATA) as store:
+        (vhost,) = store.vhosts
+        assert (vhost.name, vhost.number) == (b"", vhost_number(name))
+        assert vhost.title() == f"{vhost_number(name):016x}"
+        assert [fault.path for fault in store.faults] == [path + "/.vhost"]
+    with Offline(fs, DATA, [b"others", name]) as store:
+        assert [vhost.name for vhost in store.vhosts] == [name]
 
 
 def test_a_moved_vhost_is_known_by_its_files(whole: FaultyFileSystem) -> None:

@@ -2,19 +2,23 @@
 
 Every line of an `sh` block that begins with `penstock`, and every `penstock ...` within a sentence,
 is read as the command line reads it, up to where it would run. Those of users.md are run, in their
-order, on a broker.
+order, on a broker. The limits in security.md are those of the options, with their defaults.
 """
 
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from penstock.access.limits import Limits
 from penstock.cli.main import GROUPS, cli
+from penstock.config import DEFAULTS
+from penstock.storage.options import StorageOptions
 from tests.helpers.live_broker import LiveBroker
 
 ROOT = Path(__file__).parent.parent
@@ -90,3 +94,34 @@ def test_the_commands_of_users_run_as_written(
         done = CliRunner().invoke(cli, words, input="secret word\nsecret word\n")
         assert done.exit_code == 0, (line, done.output, done.exception)
     assert [row["user"] for row in broker.control("list_permissions", "orders")] == ["ada"]
+
+
+UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
+NO_LIMITS = {  # where the broker is and how it works, and what only tells somebody
+    "data", "data_permissions", "durability", "host", "http_hosts", "http_port", "lease_alert_s",
+    "log_level", "port", "strict", "vhost_restart_strategy",
+}  # fmt: skip
+
+
+def number(text: object) -> object:
+    """The number that a text of the page or of a default means; the text, if it is none."""
+    found = re.fullmatch(r"(-?[\d.]+) ?(\w*)", str(text).replace(",", "").strip())
+    return float(found[1]) * UNITS[found[2] or "s"] if found else text
+
+
+def test_the_table_of_limits_has_each_option_with_its_default() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    told = {(table, name): number(value.strip("` ")) for table, name, value in ROW.findall(page)}
+    limits = {("", name): value for name, value in DEFAULTS.items() if name not in NO_LIMITS}
+    limits |= {("limits", name): value for name, value in asdict(Limits()).items()}
+    limits["storage", "disk_free_limit"] = StorageOptions().disk_free_limit
+    assert told == {key: number(value) for key, value in limits.items()}
+
+
+def test_defaults_in_the_sentences_about_security_are_those_of_the_options() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    told = re.findall(r"([\d.,]+(?: [KMG]iB| s)?) \(`(\w+)`\)", page)
+    assert {name for _, name in told} >= {"half_open_max", "http_connections_max", "vhost_retry"}
+    for value, name in told:
+        assert number(value) == number(DEFAULTS[name]), name

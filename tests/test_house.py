@@ -19,6 +19,11 @@ import pytest
 
 import penstock
 from penstock.cli import main as cli_main
+from tests.crash.batch_mutants import BATCH_MUTANTS
+from tests.crash.lease_mutants import LEASE_MUTANTS
+from tests.crash.mutants import MUTANTS
+from tests.crash.queue_mutants import QUEUE_MUTANTS
+from tests.crash.stream_mutants import STREAM_MUTANTS
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "penstock"
@@ -287,3 +292,15 @@ def test_importing_penstock_loads_nothing_heavy() -> None:
 def test_the_version_is_told_without_what_it_does_not_need() -> None:
     statement = "from penstock.cli.main import main; main(['--version'])"
     assert not loaded_by(statement) & (set(HEAVY) - {"click"})
+
+
+def test_the_text_of_each_mutant_stands_in_the_source_once() -> None:
+    """The crash tests of a mutant run seldom; a change of its text is noticed here at once."""
+    sources = [path.read_text() for path in sorted(SRC.rglob("*.py"))]
+    groups = (MUTANTS, QUEUE_MUTANTS, STREAM_MUTANTS, LEASE_MUTANTS, BATCH_MUTANTS)
+    found = {
+        mutant.name: sum(source.count(mutant.old) for source in sources)
+        for group in groups
+        for mutant in group
+    }
+    assert {name: n for name, n in found.items() if n != 1} == {}

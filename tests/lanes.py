@@ -14,6 +14,7 @@ full, then a line for each lane and the names of all that failed, and last the v
 import argparse
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +174,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--make", default="make", help="the command that makes lint")
     given = parser.parse_args()
+    # A shell that starts this in the background has it ignore Ctrl-C, and so would the tests of it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     LOGS.mkdir(exist_ok=True)
 
     def say(line: str) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.codec.fields import Table, check_table, decode_table, encode_table
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, expiration_at, scan
-from penstock.codec.spec import METHODS, decode_method
+from penstock.codec.spec import METHODS, ConnectionStartOk, decode_method
 from penstock.errors import AMQPConnectionError
 
 NAMES = st.text(max_size=20)
@@ -132,6 +132,8 @@ def test_methods_of_random_fields_come_back_and_pamqp_reads_the_same(
             bytes: ascii_names.map(str.encode),
             dict: TABLES,
         }[kind]
+        if isinstance(made, ConnectionStartOk) and name == "client_properties":
+            values = TABLES.map(encode_table)  # kept as it came
         setattr(made, name, data.draw(values))
     payload = made.encode()
     assert decode_method(payload) == made
@@ -144,4 +146,6 @@ def test_methods_of_random_fields_come_back_and_pamqp_reads_the_same(
     for name in made.__slots__:
         value = getattr(made, name)
         given_back = getattr(theirs, {"type": "exchange_type"}.get(name, name))
+        if isinstance(given_back, dict) and isinstance(value, bytes):
+            value = decode_table(value)[0]
         assert given_back == value or str(given_back).encode() == value, name

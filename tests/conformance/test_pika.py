@@ -262,6 +262,21 @@ def test_prefetch_of_the_channel_is_shared_by_its_consumers(
     assert sum(len(taker.taken) for taker in takers) == 4
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_prefetch_for_consumers_to_come_lifts_that_of_the_channel(
+    channel: BlockingChannel, name: str, count: int
+) -> None:
+    channel.queue_declare(name, exclusive=True)
+    for _ in range(9):
+        channel.basic_publish("", name, b"x")
+    channel.basic_qos(prefetch_count=3, global_qos=True)
+    taker = Taker(channel, name).wait_for(3)
+    settle(channel)
+    assert len(taker.taken) == 3
+    channel.basic_qos(prefetch_count=count)
+    taker.wait_for(9)
+
+
 def test_consumers_take_turns(connect: Callable[[], BlockingConnection], name: str) -> None:
     channels = [connect().channel() for _ in range(3)]
     channels[0].queue_declare(name, auto_delete=True)

@@ -78,17 +78,19 @@ TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
 
 
 def on_qos(channel: Channel, method: Method) -> None:
-    """basic.qos: a limit for consumers to come, or one for the whole channel."""
+    """basic.qos. global: a limit for the whole channel. Else one for each consumer that is started
+    from now on; a limit of the whole channel ends then, as in RabbitMQ."""
     assert isinstance(method, BasicQos)
     if method.prefetch_size:
         text = f"prefetch_size!=0 ({method.prefetch_size})"
         raise AMQPConnectionError(NOT_IMPLEMENTED, text)
     if method.global_:
         channel.prefetch = method.prefetch_count
-        channel.look_at_sharing()
-        channel.update()
     else:
+        channel.prefetch = 0
         channel.consumer_prefetch = method.prefetch_count
+    channel.look_at_sharing()
+    channel.update()
     channel.send(BasicQosOk())
 
 

@@ -39,6 +39,7 @@ from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
 from penstock.queues.budget import rss_bytes
 from penstock.server.authenticator import HASHERS, Authenticator
+from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
@@ -138,9 +139,13 @@ class HttpProcess(LinkedProcess):
             timeout_keep_alive=int(KEEP_ALIVE_S), timeout_graceful_shutdown=CLOSE_S,
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         )  # fmt: skip
-        self._server = _Server(config, lambda: self._link.send({"do": "ready"}))
+        self._server = _Server(config, self._ready)
         self._serving = self._loop.create_task(self._server.serve(self._socks))
         self._serving.add_done_callback(self._served)
+
+    def _ready(self) -> None:
+        freeze_start()
+        self._link.send({"do": "ready"})
 
     def _made_api(self, facts: dict[str, Any]) -> Api:
         """facts: of `start`; the data directory among them is absolute."""

@@ -13,7 +13,8 @@ that were freed (1 ms), while there is work, and once after work has ended:
 Small objects are in arenas of Python's own, each given back when all of it is free. What Python
 keeps for reuse (its free lists) lies scattered over them and pins them: a third of what a purge of
 120,000 messages had left. A full collection empties these lists, so there is one at rest, if less
-than SMALL_BYTES are counted: it walks over all objects, 2 ms then.
+than SMALL_BYTES are counted. It walks over all objects but those of the start, which `freeze_start`
+has taken out: they are 34,000, and 8 ms for which the loop would wait.
 
 In processes of the broker only: the allocator of a program that embeds the library is its own.
 Where the C library has no `malloc_trim` (musl, macOS) nothing is done.
@@ -46,6 +47,12 @@ def find_trim() -> Callable[[], object] | None:
         return None
     trim.argtypes = [ctypes.c_size_t]
     return lambda: trim(0)
+
+
+def freeze_start() -> None:
+    """The process has started: what it has now it keeps, so no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 class Heap:

@@ -41,7 +41,7 @@ from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
 from penstock.server.handoff import Opened
-from penstock.server.heap import Heap, find_trim
+from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
 from penstock.server.login import Login
@@ -167,6 +167,7 @@ class Supervisor:
                 self.vhost(DEFAULT_VHOST).start()
             await control.start()
             await self._wait_for_first()
+            freeze_start()
             if not self._stop.is_set():
                 self.listener.start()
                 host, port = self.listener.socks[0].getsockname()[:2]

@@ -49,6 +49,7 @@ from penstock.queues.budget import rss_bytes
 from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.handoff import FIELDS, unpack
+from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub
 from penstock.server.linked_process import EX_OK, LinkedProcess, main
 from penstock.server.log_lines import client_line, set_up, teller
@@ -209,8 +210,7 @@ class VhostProcess(LinkedProcess):
         self._vhost, self._hub = vhost, hub
         hub.start()
         sys.setswitchinterval(SWITCH_S)
-        gc.collect()
-        gc.freeze()
+        freeze_start()
         gc.set_threshold(*GC_THRESHOLDS)
         self._link.send({"do": "ready"})
 

@@ -1,12 +1,21 @@
 """Heap: when memory is given back: after each step that counted memory fell, and at rest."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 
 import pytest
 
 from penstock.server import heap as heap_module
-from penstock.server.heap import BUSY_S, EVERY_S, SMALL_BYTES, STEP_BYTES, Heap, find_trim
+from penstock.server.heap import (
+    BUSY_S,
+    EVERY_S,
+    SMALL_BYTES,
+    STEP_BYTES,
+    Heap,
+    find_trim,
+    freeze_start,
+)
 
 
 class Process:
@@ -136,3 +145,16 @@ def test_without_malloc_trim_nothing_happens() -> None:
 def test_the_c_library_of_this_machine() -> None:
     trim = find_trim()
     assert trim is None or trim() in (0, 1)
+
+
+def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:
+    of_the_start: list[list[object]] = [[] for _ in range(1000)]
+    gc.unfreeze()
+    try:
+        freeze_start()
+        seen = {id(found) for found in gc.get_objects()}
+        assert not seen.intersection(map(id, of_the_start))
+        later: list[object] = []
+        assert id(later) in {id(found) for found in gc.get_objects()}
+    finally:
+        gc.unfreeze()

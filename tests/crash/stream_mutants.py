@@ -46,8 +46,8 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "declared-before-it-is-there", "[7]",
-        '    sync_dir(fs, path.rstrip("/").rpartition("/")[0] or',
-        '    (path.rstrip("/").rpartition("/")[0] or',
+        "                sync_dir(self.fs, table.path)\n",
+        "                assert table.path\n",
         STREAMS,
     ),
     Mutant(

@@ -216,7 +216,9 @@ class BrokerRig:
             self.is_due = False
             has_more = self.vhost.turn()
             self.vhost.completed()
-            if not (has_more or self.is_due or self.vhost.engine.settled(DISK) < self._wanted()):
+            is_pending = self.vhost.engine.has_pending
+            is_unsettled = self.vhost.engine.settled(DISK) < self._wanted()
+            if not (has_more or self.is_due or is_pending or is_unsettled):
                 return
         raise AssertionError("it never comes to rest")
 

@@ -458,17 +458,17 @@ class Channel(ConsumerChannel):
             then()
             return
         self.is_waiting = True
+        self.vhost.dispatch.when_settled(lsn, mode, lambda: self.go_on(then))
 
-        def settled() -> None:
-            if not self.is_closed:
-                self.is_waiting = False
-                try:
-                    then()
-                except Exception as error:  # noqa: BLE001 - it is reported
-                    self.handler.failed(self, error)
-                self.handler.go_on(self)
-
-        self.vhost.dispatch.when_settled(lsn, mode, settled)
+    def go_on(self, then: Callable[[], None]) -> None:
+        """What it waited for (`is_waiting`) has come: `then`, and the backlog behind it."""
+        if not self.is_closed:
+            self.is_waiting = False
+            try:
+                then()
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self.handler.failed(self, error)
+            self.handler.go_on(self)
 
     def answer(self, lsn: int, method: Method | None) -> None:
         """Answer once the LSN is settled in the vhost's mode. None: none is wanted (nowait),

@@ -116,6 +116,8 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
     else:
         is_named_here = not name
         name = queue_to_declare(vhost, channel.identity, name, method.arguments)
+        if _waits_for_files(channel, method, name):
+            return
         queue, lsn = vhost.declare_queue(
             name, durable=method.durable, exclusive=method.exclusive,
             auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
@@ -130,6 +132,28 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         consumer_count=queue.consumers.count,
     )
     channel.answer(lsn, None if method.nowait else answer)
+
+
+def _waits_for_files(channel: Channel, method: QueueDeclare, name: str) -> bool:
+    """Whether the files of a new stream are made first: the channel waits, and the method is
+    handled again when they are there. ChannelError: the declare is refused."""
+
+    def again() -> None:
+        channel.go_on(lambda: on_queue_declare(channel, method))
+
+    def failed(error: Exception) -> None:
+        def tell() -> None:
+            raise error
+
+        channel.go_on(tell)
+
+    waits = channel.vhost.prepare_queue(
+        name, durable=method.durable, exclusive=method.exclusive,
+        auto_delete=method.auto_delete, arguments=method.arguments, again=again, failed=failed,
+    )  # fmt: skip
+    if waits:
+        channel.is_waiting = True
+    return waits
 
 
 def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:

@@ -46,7 +46,12 @@ from penstock.broker.channel_access import (
     queue_to_declare,
 )
 from penstock.broker.operation_args import OperationArgs, Reply, refused
-from penstock.broker.operations_messages import answer_when_settled, error_of
+from penstock.broker.operations_messages import (
+    answer_error,
+    answer_errors,
+    answer_when_settled,
+    error_of,
+)
 from penstock.broker.refusals import access_refused
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND
@@ -131,15 +136,25 @@ def _declare_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:
     arguments = args.field_table("arguments")
     args.done()
     vhost = caller.vhost
-    name = queue_to_declare(vhost, caller.identity, given, arguments)
-    queue, lsn = vhost.declare_queue(
-        name, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=caller.owner,
-        is_reserved_allowed=not given,
-    )  # fmt: skip
-    found = {
-        "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
-    }  # fmt: skip
-    answer_when_settled(vhost, lsn, found, reply)
+
+    def declare() -> None:
+        name = queue_to_declare(vhost, caller.identity, given, arguments)
+        if vhost.prepare_queue(
+            name, durable=durable, auto_delete=auto_delete, arguments=arguments,
+            again=lambda: answer_errors(vhost, declare, reply),
+            failed=lambda error: answer_error(vhost, error, reply),
+        ):  # fmt: skip
+            return
+        queue, lsn = vhost.declare_queue(
+            name, durable=durable, auto_delete=auto_delete, arguments=arguments,
+            owner=caller.owner, is_reserved_allowed=not given,
+        )  # fmt: skip
+        found = {
+            "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
+        }  # fmt: skip
+        answer_when_settled(vhost, lsn, found, reply)
+
+    declare()
 
 
 def _delete_queue(caller: Caller, args: OperationArgs, reply: Reply) -> None:

@@ -40,7 +40,12 @@ from penstock.broker.channel_access import (
 )
 from penstock.broker.operation_args import NAME_BYTES_MAX, OperationArgs, Reply
 from penstock.broker.operation_args import refused as wrong
-from penstock.broker.operations_messages import answer_when_settled, error_of
+from penstock.broker.operations_messages import (
+    answer_error,
+    answer_errors,
+    answer_when_settled,
+    error_of,
+)
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.unacked import Delivered
@@ -160,9 +165,19 @@ def _declare(call: BoxCall) -> None:
         arguments = decode_arguments(data)
     except (ValueError, TypeError, RecursionError, AMQPError) as error:
         raise wrong(f"box.declare: argument 'arguments': {error}") from None
-    queue_to_declare(vhost, channel.identity, name, arguments)
-    _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=channel.handler)
-    call.settled(lsn, None)
+
+    def declare() -> None:
+        queue_to_declare(vhost, channel.identity, name, arguments)
+        if vhost.prepare_queue(
+            name, durable=True, arguments=arguments,
+            again=lambda: answer_errors(vhost, declare, call.reply),
+            failed=lambda error: answer_error(vhost, error, call.reply),
+        ):  # fmt: skip
+            return
+        _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=channel.handler)
+        call.settled(lsn, None)
+
+    declare()
 
 
 def _queues(call: BoxCall) -> None:

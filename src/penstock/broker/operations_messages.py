@@ -15,6 +15,7 @@ with the AMQQueue that it was pending in.
 Not here: AMQP's own ways of doing this (publish.py, channel.py), checks of arguments.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from penstock.access.permissions import Identity
@@ -351,6 +352,23 @@ def peek(vhost: VHost, owner: object | None, args: OperationArgs, reply: Reply) 
         if not deliveries:
             break
     reply({"messages": found, "after": after})
+
+
+def answer_errors(vhost: VHost, do: Callable[[], None], reply: Reply) -> None:
+    """The rest of an operation that had to wait: an error of it is the answer."""
+    try:
+        do()
+    except Exception as error:  # noqa: BLE001 - it is answered or raised
+        answer_error(vhost, error, reply)
+
+
+def answer_error(vhost: VHost, error: Exception, reply: Reply) -> None:
+    """Answer with the AMQP error that it stands for; one that stands for none, or that comes of a
+    failed engine, is raised."""
+    told = error_of(error)
+    if told is None or vhost.engine.failed is not None:
+        raise error
+    reply(told)
 
 
 def error_of(error: Exception) -> AMQPError | None:

@@ -40,7 +40,7 @@ from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
-from penstock.broker.stream_table import StreamTable
+from penstock.broker.stream_table import Making, StreamTable
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, OptionError
@@ -208,12 +208,7 @@ class QueueTable:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
             queue.used_at_ms = self._clock.wall_ms()
             return queue, 0
-        if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
-            raise refusals.precondition_failed(
-                f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
-            )
-        if self._check_new is not None:
-            self._check_new(name)
+        self._check_may(name)
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
@@ -224,6 +219,31 @@ class QueueTable:
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
         return queue, self._engine.last_lsn if durable else 0
+
+    def _check_may(self, name: str) -> None:
+        """ChannelError 406 for a name that cannot be, and for one queue too many."""
+        if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
+            raise refusals.precondition_failed(
+                f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
+            )
+        if self._check_new is not None:
+            self._check_new(name)
+
+    def prepare(
+        self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
+        arguments: dict[str, object],
+    ) -> Making | None:  # fmt: skip
+        """What a declare of a new stream has to wait for, so that it need not wait for the disk;
+        None: nothing. ChannelError 406: the declare would be refused."""
+        if type_of(arguments) != STREAM or not name or self.has(name):
+            return None
+        self._check_may(name)
+        what = self.called(name)
+        check_type(
+            what, arguments, durable=durable and not exclusive, exclusive=exclusive,
+            auto_delete=auto_delete,
+        )  # fmt: skip
+        return self._streams.prepare(bytes_of(name), check_stream_arguments(what, arguments))
 
     def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> ServedStream:
         options = check_stream_arguments(what, arguments)

@@ -2,7 +2,9 @@
 
 Those of the directory are known from the start: a stream that nobody reads costs an object, and its
 files are the engine's to open. Declaring makes all partitions in one record of the log, with the
-arguments in the first of them, as queues with priorities do it.
+arguments in the first of them, as queues with priorities do it. Their directories are made before
+that, in a worker (`prepare`): the syncs of 256 partitions would hold up everybody. One declare has
+them made at a time, so the log's own syncs never wait for more than one directory.
 
 Retention is looked at when a partition begins a new page, and every few seconds, for age. Nothing
 waits for it.
@@ -19,10 +21,34 @@ from penstock.broker.served_stream import ServedStream
 from penstock.errors import OptionError
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.stream_options import StreamOptions, base_name, partition_names
+from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine
+from penstock.storage.stream_making import StreamMaking
 from penstock.storage.streams import STREAM_FLAG, Stream
 
 RETAIN_EVERY_S: Final = 5.0
+
+
+class Making:
+    """The directories of one stream that somebody is about to declare."""
+
+    def __init__(self, names: list[bytes], page_bytes: int) -> None:
+        self.names: list[bytes] = names
+        self.page_bytes: int = page_bytes
+        self.error: Exception | None = None  # why there are none
+        self.steps: StreamMaking | None = None  # once its turn has come
+        self._waiters: list[Callable[[], None]] = []
+
+    def when_made(self, call: Callable[[], None]) -> None:
+        """Call it in a later turn, once they are made, or are not because of `error`: then the
+        declare is to be handled once more, from its beginning."""
+        self._waiters.append(call)
+
+    def tell(self) -> None:
+        """Call those who wait."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
 
 
 class StreamTable:
@@ -43,6 +69,8 @@ class StreamTable:
         self._on_event = on_event
         self._limited: dict[str, ServedStream] = {}  # of which something is ever reclaimed
         self._retained_s: float = engine.clock.monotonic()
+        self._makings: dict[bytes, Making] = {}  # by name; the first of them is being made
+        self._ready: Making | None = None  # made, while those who wait are told
         engine.on_head = self.head_moved
 
     def stored(self) -> list[ServedStream]:
@@ -72,15 +100,72 @@ class StreamTable:
         parts = [engine.stream(part) for part in partition_names(name, count)]
         return self._added(name, parts, arguments, options)
 
+    def prepare(self, name: bytes, options: StreamOptions) -> Making | None:
+        """Have the directories of a new stream made; None: they are there, and `declare` takes them
+        at once."""
+        names = partition_names(name, options.partitions)
+        if self._is_ready(names, options.page_bytes):
+            return None
+        making = self._makings.get(name)
+        if making is None:
+            making = Making(names, options.page_bytes)
+            if not self._makings:
+                self._begin(making)
+            self._makings[name] = making
+        return making
+
+    def _is_ready(self, names: list[bytes], page_bytes: int) -> bool:
+        ready = self._ready
+        return ready is not None and ready.names == names and ready.page_bytes == page_bytes
+
+    def _begin(self, making: Making) -> None:
+        steps = StreamMaking(
+            self._engine, making.names, making.page_bytes, self._made, self._not_made
+        )
+        making.steps = steps
+        steps.start()
+
+    def _not_made(self, error: Exception) -> None:
+        next(iter(self._makings.values())).error = error
+        self._made()
+
+    def _made(self) -> None:
+        # The engine may be in the middle of something: whoever waits is told in the next turn.
+        self._dispatch.when_settled(0, OS, self._tell_first)
+
+    def _tell_first(self) -> None:
+        """The first making has ended: those who wait declare, and the next one begins."""
+        making = self._makings.pop(next(iter(self._makings)))
+        self._ready = None if making.error else making
+        try:
+            making.tell()
+        finally:
+            self._ready = None
+            if making.steps is not None and making.steps.made:
+                making.steps.discard()
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        first = next(iter(self._makings.values()), None)
+        if first is not None and first.steps is None:
+            self._begin(first)
+
     def declare(
         self, name: bytes, arguments: dict[str, object], options: StreamOptions
     ) -> ServedStream:
-        """A new stream; it is there for good once the engine's `last_lsn` is settled.
-        DiskFullError: nothing happened."""
+        """A new stream; it is there for good once the engine's `last_lsn` is settled. Unless it
+        was prepared this waits for the disk. DiskFullError: nothing happened."""
         names = partition_names(name, options.partitions)
         declared = [(part, b"", 0) for part in names]
         declared[0] = (names[0], encode_arguments(arguments), 0)
-        parts = self._engine.declare_streams(declared, page_bytes=options.page_bytes)
+        made: list[Stream] | None = None
+        ready = self._ready
+        if ready is not None and ready.steps and self._is_ready(names, options.page_bytes):
+            made = ready.steps.made or None
+        parts = self._engine.declare_streams(declared, page_bytes=options.page_bytes, made=made)
+        if made is not None:
+            self._ready = None
+            made.clear()  # declared, not to be discarded
         return self._added(name, parts, arguments, options)
 
     def _added(
@@ -137,6 +222,9 @@ class StreamTable:
 
     def terminate(self) -> None:
         """Orderly stop, right before the engine's `close`."""
+        for making in self._makings.values():
+            if making.steps is not None:
+                making.steps.cancel()
         for stream in dict.fromkeys(self.by_number.values()):
             stream.save_readers()
 

@@ -38,6 +38,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.access.limits import LimitTable
+from penstock.broker import refusals
 from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
@@ -57,7 +58,7 @@ from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.usage import Usage
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
-from penstock.errors import StoppedError
+from penstock.errors import DiskFullError, StoppedError
 from penstock.protocol.content import BodyRoom
 from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
@@ -335,6 +336,33 @@ class VHost:
         if self.table.declared != declared:
             self.clockwork.expire_unused(queue.name, queue.arguments)
         return queue, lsn
+
+    def prepare_queue(
+        self, name: str, *, durable: bool = False, exclusive: bool = False,
+        auto_delete: bool = False, arguments: dict[str, object] | None = None,
+        again: Callable[[], None], failed: Callable[[Exception], None],
+    ) -> bool:  # fmt: skip
+        """Whether `declare_queue` has to wait for files of a new stream. Then they are made
+        elsewhere, and `again` or `failed` is called in a later turn: `again` declares, from the
+        beginning, for much may have changed. ChannelError: it would be refused."""
+        making = self.table.prepare(
+            name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
+            arguments=arguments or {},
+        )  # fmt: skip
+        if making is None:
+            return False
+
+        def made() -> None:
+            error = making.error
+            if error is None:
+                again()
+            elif isinstance(error, DiskFullError):
+                failed(refusals.no_space(self.table.called(name), error))
+            else:
+                failed(error)
+
+        making.when_made(made)
+        return True
 
     def delete_queue(
         self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,

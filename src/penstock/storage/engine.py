@@ -44,7 +44,7 @@ from penstock.message import Entry, Message
 from penstock.storage import lease_engine, record, recovery
 from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
-from penstock.storage.data_directory import vhost_number
+from penstock.storage.data_directory import sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
@@ -504,29 +504,37 @@ class StorageEngine:
         return stream
 
     def declare_streams(
-        self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int
-    ) -> list[Stream]:
+        self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int,
+        made: list[Stream] | None = None,
+    ) -> list[Stream]:  # fmt: skip
         """New streams (name, arguments, flags): all of them are there after a crash or none, once
-        `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a rule. Waits for the disk:
-        their directories are synced here. ValueError (a name is taken or comes twice),
+        `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a rule. made: the streams of
+        these names, as a StreamMaking made them; without it this waits for the disk, and their
+        directories are made and synced here. ValueError (a name is taken or comes twice),
         DiskFullError: nothing happened. A failed sync stops the engine."""
         self.check()
         state, table = self.state, self.state.streams
-        first = state.next_queue
+        first = made[0].number if made else state.next_queue
         if len({name for name, _, _ in declared}) != len(declared):
             raise ValueError("a stream's name comes twice in one declare")
+        if made and [stream.name for stream in made] != [name for name, _, _ in declared]:
+            raise ValueError("the streams that were made are not those that are declared")
         records = [
             DurableQueue(name, first + i, flags | STREAM_FLAG, arguments).record()
             for i, (name, arguments, flags) in enumerate(declared)
         ]
+        streams: list[Stream] = [] if made is None else made
         for data in records:
             state.check_topology(data, is_stream=True)
         try:
-            for i, (name, _, _) in enumerate(declared):
-                table.make(name, first + i, page_bytes, self.clock, self.rng)
+            if made is None:
+                for i, (name, _, _) in enumerate(declared):
+                    streams.append(table.make(name, first + i, page_bytes, self.clock, self.rng))
+                    table.keep_made(streams[i])
+                sync_dir(self.fs, table.path)
             append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data) for data in records], DISK)
         except BaseException as error:
-            table.forget_made()
+            table.forget_made(streams)
             if isinstance(error, SyncFailedError):
                 self.stop(error)
             elif isinstance(error, OSError):

@@ -87,7 +87,8 @@ class StorageState:
             known = self.routing.queues.get(queue.name)
             if known is not None and known.number != queue.number:
                 raise ValueError(f"queue {queue.name!r} is there, with the number {known.number}")
-            if known is None and queue.number < self.next_queue:
+            is_made = self.streams.is_made(queue.number)
+            if known is None and queue.number < self.next_queue and not is_made:
                 raise ValueError(f"the queue number {queue.number} was given out before")
             if bool(queue.flags & STREAM_FLAG) != (
                 queue.number in self.streams.by_number or is_stream

@@ -1,7 +1,8 @@
 """How a stream starts: made, found alone after a crash, or restored under a vhost's log.
 
 Made. The directory and allMeta, synced with the directories that hold them, before anything else;
-then an empty writeMeta. Until allMeta is there nothing in the directory counts.
+then an empty writeMeta. In a vhost the directory is there, and its name is the vhost's to sync.
+Until allMeta is there nothing in the directory counts.
 
 Alone. What writeMeta says was forced before it was written, so up to there the pages must be whole.
 Behind it there may be more: frames that were forced when writeMeta had not reached the disk,
@@ -76,7 +77,7 @@ def open_all(
         return stream_meta.decode_all(file, fs.read(file)), False
     if not create:
         raise CorruptionError(file, 0, "it is missing")
-    make_directory(fs, path)
+    fs.mkdir(path)
     names = set(fs.list(path)) - {LOCK, QUEUE_NAME, ALL_META + NEW, WRITE_META}
     if any(name.endswith((".page", ".idx")) or name == READ_META for name in names):
         raise CorruptionError(file, 0, "it is missing, and the directory has pages")

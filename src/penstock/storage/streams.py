@@ -20,7 +20,8 @@ Nothing of a message stays in RAM once its frame is written.
                                       readMeta, writeMeta, <base>.page, <base>.idx
     declared      directory and allMeta are made and synced *before* the TOPOLOGY record (flag
                   STREAM_FLAG) is appended, so a record never names what is not there; what no
-                  record came to name is an orphan, deleted at the next start
+                  record came to name is an orphan, deleted at the next start. In a worker where
+                  nobody may wait for these syncs (stream_making.py)
     deleted       DELETE_QUEUE; the directory goes after the next checkpoint [6]
 
 readMeta, the first page, is the one thing that is believed besides checkpoint and log: it only
@@ -195,7 +196,8 @@ class StreamTable:
         self, name: bytes, number: int, page_bytes: int, clock: Clock, rng: random.Random
     ) -> Stream:
         """The directory of a stream that is about to be declared, with its name and allMeta, all of
-        it synced, its own name too. OSError, SyncFailedError."""
+        it synced but the directory's own name. May run in a worker: nothing of the table changes,
+        `keep_made` is to follow. OSError, SyncFailedError."""
         fs = self.fs
         path = self.directory(name, number)
         remove_tree(fs, path)  # of a declare that failed: nothing names it
@@ -204,15 +206,22 @@ class StreamTable:
         queue = PersistentQueue(
             fs, path, page_bytes=page_bytes, forces=False, number=number, clock=clock, rng=rng
         )
-        stream = Stream(name, number, path, queue)
-        self._made[number] = stream
-        return stream
+        queue.release_handles()
+        return Stream(name, number, path, queue)
 
-    def forget_made(self) -> None:
+    def keep_made(self, stream: Stream) -> None:
+        """A stream that was made: its TOPOLOGY record comes, or `forget_made`."""
+        self._made[stream.number] = stream
+
+    def is_made(self, number: int) -> bool:
+        """Whether this is the number of a stream that was made and is not declared yet."""
+        return number in self._made
+
+    def forget_made(self, streams: list[Stream]) -> None:
         """They are not declared after all: what is there of them is an orphan."""
-        for stream in self._made.values():
+        for stream in streams:
             close(stream)
-        self._made = {}
+            self._made.pop(stream.number, None)
 
     def add(self, name: bytes, number: int) -> Stream:
         """A TOPOLOGY record declares this stream: one that was made just now, or, in recovery, one

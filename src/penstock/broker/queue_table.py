@@ -38,7 +38,7 @@ from penstock.broker.arguments import (
 )
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.queue_opening import QueueOpener
-from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.served_queue import Served, ServedQueue, not_counted
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.stream_table import Making, StreamTable
 from penstock.broker.topology import Topology
@@ -60,11 +60,12 @@ EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
 NAME_BYTES_MAX: Final = 255
 GENERATED: Final = "amq.gen-"
-STORED_BYTES: Final = 2 << 10  # of a queue that nobody has opened yet: its index and its record
+STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened yet
 
 
 class QueueTable:
-    """Of one vhost. served: the open queues by name; stored: the names of the others.
+    """Of one vhost. served: the open queues by name; stored: how many
+    indexes each of the others has, by name.
 
     is_strict: queues' own memory limits beyond the budget are refused. check_new(name): refuses a
     queue that would be one too many, by an error. on_leased_deleted(name,
@@ -77,7 +78,8 @@ class QueueTable:
     ) -> None:  # fmt: skip
         self.served: dict[str, Served] = {}
         self._served_bytes: int = 0
-        self.stored: dict[str, None] = {}
+        self.stored: dict[str, int] = {}
+        self._stored_bytes: int = 0
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
         self._engine = engine
@@ -95,7 +97,7 @@ class QueueTable:
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
         for queue in engine.state.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
-                self.stored[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
+                self._add_stored(text_of(queue.name.partition(factory.SEPARATOR)[0]), 1)
         for stream in streams.stored():
             stream.used_at_ms = self.start_ms
             self._serve(stream)
@@ -128,12 +130,24 @@ class QueueTable:
         )  # fmt: skip
         queue.used_at_ms = self.start_ms
         self._serve(queue)
-        del self.stored[name]
+        self._stored_bytes -= STORED_BYTES * self.stored.pop(name)
         return queue
 
     def _serve(self, queue: Served) -> None:
         self.served[queue.name] = queue
         self._served_bytes += queue.held_bytes
+        queue.on_parts = self._add_bytes
+
+    def _add_bytes(self, count: int) -> None:
+        self._served_bytes += count
+
+    def _uncount(self, queue: Served) -> None:
+        self._served_bytes -= queue.held_bytes
+        queue.on_parts = not_counted
+
+    def _add_stored(self, name: str, parts: int) -> None:
+        self.stored[name] = self.stored.get(name, 0) + parts
+        self._stored_bytes += STORED_BYTES * parts
 
     @property
     def count(self) -> int:
@@ -143,7 +157,7 @@ class QueueTable:
     @property
     def held_bytes(self) -> int:
         """What they take in RAM without their messages, about."""
-        return self._served_bytes + STORED_BYTES * len(self.stored)
+        return self._served_bytes + self._stored_bytes
 
     def called(self, name: str) -> str:
         """A queue, for people."""
@@ -281,7 +295,9 @@ class QueueTable:
             )  # fmt: skip
         except BaseException:
             if factory.priorities_of(self._engine, at) is not None:
-                self.stored[name] = None  # it is declared, and can be opened another time
+                self._add_stored(
+                    name, options.priorities + 1
+                )  # it is declared, and can be opened another time
             raise
         queue = ServedQueue(
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
@@ -364,7 +380,7 @@ class QueueTable:
         if isinstance(queue, ServedQueue):
             self._opener.forget(queue.amq)
         del self.served[queue.name]
-        self._served_bytes -= queue.held_bytes
+        self._uncount(queue)
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
             if not owned:
@@ -390,7 +406,8 @@ class QueueTable:
             dispatch=self._dispatch,
         )  # fmt: skip
         fresh.used_at_ms = self._clock.wall_ms()
-        self.served[queue.name] = fresh
+        self._uncount(queue)
+        self._serve(fresh)
         owned = self._owned.get(queue.owner)
         if queue.is_exclusive and owned is not None:
             owned[owned.index(queue)] = fresh

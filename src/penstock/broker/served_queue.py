@@ -28,12 +28,15 @@ from penstock.broker.roles import Source
 from penstock.errors import DiskFullError
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.priority_queue import PriorityQueue
 from penstock.storage.durability import OS
 
 if TYPE_CHECKING:
     from penstock.broker.dispatch import Dispatch
 
 QUEUE_BYTES: Final = 10 << 10  # measured: a queue without messages, in all its places
+PART_BYTES: Final = 2 << 10  # measured: a priority more, without a message
+OPEN_PART_BYTES: Final = 7 << 10  # measured: what a priority's first message adds to that
 QUEUE_SLICE: Final = 1024  # messages that one queue delivers before the others have their turn
 
 
@@ -59,6 +62,8 @@ class Served(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
+        self.parts_bytes: int = 0  # of priorities or partitions besides the first
+        self.on_parts: Callable[[int], None] = not_counted  # so many bytes more
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one
         self.used_at_ms: int = 0
         # Called, once, when a message may be there: whoever waits without being a consumer.
@@ -81,7 +86,7 @@ class Served(Source):
     @property
     def held_bytes(self) -> int:
         """What the queue takes in RAM without a message in it, about."""
-        return QUEUE_BYTES + 2 * len(self._arguments)
+        return QUEUE_BYTES + 2 * len(self._arguments) + self.parts_bytes
 
     @abstractmethod
     def len(self) -> int:
@@ -147,12 +152,21 @@ class ServedQueue(Served):
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
         amq.serve = self.serve
         self.priorities: int = amq.options.priorities
+        backing = amq.backing
+        if isinstance(backing, PriorityQueue):
+            backing.on_opened = self._part_opened
+            self.parts_bytes = PART_BYTES * (len(backing.parts) - 1)
+            self.parts_bytes += OPEN_PART_BYTES * (len(backing.opened) - 1)
         self._owed: list[int] = []  # tags of what was delivered without a need to acknowledge it
         self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
         self.due_ms: int = 0  # the time for which the vhost has noted it
 
     def len(self) -> int:
         return self.amq.len()
+
+    def _part_opened(self) -> None:
+        self.parts_bytes += OPEN_PART_BYTES
+        self.on_parts(OPEN_PART_BYTES)
 
     # ---- delivery ------------------------------------------------------------------------------
 
@@ -306,3 +320,7 @@ class ServedQueue(Served):
             self.release(tags)
         else:
             self.requeue(tags)
+
+
+def not_counted(_: int) -> None:
+    """Of a queue that no table has."""

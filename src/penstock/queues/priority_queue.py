@@ -61,6 +61,7 @@ class PriorityQueue(BackingQueue):
         if not 2 <= len(indexes) <= PARTS_MAX:
             raise ValueError(f"a priority queue has 2 to {PARTS_MAX} parts, not {len(indexes)}")
         self._engine = engine
+        self.on_opened: Callable[[], None] = _not_told  # a part was opened: it takes memory
         self._make: Callable[[QueueIndex], VariableQueue] = make
         self.parts: list[Part] = [
             Part(number, index, self._open) for number, index in enumerate(indexes)
@@ -98,6 +99,7 @@ class PriorityQueue(BackingQueue):
         if self._counts_crashes:
             queue.count_crashes()
         self.count(part)
+        self.on_opened()
         return queue
 
     # ---- arrival -------------------------------------------------------------------------------
@@ -539,3 +541,7 @@ class PriorityQueue(BackingQueue):
 
 def _number_of(part: Part) -> int:
     return part.number
+
+
+def _not_told() -> None:
+    pass

@@ -223,6 +223,7 @@ class Logged(Life):
         self.journal: Journal | None = None
         self.is_strict = True  # retention leaves what a replay may write
         self.queue = self.open(forces=False)
+        fs.sync_dir("/")  # as the vhost does, before a record names the queue
 
     def watch(self) -> Journal:
         self.journal = self.fs.start_journal()

@@ -11,6 +11,7 @@ from penstock.server.heap import (
     BUSY_S,
     EVERY_S,
     SMALL_BYTES,
+    STEADY_S,
     STEP_BYTES,
     Heap,
     find_trim,
@@ -24,18 +25,26 @@ class Process:
     def __init__(self) -> None:
         self.counted = 0
         self.cpu_s = 1.0
+        self.now_s = 100.0
         self.trims = 0
         self.heap = Heap(
             asyncio.get_running_loop(), self.trim, counted=lambda: self.counted,
-            cpu_s=lambda: self.cpu_s,
+            cpu_s=lambda: self.cpu_s, monotonic=lambda: self.now_s,
         )  # fmt: skip
 
     def trim(self) -> None:
         self.trims += 1
 
     async def look(self, counted: int) -> int:
-        """Look when so much is counted; how many trims there were so far."""
+        """Look while so much is counted for two windows; how many trims there were so far."""
+        for _ in range(3):
+            await self.glance(counted, STEADY_S)
+        return self.trims
+
+    async def glance(self, counted: int, seconds: float) -> int:
+        """Look once, so many seconds after the last time."""
         self.counted = counted
+        self.now_s += seconds
         self.heap.look()
         return await self.done()
 
@@ -63,6 +72,17 @@ def test_each_step_that_counted_memory_falls() -> None:
         assert await process.look(20 * STEP_BYTES) == 2
         assert await process.look(0) == 3, "one, however far"
         assert await process.look(0) == 3
+
+    lived(life)
+
+
+def test_memory_that_is_freed_and_taken_again_stays() -> None:
+    async def life(process: Process) -> None:
+        for counted in (0, 8, 0, 8, 1, 8, 0, 8) * 3:
+            assert await process.glance(counted * STEP_BYTES, STEADY_S / 2) == 0
+        for _ in range(3):
+            await process.glance(0, STEADY_S / 2)
+        assert await process.glance(0, STEADY_S / 2) == 1
 
     lived(life)
 

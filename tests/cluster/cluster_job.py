@@ -101,8 +101,9 @@ def scan(spark: "SparkSession", source: dict[str, str], data: str) -> list[dict[
 
 
 def into_stream(rows: "DataFrame", url: dict[str, str], out: str, state: str) -> None:
-    """All that is there, into a stream, exactly once."""
-    writing = rows.writeStream.format("penstock").options(**url, queue=out)
+    """All that is there, into a stream, exactly once. The rows name the attempt of their task, so
+    they are not the same when a batch is done again."""
+    writing = rows.writeStream.format("penstock").options(**url, queue=out, sameRows="false")
     query = writing.option("checkpointLocation", state).trigger(availableNow=True).start()
     assert query.awaitTermination(300), "the query is not done"
     assert query.exception() is None

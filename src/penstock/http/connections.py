@@ -134,6 +134,7 @@ class GuardedProtocol(H11Protocol):
         self.app = self._answer
         self._limit: asyncio.TimerHandle | None = None
         self._has_begun = False  # something came of the next request
+        self._asking = 0  # how many wait for the body, or for the client to leave
 
     # ---- what the transport does ---------------------------------------------------------------
 
@@ -178,6 +179,11 @@ class GuardedProtocol(H11Protocol):
         cycle: RequestResponseCycle | None = self.cycle  # None before the first
         return cycle is None or cycle.response_complete
 
+    @property
+    def is_asked(self) -> bool:
+        """Does the application wait for the body?"""
+        return self._asking > 0
+
     def close(self) -> None:
         """At once: nobody waits for an answer here."""
         self._stop_waiting()
@@ -188,8 +194,9 @@ class GuardedProtocol(H11Protocol):
             return
         self._stop_waiting()
         self._places.busy(self)
-        if self.cycle.more_body:
-            self.flow.pause_reading()  # whoever wants the body goes on reading
+        is_awaited = self.is_asked and not self.cycle.message_event.is_set()
+        if self.cycle.more_body and not is_awaited:
+            self.flow.pause_reading()  # whoever asks for more of the body goes on reading
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
@@ -233,7 +240,11 @@ class GuardedProtocol(H11Protocol):
 
         async def asked() -> Message:
             self._read_at_most(BODY_READ_BYTES)
-            return await receive()
+            self._asking += 1
+            try:
+                return await receive()
+            finally:
+                self._asking -= 1
 
         async def taken(message: Message) -> None:
             try:

@@ -187,6 +187,28 @@ def test_a_body_is_not_read_before_somebody_asks_for_it() -> None:
     with_world(scenario)
 
 
+def test_whoever_waits_for_a_body_gets_it_wherever_it_is_cut() -> None:
+    """A piece that ends within the size of a chunk brings nothing of the body."""
+
+    async def scenario(world: World) -> None:
+        client = await world.client(
+            b"POST /body HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        while not world.protocols or not world.protocols[0].is_asked:
+            await asyncio.sleep(0)
+        (one,) = world.protocols
+        for byte in b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r":
+            one.data_received(bytes([byte]))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert one.transport.is_reading()  # type: ignore[attr-defined]
+        one.data_received(b"\n")
+        assert await client.status() == 200
+        assert world.body_bytes == 19
+
+    with_world(scenario)
+
+
 def test_the_oldest_idle_connection_makes_room() -> None:
     async def scenario(world: World) -> None:
         clients = [await world.client(GET) for _ in range(5)]

@@ -13,6 +13,7 @@ from penstock.broker.batch_target import BatchTarget
 from penstock.broker.served_queue import ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.storage.filesystem import FileSystem
+from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
 
 STREAM = {"x-queue-type": "stream"}
@@ -345,12 +346,11 @@ def test_publishers_that_are_blocked_have_company(rig: StagedRig) -> None:
     assert rig.bodies() == [b"a"]
 
 
+@pure_only
 def test_a_mistake_is_told_and_tried_again(rig: StagedRig, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: object) -> None:
         raise KeyError("broken")
 
-    if not hasattr(batch_moves.BatchMove._fill, "__code__"):
-        pytest.skip("nothing of a compiled move can be replaced")
     monkeypatch.setattr(batch_moves.BatchMove, "_fill", broken)
     rig.commit(0, rig.stage(0, plain("q", b"a")))
     rig.roll()

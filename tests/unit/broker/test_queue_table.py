@@ -7,6 +7,7 @@ from penstock.errors import AMQPError, ChannelError, DiskFullError
 from penstock.queues import factory
 from penstock.storage.durability import DISK
 from penstock.storage.routing_table import DurableQueue
+from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
@@ -127,14 +128,13 @@ def test_a_quorum_queue_is_a_durable_classic_one(rig: VHostRig) -> None:
     assert refused(rig.vhost.declare_queue, "q", durable=True).code == 406
 
 
+@pure_only
 def test_a_full_disk_refuses_a_declare_and_nothing_is_changed(
     rig: VHostRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> object:
         raise DiskFullError("/", 0, 1)
 
-    if not hasattr(type(rig.vhost.engine).declare_queues, "__code__"):
-        pytest.skip("nothing of a compiled engine can be replaced")
     monkeypatch.setattr(rig.vhost.engine, "declare_queues", full)
     monkeypatch.setattr(rig.vhost.engine, "apply_topology", full)
     for call in (

@@ -224,8 +224,14 @@ MUTANTS = (
     ),
     Mutant(
         "no-idle-header", "[11]",
-        "                segment.file.pwrite(header, end)\n",
-        "                pass\n",
+        "            segment.file.pwrite(header, end)\n",
+        "            pass\n",
+        "tail",
+    ),
+    Mutant(
+        "no-vouch", "[11]",
+        "            place.file.pwrite(vouch, CHAIN_OFFSET)\n",
+        "            pass\n",
         "tail",
     ),
     Mutant(

@@ -98,7 +98,7 @@ PLANS = {
         faults=0.4, driver=StreamDriver,
     ),
     "tail": Plan(
-        {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3},
+        {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3, "prepare_ahead": 3},
         faults=0.0, steps=25, follow=0.0,
     ),
 }  # fmt: skip
@@ -186,10 +186,10 @@ def end(life: Life, explorer: Explorer, rng: random.Random, counts: Counts, plan
 
 
 def is_vouched(life: Life) -> bool:
-    """Whether an idle log must have said by now, behind its last group, that all of it is durable.
-    It cannot if the segment is full to its end and no next one is prepared."""
+    """Whether the log must have said by now, in the next segment or behind its last group, that all
+    of it is durable. It cannot if its segment is full to the end and no next one is prepared."""
     log, fs = life.driver.engine.log, life.driver.fs
-    if log.failed is not None or life.driver.trace[-1:] != ["idle"]:
+    if log.failed is not None or life.driver.trace[-1:] not in (["idle"], ["sync"]):
         return False
     if log.durable_lsn != log.last_lsn:
         return False

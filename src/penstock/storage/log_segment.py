@@ -25,9 +25,9 @@ every checksum is seeded with a salt that is drawn anew for each life of the fil
 * A group's *durable LSN* is what an fdatasync that returned covered when the group was written.
 * An *idle header* is a group of no records whose first LSN is the next one; the next group is
   written over it. The *vouch*, in the prepared next segment, says the same once more; its last LSN
-  is the durable one. They are written after each sync that no group follows, before anything of it
-  is confirmed, so that damage to the last group shows: without a header behind it, it would pass
-  for a torn tail.
+  is the durable one. One of them is written after each sync that no group follows, before anything
+  of it is confirmed, so that damage to the last group shows: without it, that would pass for a torn
+  tail. It is the vouch if there is a next segment, for it is in another file.
 
 Failure.  A segment is prepared whole or not at all: DiskFullError leaves things as they were, any
 other failure is a SyncFailedError, which stops the log [10]. How segments are read back, and how a

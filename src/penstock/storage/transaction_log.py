@@ -20,16 +20,22 @@ store body named at or below it was synced. `settled(mode)` is what may be confi
   `_store_lsn`, tells it. A DISK group that names later ones waits, and all behind it, while the
   sync of the groups before it may run. Weaker groups are written at once; the next sync of the log
   first syncs the store.
+* While a sync is in flight, groups that only DISK waits for are held, up to 1 MiB: the next sync is
+  theirs anyway, so one write takes them all when it begins, and its headers say what the sync
+  before made durable. A weaker group is confirmed when it is written, and one that names a body
+  may want a sync of the store meanwhile: with one of these nothing is held.
 * At most one fdatasync of the log is in flight. It claims what was written when it was submitted;
   when it returns and more is wanted, the next starts at once.
 * [7] Segments are prepared, with content and name durable, before they are used: the next one ahead
   in a worker, one in place when it is late or too small for a record.
 * [11] The first group of a segment is written only once all of the one before is durable, in every
   mode. Group headers carry `durable_lsn` as it is then. When a sync has returned and no group waits
-  to be written, an idle header after the last group, and a vouch in the next segment, say what it
-  made durable, before anything of it is confirmed: whatever is confirmed is vouched for, so damage
-  to it is never taken for a torn tail. They are not synced for that: they survive the death of the
-  process, and a power cut from the next sync on. Two writes of 64 bytes for each sync.
+  to be written, a vouch in the next segment says what it made durable, before anything of it is
+  confirmed: whatever is confirmed is vouched for, so damage to it is never taken for a torn tail.
+  It stands in another file, so no damage to the log's end hits it too. While no next segment is
+  prepared, an idle header after the last group says it instead, and `tick` writes the vouch once
+  there is one. Neither is synced: they survive the death of the process; after a power cut the
+  headers of later groups vouch.
 * Acks force no sync: `tick` syncs what was written a second ago at the latest, in mode INTERVAL
   after the interval.
 * [10] A failed write or sync of the log, or of the store for it, is final: `failed` is set, the
@@ -91,6 +97,7 @@ __all__ = [
 ]  # fmt: skip
 
 WRITE_BYTES_MAX: Final = 1 << 20  # larger runs of groups are written in several calls
+HOLD_BYTES_MAX: Final = 1 << 20  # of groups that wait for the sync in flight to return
 # What is stated is one second; `tick` comes at least ten times in one.
 SOFT_SYNC_S: Final = 0.9
 NO_TOKEN: Final = -1
@@ -175,6 +182,7 @@ class TransactionLog:
         # Closed groups that wait to be written, and the bytes of their records.
         self._pending: deque[_Group] = deque()
         self._pending_bytes: int = 0
+        self._pending_eager: int = 0  # groups among them that are not to be held
         self._closed_bytes: int = 0  # of all groups ever closed
         self._start_lsn: int = 0
         self._pool: SegmentPool = SegmentPool(
@@ -184,7 +192,8 @@ class TransactionLog:
         self._last_written: Segment | None = None  # has the last group that was written
         self._last_end: int = 0  # where that ends
         self._claimed_lsn: int = 0  # the highest durable LSN that is in a header
-        self._vouched: Segment | None = None  # has a vouch for _claimed_lsn
+        self._vouched: Segment | None = None  # the next segment, once it has a vouch
+        self._vouched_lsn: int = 0  # and what that says
         # What must become durable, and the operations that are on their way to it.
         self._wanted_lsn: int = 0
         self._interval_lsn: int = 0  # last written in mode INTERVAL
@@ -341,6 +350,7 @@ class TransactionLog:
             )  # fmt: skip
             segment.end = aligned(segment.end + GROUP_HEADER_BYTES + length)
             self._pending_bytes += length
+            self._pending_eager += self._mode < DISK or self._names_store
             self._closed_bytes += length
             self._parts = []
         self._room = self._room_first = 0
@@ -461,6 +471,12 @@ class TransactionLog:
             self._start_sync()
 
     def _write_ready(self) -> None:
+        if (
+            self._sync_token != NO_TOKEN
+            and self._pending_eager == 0
+            and self._pending_bytes < HOLD_BYTES_MAX
+        ):
+            return
         run: list[_Group] = []
         run_bytes = 0
         while self._pending:
@@ -473,6 +489,7 @@ class TransactionLog:
             if not self._may_write(group, run):
                 break
             self._pending.popleft()
+            self._pending_eager -= group.mode < DISK or group.names_store
             run.append(group)
             run_bytes += group.length
         if run:
@@ -532,7 +549,6 @@ class TransactionLog:
                 self._interval_lsn = group.last_lsn
         self.written_lsn = run[-1].last_lsn
         self._claimed_lsn = self.durable_lsn
-        self._vouched = None
         self._last_written = segment
         self._last_end = aligned(run[-1].offset + GROUP_HEADER_BYTES + run[-1].length)
         if self._unsynced_at < 0:
@@ -591,30 +607,33 @@ class TransactionLog:
                 raise failed
 
     def _vouch(self) -> None:
-        """Say after the last group, and in the next segment, what is durable [11]. With the last
-        group at the very end of its segment only the next segment says it."""
+        """Say what is durable [11]: in the next segment, or, if none is prepared and there is room,
+        after the last group."""
         segment, end = self._last_written, self._last_end
         self._claimed_lsn = self.durable_lsn
-        self._vouched = None
         if segment is None or segment not in self._pool.in_use:
             return
-        if end + ALIGN_BYTES <= segment.size:
-            header = encode_group_header(
-                segment.seed, 0, self.written_lsn + 1, self.durable_lsn, 0
-            ).ljust(ALIGN_BYTES, b"\0")
-            try:
-                segment.file.pwrite(header, end)
-            except OSError as error:
-                self._fail(segment.path, error)
-                return
-        self._vouch_ahead(segment)
+        if self._pool.after(segment) is not None:
+            self._vouch_ahead(segment)
+            return
+        if end + ALIGN_BYTES > segment.size:
+            return
+        header = encode_group_header(
+            segment.seed, 0, self.written_lsn + 1, self.durable_lsn, 0
+        ).ljust(ALIGN_BYTES, b"\0")
+        try:
+            segment.file.pwrite(header, end)
+        except OSError as error:
+            self._fail(segment.path, error)
 
     def _vouch_ahead(self, segment: Segment) -> SyncFailedError | None:
         """Write the vouch into the segment that comes after this one, which has the last group, if
-        one is prepared. It says nothing of groups that are only written: they may be torn. Returns
-        the error if the write fails; the log has failed then."""
+        one is prepared and does not say as much yet. It says nothing of groups that are only
+        written: they may be torn. Returns the error if the write fails; the log has failed then."""
         place = self._pool.after(segment)
-        if place is None or place is self._vouched:
+        if place is None or self.durable_lsn == self._start_lsn:
+            return None
+        if place is self._vouched and self._vouched_lsn == self.durable_lsn:
             return None
         vouch = encode_chain(
             place.seed, segment.number, self._last_end, self.durable_lsn, self.durable_lsn, True
@@ -623,7 +642,7 @@ class TransactionLog:
             place.file.pwrite(vouch, CHAIN_OFFSET)
         except OSError as error:
             return self._fail(place.path, error)
-        self._vouched = place
+        self._vouched, self._vouched_lsn = place, self.durable_lsn
         return None
 
     # ---- Segments -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from penstock.errors import DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import record
 from penstock.storage.durability import DISK, INTERVAL, OS, SOFT
 from penstock.storage.log_segment import FIRST_GROUP_OFFSET, LogEnd
-from penstock.storage.transaction_log import TransactionLog
+from penstock.storage.transaction_log import HOLD_BYTES_MAX, TransactionLog
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 
 
@@ -259,14 +259,14 @@ def test_a_record_larger_than_any_segment_gets_one_of_its_own_size() -> None:
 
 
 def test_what_a_sync_made_durable_is_vouched_for_before_it_is_confirmed() -> None:
-    """In the file and in the next segment, once; the next group is written over it."""
+    """In the next segment, once."""
     rig = Rig()
     rig.log.prepare_ahead()
     rig.settle()
     rig.put(10)
     assert operations(rig, rig.log.flush) == ["pwrite 1"]
     assert rig.log.durable_lsn == 0
-    assert operations(rig, rig.settle) == ["sync 1", "pwrite 1", "pwrite 2"]
+    assert operations(rig, rig.settle) == ["sync 1", "pwrite 2"]
     assert rig.log.durable_lsn == 1
     rig.clock.advance(10)
     assert operations(rig, rig.log.tick) == []
@@ -291,7 +291,59 @@ def test_groups_that_wait_vouch_for_those_before_them() -> None:
     rig.log._close_group()
     done = operations(rig, rig.settle)
     assert done[:2] == ["sync 1", "pwrite 1"]
-    assert done[2:] == ["sync 1", "pwrite 1", "pwrite 2"]
+    assert done[2:] == ["sync 1", "pwrite 2"]
+
+
+def test_groups_that_only_a_sync_confirms_are_written_together_when_the_next_begins() -> None:
+    rig = Rig()
+    rig.log.prepare_ahead()
+    rig.settle()
+    rig.put(10)
+    rig.log.flush()
+    for _ in range(3):
+        rig.put(10)
+        assert operations(rig, rig.log.flush) == []
+    assert rig.log.queued_bytes > 0
+    assert operations(rig, rig.settle)[:3] == ["sync 1", "pwrite 1", "sync 1"]
+    assert (rig.log.durable_lsn, rig.log.syncs, rig.log.queued_bytes) == (4, 2, 0)
+    end, found = survey(rig.fs)
+    assert_prefix(rig, end, found)
+
+
+def test_a_weaker_group_is_written_at_once_with_all_before_it() -> None:
+    rig = Rig()
+    rig.put(10)
+    rig.log.flush()
+    rig.put(10)
+    rig.log.flush()
+    assert rig.log.settled(OS) == 1
+    rig.put(10, OS)
+    assert operations(rig, rig.log.flush) == ["pwrite 1"]
+    assert (rig.log.settled(OS), rig.log.settled(DISK)) == (3, 0)
+    rig.put(10)
+    assert operations(rig, rig.log.flush) == [], "what is written is waited for no more"
+
+
+def test_no_more_is_held_than_a_mebibyte() -> None:
+    rig = Rig(bytes_min=8 * HOLD_BYTES_MAX, bytes_max=8 * HOLD_BYTES_MAX)
+    rig.put(10)
+    rig.log.flush()
+    rig.put(HOLD_BYTES_MAX // 2)
+    assert operations(rig, rig.log.flush) == []
+    rig.put(HOLD_BYTES_MAX // 2)
+    assert operations(rig, rig.log.flush) == ["pwrite 1"]
+    assert rig.log.queued_bytes == 0
+
+
+def test_a_group_that_names_a_body_is_not_held() -> None:
+    """Its body's sync runs beside the sync of the log."""
+    rig = Rig(store=(store := FakeStore()))
+    rig.put(10)
+    rig.log.flush()
+    store.written = 1
+    rig.put(10, names_store=True)
+    assert operations(rig, rig.log.flush) == []
+    assert store.taken == 1
 
 
 def test_a_vouch_says_nothing_of_what_is_only_written() -> None:
@@ -329,6 +381,25 @@ def test_a_log_that_has_not_been_used_is_not_written() -> None:
     rig.clock.advance(1)
     rig.log.tick()
     assert operations(rig, rig.idle) == []
+
+
+def test_without_a_next_segment_a_header_after_the_last_group_vouches() -> None:
+    """The next group is written over it; the next segment says it once it is there."""
+    rig = Rig()
+    rig.put(10)
+    rig.log.flush()
+    assert operations(rig, rig.settle) == ["sync 1", "pwrite 1"]
+    position = rig.log.position()
+    end, _ = survey(rig.fs)
+    assert (end.offset, end.claim) == (position[1], 1)
+    rig.log.prepare_ahead()
+    rig.settle()
+    assert operations(rig, rig.log.tick) == ["pwrite 2"]
+    rig.group(20)
+    assert rig.log.position()[1] > position[1]
+    end, found = survey(rig.fs)
+    assert_prefix(rig, end, found)
+    assert (end.last_lsn, end.claim) == (2, 2)
 
 
 def test_no_room_for_an_idle_header_is_no_harm() -> None:
@@ -502,7 +573,7 @@ def test_a_sync_that_returns_after_the_failure_settles_nothing() -> None:
     rig = Rig()
     rig.put()
     rig.log.flush()
-    rig.put()
+    rig.put(mode=OS)
     rig.fs.fail(errno.EIO, kinds=["pwrite"])
     with pytest.raises(SyncFailedError):
         rig.log.flush()

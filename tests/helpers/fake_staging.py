@@ -12,6 +12,7 @@ body, an Early answers a POST before its body has come, a text is the reason of 
 """
 
 import json
+import socket
 import zlib
 from collections import deque
 from typing import Any, NamedTuple
@@ -140,6 +141,13 @@ class FakeStaging(HttpOnThread):
                 self._tell(status, {"error": "refused", "reason": reason})
                 self.close_connection = True
 
+            def _let_go(self) -> None:
+                """Read on until the client closes: a close with bytes unread is a reset, which can
+                take the answer from the client before it has seen it."""
+                self.connection.shutdown(socket.SHUT_WR)
+                while self.rfile.read1(1 << 16):
+                    pass
+
             def _cut(self) -> None:
                 self.connection.close()
                 self.close_connection = True
@@ -149,6 +157,7 @@ class FakeStaging(HttpOnThread):
                 outer.targets += parse_qs(urlsplit(self.path).query).get("target", [])
                 if isinstance(fault, Early):
                     self._refuse(fault.status)
+                    self._let_go()
                     return
                 chunks = []
                 while size := int(self.rfile.readline(), 16):

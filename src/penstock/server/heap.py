@@ -8,10 +8,12 @@ that were freed (1 ms), while there is work, and once after work has ended:
 
     counted memory has fallen    `look`, called at each tick of a vhost, compares the highest with
                                  the most that was counted within the last STEADY_S: memory that a
-                                 busy queue frees and takes again stays (measured: to give it back
-                                 makes a message of 16 KiB 29 % dearer)
+                                 busy queue frees and takes again stays, and so does that of work
+                                 which comes in bursts (measured: to give it back after each burst
+                                 makes a message of 16 KiB a quarter dearer)
     a purge is freed in slices   `freed` is told of each slice
-    anything else                `look`, once a second: the process was busy, and is not any more
+    anything else                `rest`, once a second: the process was busy, and is not since
+                                 STEADY_S
 
 Small objects are in arenas of Python's own, each given back when all of it is free. What Python
 keeps for reuse (its free lists) lies scattered over them and pins them: a third of what a purge of
@@ -31,7 +33,7 @@ from collections.abc import Callable
 from typing import Final
 
 STEP_BYTES: Final = 16 << 20
-STEADY_S: Final = 0.5  # what is not needed for so long is given back; up to twice as long
+STEADY_S: Final = 5.0  # what is not needed for so long is given back; up to twice as long
 EVERY_S: Final = 1.0  # a look at whether the process was busy
 BUSY_PART: Final = 0.1  # of a core: the process is at work
 SMALL_BYTES: Final = 8 << 20
@@ -81,6 +83,7 @@ class Heap:
         self._before_most: int = 0  # counted in the window before
         self._freed: int = 0  # told since the last trim
         self._cpu_then: float = cpu_s()  # at the last look of `EVERY_S`
+        self._busy_until: float = self._window_s  # when it was last found busy
         self._cpu_trimmed: float = self._cpu_then
         self._is_trimming: bool = False
         self._has_more: bool = False  # a step was given back: there is a rest
@@ -119,12 +122,14 @@ class Heap:
             self.give_back()
 
     def rest(self) -> None:
-        """A second has passed: give memory back if the process was busy since the last time, and is
-        not now."""
+        """A second has passed: give memory back if the process has worked, and is at rest since
+        STEADY_S."""
         cpu = self._cpu_s()
-        is_busy = cpu - self._cpu_then > EVERY_S * BUSY_PART
+        now = self._monotonic()
+        if cpu - self._cpu_then > EVERY_S * BUSY_PART:
+            self._busy_until = now
         self._cpu_then = cpu
-        if is_busy or self._is_trimming:
+        if now - self._busy_until < STEADY_S or self._is_trimming:
             return
         has_worked = self._has_more or cpu - self._cpu_trimmed >= BUSY_S
         if has_worked:

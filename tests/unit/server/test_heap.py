@@ -110,8 +110,20 @@ def test_once_at_rest_after_work() -> None:
     async def life(process: Process) -> None:
         for is_busy, trims in ((True, 0), (True, 0), (False, 1), (False, 1), (False, 1)):
             process.cpu_s += EVERY_S * 0.5 if is_busy else 0.001
+            process.now_s += EVERY_S if is_busy else STEADY_S
             process.heap.rest()
             assert await process.done() == trims
+
+    lived(life)
+
+
+def test_work_that_comes_in_bursts_keeps_its_memory() -> None:
+    async def life(process: Process) -> None:
+        for is_busy in (True, False, False, True, False, False, False, True):
+            process.cpu_s += EVERY_S * 0.5 if is_busy else 0.001
+            process.now_s += EVERY_S
+            process.heap.rest()
+            assert await process.done() == 0
 
     lived(life)
 
@@ -124,6 +136,7 @@ def test_objects_are_collected_once_little_is_counted(monkeypatch: pytest.Monkey
     async def life(process: Process) -> None:
         process.counted = SMALL_BYTES + 1
         process.cpu_s += 0.05
+        process.now_s += STEADY_S
         for trims in (1, 1):
             process.heap.rest()
             assert await process.done() == trims
@@ -142,6 +155,7 @@ def test_a_little_work_adds_up() -> None:
         seconds = 0
         while not process.trims:
             seconds += 1
+            process.now_s += STEADY_S
             process.cpu_s += BUSY_S / 10
             process.heap.rest()
             await process.done()

@@ -456,7 +456,7 @@ class ReferenceQueue(BackingQueue):
     def resume(self) -> bool:
         return False
 
-    def inhale(self) -> bool:
+    def inhale(self, *, at_rest: bool = False) -> bool:
         return False
 
     # ---- life ----------------------------------------------------------------------------------

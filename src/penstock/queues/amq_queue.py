@@ -345,6 +345,8 @@ class AMQQueue(Arrivals):
                 has_more = True
             if self.backing.resume():
                 has_more = True
+            else:
+                self.backing.inhale(at_rest=True)
             if self.delays.resume():
                 has_more = True
             if self._has_leases() and self._go_on_releasing():

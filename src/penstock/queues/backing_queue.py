@@ -315,9 +315,11 @@ class BackingQueue(ABC):
         """A slice of paging out, at most 256 messages; True if there is more to do."""
 
     @abstractmethod
-    def inhale(self) -> bool:
-        """Submit reads of what comes next, if less than the minimum is in RAM; True if reads are
-        under way. For queues with a waiting consumer."""
+    def inhale(self, *, at_rest: bool = False) -> bool:
+        """Submit a read of what comes next, if less than the minimum is in RAM or all of it would
+        fit; True if a read is under way, which the next one follows by itself up to the maximum.
+        at_rest: nobody consumes just now, so it is for queues that are over their limit or were and
+        are not all back."""
 
     # ---- life ----------------------------------------------------------------------------------
 

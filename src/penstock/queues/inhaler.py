@@ -4,8 +4,8 @@ In RabbitMQ's queue only a fetch brings messages back, one body per read, which 
 Qpid's design has an Inhaler that reads ahead once less than a minimum is in RAM, until a maximum is
 reached. Here `fetch` on an empty q4 reads a run of bodies at once (up to 256 KiB that lie behind
 one another, as far as there is room), and `begin` submits such a read for a queue with a waiting
-consumer, to be taken over by `_arrived` when the file system has done it. What was read back is on
-disk still, so paging it out again writes nothing.
+consumer, or one that is over its limit no more, to be taken over by `_arrived` when the file system
+has done it. What was read back is on disk still, so paging it out again writes nothing.
 
     delta -> q4    `deltas_to_alphas`: a run that has emptied q3 goes on from the slots
     delta -> q3    `deltas_to_betas`: the slots of one segment become rows; when delta is empty,
@@ -33,6 +33,7 @@ from penstock.queues.rows import (
     IN_STORE,
     ON_SLOT,
     PERSISTENT,
+    ROW_BYTES,
     Row,
     Rows,
 )
@@ -41,6 +42,7 @@ from penstock.storage import queue_segment
 from penstock.storage.queue_segment import PREFIX_BYTES, Slot
 
 RUN_BYTES_MAX: Final = 256 << 10
+FEW_ROWS: Final = 16  # that stand in q3 before delta, where a fetch reads on from the slots
 
 
 # ---- delta to q3 ---------------------------------------------------------------------------------
@@ -174,10 +176,10 @@ def _read_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> 
 
 def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     """A run goes on in delta, while q3 is empty: what comes next, of one segment, straight from its
-    slots to the rear of q4. Whatever is not plain (damaged, in a section of the checkpoint, of
-    transient messages) is left to the way by rows."""
+    slots to the rear of q4. Whatever is not plain (damaged, in a section of the checkpoint) is left
+    to the way by rows."""
     delta, index = state.delta, state.index
-    if not delta.count or index.section or state.delta_transients:
+    if not delta.count or index.section:
         return
     start = delta.start
     stop = min(state.segment_end(start), delta.end, start + messages_max)
@@ -194,13 +196,21 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     state.disk_reads += 1
     q4 = state.q4
     cost = 0
+    if n < len(seqs):
+        stop = seqs[n]
+    if state.delta_transients:
+        transients = set(state.transients_between(start, stop))
+        for i in range(n):
+            if seqs[i] in transients:
+                messages[i].persistent = False
+        state.clear_transients(start, stop)
     for i in range(n):
         message = messages[i]
         cost += alpha_bytes(message)
         q4.append(Entry(seqs[i], message, True))
     state.alpha_bytes += cost
     delta.count -= n
-    delta.start = stop if n == len(seqs) else seqs[n]
+    delta.start = stop
     if not delta.count:
         delta.clear()
         if state.set_aside:
@@ -408,18 +418,26 @@ class Inhaler:
         self, room_bytes: int, rows_max: int, arrived: Callable[[], None],
         failed: Callable[[str], None],
     ) -> bool:  # fmt: skip
-        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any;
-        of the last of q3 only once the next rows of delta, at most rows_max, stand behind it. What
-        is in the store, in a section, or of unknown position is left to `fetch`."""
+        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
+        Where q3 has few rows those of delta's next segment, at most rows_max, join it first; its
+        last row stays there while delta holds anything. What is in the store, in a section, or of
+        unknown position is left to `fetch`. room_bytes: of RAM, for all of that."""
         state = self._state
         if self.is_reading or not state.q3.count or state.index.section:
             return self.is_reading
-        if state.q3.count == 1 and state.delta.count:
+        q3 = state.q3
+        if q3.count < FEW_ROWS and state.delta.count:
+            most = min(rows_max, room_bytes // (2 * ROW_BYTES))
+            before = q3.count
             try:
-                load_segment(state, rows_max)
+                if most:
+                    load_segment(state, most)
             except OSError as problem:
                 failed(f"reading ahead failed: {problem}")
                 return False
+            room_bytes -= (q3.count - before) * ROW_BYTES
+            if not state.delta.count and state.q2.count:
+                q3.extend(state.q2)
         rows = self._next_run(room_bytes)
         if not rows:
             return False
@@ -458,10 +476,10 @@ class Inhaler:
         room = min(room_bytes, RUN_BYTES_MAX)
         last = 0
         count = state.q3.count
-        if state.delta.count or state.q1:
-            count -= 1  # the last one stays, so that nothing behind it need be looked at
+        if state.delta.count:
+            count -= 1  # the last one stays before delta
         for row in islice(state.q3.rows(), count):
-            taken += row.size + ALPHA_BYTES
+            taken += row.size + row.header_len + ALPHA_BYTES
             is_here = row.flags & AT_ENTRY and not row.flags & IN_STORE
             if row.seq >= border or taken > room or not is_here or row.place < last:
                 break
@@ -478,23 +496,29 @@ class Inhaler:
             return
         files = state.index.files(rows[0].seq // state.index.slots)
         start = rows[0].place
+        room = state.target_bytes - state.ram_bytes()
         for row in rows:
-            first = state.q3.first_seq()
+            first = state.q3.first_seq() if state.q3.count else row.seq + 1
             if first > row.seq:
                 continue  # fetched meanwhile
             if first != row.seq:
                 return  # all of q3 is gone, or something was requeued before it
-            if state.q3.count == 1 and (state.delta.count or state.q1):
-                return
+            if state.q3.count == 1 and state.delta.count:
+                break
             try:
                 message = files.parse(slot_of(row), data, row.place - start)
             except CorruptionError:
                 self._bad_seq = row.seq
                 return
+            cost = alpha_bytes(message)
+            room -= cost - ROW_BYTES
+            if room < 0:
+                break
             state.q3.drop_first()
             message.persistent = row.flags & PERSISTENT != 0
             if not message.persistent and not row.flags & ON_SLOT:
                 state.places[row.seq] = row.place
             state.q4.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
-            state.alpha_bytes += alpha_bytes(message)
+            state.alpha_bytes += cost
         state.disk_reads += 1
+        settle(state, FEW_ROWS)

@@ -1,12 +1,19 @@
 """Paging: when a VariableQueue pages, and how much: its limits, its target, and what it tells.
 
 The target in bytes is the smallest of three: the queue's own maximum (Qpid's queueMaxMemory), its
-share of the whole budget, and the bytes that last for the duration target at the present rates
-(RabbitMQ's memory monitor). Counts of messages appear nowhere. Below the minimum (half the maximum
-unless given) the Inhaler reads ahead, for a queue that somebody waits on.
+share of the whole budget, and the bytes of the messages that last for the duration target at the
+present rates (RabbitMQ's memory monitor). Counts of messages appear nowhere.
 
 A queue that passes its target is *flowed* until all of it is back in RAM; both are told, as events
-"flowed" and "recovered". While the engine refuses publishers for want of space nothing is paged
+"flowed" and "recovered". The Inhaler begins when less than the minimum is in RAM (half the maximum
+unless given), or when all of the queue would fit, and goes on, read after read, up to the high mark
+(seven eighths of the target) or until nothing is out. It begins when somebody consumes, and in each
+tick of a flowed queue, so a queue comes back without consumers too. Between the high mark and the
+target nothing happens in either direction: a load that goes up and down within that costs nothing,
+and one that goes beyond it moves what is beyond it. What was read back is on disk still and is not
+written again.
+
+While the engine refuses publishers for want of space nothing is paged
 out, nor for a second after a page-out failed: what should go stays in RAM, and that is told once.
 """
 
@@ -17,7 +24,8 @@ from penstock.errors import SyncFailedError
 from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.inhaler import Inhaler
-from penstock.queues.vq_state import ALPHA_BYTES, VQState
+from penstock.queues.rows import ROW_BYTES
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, high_mark
 from penstock.storage.dump_text import queue_title
 
 RETRY_S: Final = 1.0  # after a page-out failed
@@ -40,6 +48,7 @@ class Paging:
         self._pending_before: int = 0
         self._retry_at: float = -1.0
         self._has_failed: bool = False
+        self._is_inhaling: bool = False  # begun, and the high mark is not reached
 
     # ---- limits --------------------------------------------------------------------------------
 
@@ -75,9 +84,7 @@ class Paging:
         state = self._state
         target = min(self._max_bytes, self._share_bytes)
         if self._duration_s != INFINITY:
-            count = state.rates.target(self._duration_s)
-            average = ALPHA_BYTES + (state.bytes // state.len if state.len else 0)
-            target = min(target, int(count) * average)
+            target = min(target, self._bytes_for(int(state.rates.target(self._duration_s))))
         if target < UNLIMITED and (state.q3.count or state.delta.count):
             state.is_flowed = True  # opened with a backlog
         shrinks = target < state.target_bytes
@@ -86,6 +93,16 @@ class Paging:
             self.step(purger.SLICE_MESSAGES, purger.SLICE_BYTES)
         else:
             self.note_recovered()
+
+    def _bytes_for(self, messages: int) -> int:
+        """What so many alphas of the queue's average take, and the rows that may stay with them."""
+        state = self._state
+        average = ALPHA_BYTES + (state.bytes // state.len if state.len else 0)
+        alphas = state.ram_messages()
+        if alphas:
+            average = max(average, state.alpha_bytes // alphas)
+        needed = messages * average
+        return needed + min(state.index.slots * ROW_BYTES, needed // 3)
 
     # ---- out -----------------------------------------------------------------------------------
 
@@ -155,17 +172,43 @@ class Paging:
 
     # ---- in ------------------------------------------------------------------------------------
 
-    def inhale(self) -> bool:
-        """Submit a read ahead if less than the minimum is in RAM; True while one is under way."""
+    def inhale(self, *, at_rest: bool = False) -> bool:
+        """Submit a read if there is a reason; True while one is under way. at_rest: nobody has
+        consumed just now, so only a flowed queue reads."""
         state = self._state
-        ram = state.ram_bytes()
-        if state.is_lazy or state.becomes_lazy or ram >= self._lowest():
-            return self._inhaler.is_reading
-        room = min(state.target_bytes - ram, inhaler.RUN_BYTES_MAX)
-        rows_max = purger.segment_rows(state)
+        if self._inhaler.is_reading:
+            return True
+        if at_rest and not state.is_flowed:
+            return False
+        if not self._is_inhaling:
+            is_low = state.ram_bytes() < self._lowest()
+            self._is_inhaling = is_low or (state.is_flowed and state.fits())
+        if self._is_inhaling:
+            self._is_inhaling = self._read_on()
+        return self._is_inhaling
+
+    def _read_on(self) -> bool:
+        """Submit the next read, if there is room and anything to read."""
+        state = self._state
+        if state.is_lazy or state.becomes_lazy or state.engine.failed is not None:
+            return False
+        target = state.target_bytes
+        highest = READ_AHEAD_BYTES if target >= UNLIMITED else high_mark(target)
+        room = highest - state.ram_bytes()
+        if room <= 0:
+            return False
         return self._inhaler.begin(
-            room, rows_max, self.note_recovered, lambda text: self.tell("page_in_failed", text)
+            room, purger.segment_rows(state), self._arrived, self._not_read
         )
+
+    def _arrived(self) -> None:
+        self.note_recovered()
+        if self._is_inhaling:
+            self._is_inhaling = self._read_on()
+
+    def _not_read(self, text: str) -> None:
+        self._is_inhaling = False
+        self.tell("page_in_failed", text)
 
     def _lowest(self) -> int:
         target = self._state.target_bytes

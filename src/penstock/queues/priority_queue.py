@@ -498,12 +498,12 @@ class PriorityQueue(BackingQueue):
                 return True
         return False
 
-    def inhale(self) -> bool:
+    def inhale(self, *, at_rest: bool = False) -> bool:
         self._deal()
         ready = self._ready
         while ready:
             part = self.parts[ready.bit_length() - 1]
-            if part.queue.inhale():
+            if part.queue.inhale(at_rest=at_rest):
                 self._is_dealt = False
                 return True
             ready ^= part.bit

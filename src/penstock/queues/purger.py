@@ -18,7 +18,12 @@ largest seq first, and before the alphas when more of them are coming than going
 
 A queue that is *flowed*, over its limit and not yet wholly back in RAM, sends what arrives straight
 to delta, as Qpid's design says, so that all of its RAM is for the head. It is written in fours: q1
-holds what has come, and one write takes all of it.
+holds what has come, and one write takes all of it. Once all of it would fit in RAM again what
+arrives stays there: the Inhaler reads back the rest, and then the queue is not flowed any more.
+
+Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
+gamma costs no write to roll and does not count as paged out; a beta gets its slot written, for
+which a step uses at most half of its messages.
 
 Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
 write that fails leaves everything where it was and is raised to the caller, the VariableQueue,
@@ -50,7 +55,6 @@ PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
-FEW_ROWS: Final = 16  # of a segment that is read in runs
 ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
 
 
@@ -58,7 +62,7 @@ def is_over(state: VQState) -> bool:
     """Whether there is anything to page out."""
     if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
-    return state.is_flowed and bool(state.q1) and _is_batch(state)
+    return state.is_flowed and bool(state.q1) and _is_batch(state) and not state.fits()
 
 
 def _is_batch(state: VQState) -> bool:
@@ -71,7 +75,8 @@ def step(state: VQState, messages: int, bytes_max: int) -> bool:
     written = _Step(state, messages, bytes_max)
     if state.becomes_lazy:
         return _step_to_lazy(state, written)
-    is_due = _is_batch(state) or written.excess() > 0
+    has_rolled = written.roll(messages // 2)
+    is_due = written.excess() > 0 or (_is_batch(state) and not state.fits())
     if is_due and state.is_flowed and state.q1 and not state.q2.count:
         written.note(push_q1_to_delta(state, written.messages, written.bytes_left()))
     acks_first = _acks_grow(state)
@@ -84,7 +89,8 @@ def step(state: VQState, messages: int, bytes_max: int) -> bool:
             else:
                 left = push_alphas_to_betas(state, wanted, bytes_max=written.bytes_left())
             written.note(unused + left)
-    has_rolled = roll(state, written.messages)
+    if written.roll(written.messages):
+        has_rolled = True
     return is_over(state) and (written.has_moved or has_rolled)
 
 
@@ -113,6 +119,13 @@ class _Step:
         """Of the bytes of this step."""
         moved = self._bytes_before - self._state.alpha_bytes - self._state.pending_bytes
         return self._bytes_max - moved
+
+    def roll(self, writes: int) -> bool:
+        """Roll what are too many rows; so many slots may be written. True if any was rolled."""
+        state = self._state
+        before = state.delta.count
+        self.messages -= roll(state, writes)
+        return state.delta.count > before
 
     def note(self, left: int) -> None:
         """`left` of the messages are left."""
@@ -383,15 +396,14 @@ def segment_rows(state: VQState) -> int:
 def load_rows(state: VQState) -> int:
     """Rows that stand in q3 for what is in delta: a few, where a fetch reads on from the slots
     themselves; else a segment, as in variable_queue.md."""
-    return FEW_ROWS if state.reads_runs else segment_rows(state)
+    return inhaler.FEW_ROWS if state.reads_runs else segment_rows(state)
 
 
-def roll(state: VQState, writes: int) -> bool:
-    """Roll what are too many betas into delta; `writes`: slots that may be written for it. True if
-    any was rolled."""
-    before = state.delta.count
+def roll(state: VQState, writes: int) -> int:
+    """Roll what are too many betas into delta; `writes`: slots that may be written for it. How many
+    were."""
     if state.target_bytes >= UNLIMITED and not state.eager:
-        return False
+        return 0
     state.join_rows()
     if state.eager:
         _roll_gammas(state, ROLL_ROWS)
@@ -400,8 +412,8 @@ def roll(state: VQState, writes: int) -> bool:
         permitted = permitted_betas(state, state.target_bytes // average, segment_rows(state))
         over = state.q2.count + state.q3.count - permitted
         if over > 0:
-            push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
-    return state.delta.count > before
+            return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
+    return 0
 
 
 def _border(state: VQState) -> int:
@@ -416,24 +428,31 @@ def _border(state: VQState) -> int:
 
 def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) -> int:
     """q3 from its rear, never below the segment border behind its head, then q2 from its front;
-    `writes`: how many of them may need a slot written. What is left of the quota."""
+    `writes`: how many of them may need a slot written. How many did."""
     q3, q2 = state.q3, state.q2
+    written = 0
     if q3.count:
         border = _border(state)
         taken: list[Row] = []
-        while quota > 0 and writes > 0 and q3.count and q3.last_seq() >= border:
+        while quota > 0 and q3.count and q3.last_seq() >= border:
+            if not q3.last().flags & ON_SLOT:
+                if written == writes:
+                    break
+                written += 1
             taken.append(q3.pop_last())
-            writes -= not taken[-1].flags & ON_SLOT
             quota -= 1
         taken.reverse()
         roll_rows(state, taken)
     taken = []
-    while quota > 0 and writes > 0 and q2.count:
+    while quota > 0 and q2.count:
+        if not q2.first().flags & ON_SLOT:
+            if written == writes:
+                break
+            written += 1
         taken.append(q2.pop_first())
-        writes -= not taken[-1].flags & ON_SLOT
         quota -= 1
     roll_rows(state, taken)
-    return quota
+    return written
 
 
 def _roll_gammas(state: VQState, quota: int) -> None:

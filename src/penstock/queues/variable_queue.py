@@ -453,8 +453,8 @@ class VariableQueue(VqLease):
         self._after()
         return more
 
-    def inhale(self) -> bool:
-        return self.paging.inhale()
+    def inhale(self, *, at_rest: bool = False) -> bool:
+        return self.paging.inhale(at_rest=at_rest)
 
     # ---- life ----------------------------------------------------------------------------------
 

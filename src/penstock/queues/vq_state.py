@@ -97,6 +97,12 @@ def alpha_bytes(message: Message) -> int:
     return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))
 
 
+def high_mark(target_bytes: int) -> int:
+    """Up to here a flowed queue reads back what is out: seven eighths of the target. The rest is
+    for what arrives, so that it does not send out at once what was just read."""
+    return target_bytes - (target_bytes >> 3)
+
+
 class VQState:
     """See the head of this module. Owned by one VariableQueue; Purger and Inhaler change it."""
 
@@ -151,6 +157,13 @@ class VQState:
         """Bytes counted in RAM."""
         rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
         return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
+
+    def fits(self) -> bool:
+        """Whether all of it would fit in RAM, with an eighth of the target to spare. Headers are
+        not counted, for of messages in delta nobody knows them."""
+        rows_bytes = self.disk_pending.count * ROW_BYTES
+        whole = self.bytes + self.len * ALPHA_BYTES + self.pending_bytes + rows_bytes
+        return whole <= high_mark(self.target_bytes)
 
     def add_alpha(self, entry: Entry) -> None:
         """Behind all others: q4 while nothing is out, else q1."""

@@ -135,7 +135,7 @@ class Run:
 def test_no_publish_pays_for_the_others(seed: int, kind: str) -> None:
     run = Run(seed, kind)
     steps = [run.publish] * 12 + [run.fetch, run.settle, run.limit, run.resume]
-    for _ in range(400):
+    for _ in range(600):
         run.rng.choice(steps)()
     run.rig.engine.flush()
     assert run.paged > 20, "there was something to page out"

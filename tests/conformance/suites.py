@@ -36,6 +36,7 @@ TOOLS = (
     "wheel",
 )  # fmt: skip
 DOCKER = "steers a Docker container"
+RACE = "a race in its own close, lost when close-ok comes at once; passes through any proxy"
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,22 @@ SUITES = (
         "rabbitpy", "rabbitpy==3.0.2", ("tests/test_integration.py", "tests/integration"),
         rabbitmq="40/0",
     ),
-    Suite("aiormq", "aiormq==7.2.4", ("tests",), ("-k", "not amqps and not ssl"), rabbitmq="246/0"),
+    Suite(
+        "aiormq", "aiormq==7.2.4", ("tests",), ("-k", "not amqps and not ssl"),
+        rabbitmq="246/0, one flaky",
+        known={
+            "test_closing_waiter_cancellation": RACE,
+            "test_connection_close_during_publish_drain": RACE,
+        },
+    ),
     Suite(
         "aio-pika", "aio-pika==10.2.1", ("tests",), ("-k", "not amqps and not ssl"),
         rabbitmq="861/4",
-        known={"test_robust_recovery": DOCKER},
+        known={
+            "test_robust_recovery": DOCKER,
+            "test_leak_unclosed_channel": RACE,
+            "test_create_channels_during_reconnect": RACE,
+        },
     ),
     Suite("dramatiq", "dramatiq[rabbitmq]==2.2.1", ("tests/test_rabbitmq.py",), rabbitmq="28/0"),
 )  # fmt: skip

@@ -51,6 +51,7 @@ class ListOutlet(Outlet):
         self.is_paused = False
         self.is_closed = False
         self.must_close = False
+        self.client_first = False
         self.sent: list[bytes] = []
 
     def send(self, data: bytes) -> None:
@@ -66,8 +67,9 @@ class ListOutlet(Outlet):
     def closing(self) -> None:
         self.must_close = True
 
-    def close(self) -> None:
+    def close(self, *, client_first: bool) -> None:
         self.is_closed = True
+        self.client_first = client_first
 
 
 class RigClient:

@@ -122,6 +122,7 @@ class ConnectionHandler(ChannelOwner):
         self._backlog_bytes: int = 0
         self._must_end: bool = False  # connection.close has come, and waits for the backlog
         self._returning: Channel | None = None  # whose requeues go back at the end of their run
+        self._said_goodbye: bool = False  # the client, with connection.close
         self._is_paused: bool = False
         self._is_lost: bool = False
         self._told_blocked: bool = False
@@ -202,7 +203,7 @@ class ConnectionHandler(ChannelOwner):
             self.is_closing = False
             self._end_channels()
         if self.is_closed and not self.is_closing:
-            self.outlet.close()
+            self.outlet.close(client_first=self._said_goodbye)
         else:
             self.writable(self.outlet.is_writable)
 
@@ -502,7 +503,7 @@ class ConnectionHandler(ChannelOwner):
                 return
             self._end_channels()
             self._say(0, ConnectionCloseOk())
-            self.is_closed = True
+            self.is_closed = self._said_goodbye = True
         elif isinstance(method, ConnectionUpdateSecret):
             self._say(0, ConnectionUpdateSecretOk())
         else:
@@ -516,7 +517,7 @@ class ConnectionHandler(ChannelOwner):
             if isinstance(event.method, ConnectionClose | ConnectionCloseOk):
                 self.is_closing = False
                 self.is_closed = True
-                self.outlet.close()
+                self.outlet.close(client_first=False)
 
     # ---- waiting channels, and reading ---------------------------------------------------------
 

@@ -40,5 +40,6 @@ class Outlet(ABC):
         """The client is being told to close. One that does not answer in time is to be dropped."""
 
     @abstractmethod
-    def close(self) -> None:
-        """What was sent goes out, then the transport is closed."""
+    def close(self, *, client_first: bool) -> None:
+        """What was sent goes out, then the transport is closed. client_first: by the client, which
+        said goodbye and waits for close-ok; by us only if it takes too long."""

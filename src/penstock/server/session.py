@@ -12,8 +12,9 @@ more either: one that does not read must not fill our memory with answers.
 goes; nothing came for four of them, so the client is gone. While a client is not read on our
 account its silence means nothing.
 
-**The end.** After the last bytes the sending half is shut, so that they arrive although the client
-has sent what nobody reads any more; then the client has LINGER_S to close its own.
+**The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
+protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that they
+arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
 
 An error that the core did not turn into an answer is a mistake of ours: it is logged with its
 traceback, and costs this connection (541); or the whole vhost, if its storage has failed.
@@ -86,10 +87,10 @@ class SocketOutlet(Outlet):
         """See Outlet."""
         self._session.must_close()
 
-    def close(self) -> None:
+    def close(self, *, client_first: bool) -> None:
         """See Outlet."""
         self.flush()
-        self._session.end()
+        self._session.end(client_first=client_first)
 
 
 class Session(asyncio.Protocol):
@@ -259,15 +260,16 @@ class Session(asyncio.Protocol):
             if not self._paused and self.transport is not None:
                 self.transport.resume_reading()
 
-    def end(self) -> None:
-        """Everything was said: shut our half, and wait a little for the client's."""
+    def end(self, *, client_first: bool) -> None:
+        """Everything was said: shut our half, unless the client does so first, and wait a little
+        for the client's."""
         if self._is_ending or self.transport is None:
             return
         self._is_ending = True
         if self.transport.is_closing():
             return
         try:
-            if self.transport.can_write_eof():
+            if not client_first and self.transport.can_write_eof():
                 self.transport.write_eof()
         except OSError:  # the client has hung up already
             self.abort()

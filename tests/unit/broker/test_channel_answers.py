@@ -1,5 +1,6 @@
 """Channels on a real vhost: confirms, transactions, errors, and publishers that must wait."""
 
+from penstock.codec.frames import method_frame
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
@@ -15,6 +16,7 @@ from penstock.codec.spec import (
     ConfirmSelectOk,
     ConnectionBlocked,
     ConnectionClose,
+    ConnectionCloseOk,
     ConnectionUnblocked,
     QueueDeclare,
     QueueDeclareOk,
@@ -165,6 +167,21 @@ def test_a_bad_frame_closes_the_connection_after_what_came_before_it(rig: Broker
     (close,) = c.methods(ConnectionClose)
     assert close.reply_code == 501
     assert classic(rig.vhost.queues["q"]).amq.len() == 1
+
+
+def test_whoever_got_close_ok_closes_the_socket(rig: BrokerRig) -> None:
+    leaves, fails = rig.client().open(), rig.client().open()
+    leaves.send(0, ConnectionClose(reply_code=200, reply_text="bye"))
+    rig.turn()
+    assert len(leaves.methods(ConnectionCloseOk)) == 1
+    assert (leaves.outlet.is_closed, leaves.outlet.client_first) == (True, True)
+    fails.raw(method_frame(7, BasicGet(queue="q").encode()))
+    rig.turn()
+    assert len(fails.methods(ConnectionClose)) == 1
+    assert not fails.outlet.is_closed
+    fails.send(0, ConnectionCloseOk())
+    rig.turn()
+    assert (fails.outlet.is_closed, fails.outlet.client_first) == (True, False)
 
 
 def test_a_consumer_is_told_that_its_queue_is_gone(rig: BrokerRig) -> None:

@@ -226,11 +226,42 @@ def test_the_last_words_arrive_although_the_client_goes_on_sending() -> None:
     async def scenario(rig: Rig) -> None:
         rig.client.send(bytes(10_000))
         rig.session.outlet.send(b"close")
-        rig.session.outlet.close()
+        rig.session.outlet.close(client_first=False)
         rig.client.send(bytes(10_000))
         assert await rig.read(100) == b"close"
         assert rig.handler.received == b""
         rig.client.shutdown(socket.SHUT_WR)
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+
+    with_session(scenario)
+
+
+def test_a_client_that_said_goodbye_closes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.session.LINGER_S", 3600.0)
+
+    async def scenario(rig: Rig) -> None:
+        rig.session.outlet.send(b"close-ok")
+        rig.session.outlet.close(client_first=True)
+        assert await rig.read(8) == b"close-ok"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with pytest.raises(BlockingIOError):
+            rig.client.recv(1)
+        rig.client.close()
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+
+    with_session(scenario)
+
+
+def test_one_that_does_not_close_after_its_goodbye_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.server.session.LINGER_S", 0.01)
+
+    async def scenario(rig: Rig) -> None:
+        rig.session.outlet.send(b"close-ok")
+        rig.session.outlet.close(client_first=True)
+        assert await rig.read(100) == b"close-ok"
         await rig.handler.until(lambda: rig.handler.log == ["lost"])
 
     with_session(scenario)
@@ -241,7 +272,7 @@ def test_a_client_that_leaves_is_lost_once() -> None:
         rig.client.shutdown(socket.SHUT_RDWR)
         await rig.handler.until(lambda: "lost" in rig.handler.log)
         rig.session.outlet.send(b"nobody")
-        rig.session.outlet.close()
+        rig.session.outlet.close(client_first=False)
         rig.session.shutdown(320, "again")
         assert rig.handler.log == ["lost"]
 

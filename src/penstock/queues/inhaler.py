@@ -199,11 +199,7 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     if n < len(seqs):
         stop = seqs[n]
     if state.delta_transients:
-        transients = set(state.transients_between(start, stop))
-        for i in range(n):
-            if seqs[i] in transients:
-                messages[i].persistent = False
-        state.clear_transients(start, stop)
+        _mark_transients(state, seqs, messages, stop)
     for i in range(n):
         message = messages[i]
         cost += alpha_bytes(message)
@@ -217,6 +213,16 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
             state.count_bytes()
         if state.q2.count:
             state.q3.extend(state.q2)
+
+
+def _mark_transients(state: VQState, seqs: list[int], messages: list[Message], stop: int) -> None:
+    """Those of the messages that are transient, which the seqs begin with; delta loses all seqs
+    below `stop`."""
+    transients = set(state.transients_between(seqs[0], stop))
+    for seq, message in zip(seqs, messages, strict=False):
+        if seq in transients:
+            message.persistent = False
+    state.clear_transients(state.delta.start, stop)
 
 
 def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Message]:

@@ -197,9 +197,7 @@ class Paging:
         room = highest - state.ram_bytes()
         if room <= 0:
             return False
-        return self._inhaler.begin(
-            room, purger.segment_rows(state), self._arrived, self._not_read
-        )
+        return self._inhaler.begin(room, purger.segment_rows(state), self._arrived, self._not_read)
 
     def _arrived(self) -> None:
         self.note_recovered()

@@ -13,8 +13,8 @@ goes; nothing came for four of them, so the client is gone. While a client is no
 account its silence means nothing.
 
 **The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
-protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that they
-arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
+protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that
+they arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
 
 An error that the core did not turn into an answer is a mistake of ours: it is logged with its
 traceback, and costs this connection (541); or the whole vhost, if its storage has failed.

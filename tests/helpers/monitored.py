@@ -24,12 +24,16 @@ class FakeQueue(BackingQueue):
         self.ready = 10 if depth else 0
         self.unacked = 0
         self.duration = duration
+        self.out = 0.0
         self.log = log if log is not None else []
         self.shares: list[int] = []
         self.targets: list[float] = []
 
     def ram_duration(self) -> float:
         return self.duration
+
+    def out_bytes_per_s(self) -> float:
+        return self.out
 
     def ram_bytes(self) -> int:
         return self.ram

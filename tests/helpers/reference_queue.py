@@ -445,6 +445,9 @@ class ReferenceQueue(BackingQueue):
     def set_ram_duration_target(self, seconds: float) -> None:
         """All the same."""
 
+    def out_bytes_per_s(self) -> float:
+        return 0.0
+
     def ram_duration(self) -> float:
         return float("inf")
 

@@ -307,6 +307,11 @@ class BackingQueue(ABC):
         meant to be called every few seconds."""
 
     @abstractmethod
+    def out_bytes_per_s(self) -> float:
+        """Bytes of RAM that what is fetched in a second takes, at the rate that `ram_duration` has
+        updated last and with the average size of what is ready; 0.0 for an empty queue."""
+
+    @abstractmethod
     def set_queue_mode(self, mode: str) -> None:
         """ "default" or "lazy" (everything goes to disk at once). ValueError."""
 

@@ -39,7 +39,7 @@ from penstock.queues.rows import (
 )
 from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes
 from penstock.storage import queue_segment
-from penstock.storage.queue_segment import PREFIX_BYTES, Slot
+from penstock.storage.queue_segment import PREFIX_BYTES, SegmentFiles, Slot
 
 RUN_BYTES_MAX: Final = 256 << 10
 FEW_ROWS: Final = 16  # that stand in q3 before delta, where a fetch reads on from the slots
@@ -426,44 +426,36 @@ class Inhaler:
     ) -> bool:  # fmt: skip
         """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
         Where q3 has few rows those of delta's next segment, at most rows_max, join it first; its
-        last row stays there while delta holds anything. What is in the store, in a section, or of
-        unknown position is left to `fetch`. room_bytes: of RAM, for all of that."""
+        last row stays there while delta holds anything. What is in the store or in a section is
+        left to `fetch`. room_bytes: of RAM, for all of that."""
         state = self._state
         if self.is_reading or not state.q3.count or state.index.section:
             return self.is_reading
-        q3 = state.q3
-        if q3.count < FEW_ROWS and state.delta.count:
-            most = min(rows_max, room_bytes // (2 * ROW_BYTES))
-            before = q3.count
-            try:
-                if most:
-                    load_segment(state, most)
-            except OSError as problem:
-                failed(f"reading ahead failed: {problem}")
-                return False
-            room_bytes -= (q3.count - before) * ROW_BYTES
-            if not state.delta.count and state.q2.count:
-                q3.extend(state.q2)
-        rows = self._next_run(room_bytes)
+        try:
+            room_bytes -= self._load_rows(room_bytes, rows_max)
+            rows = self._next_run(room_bytes)
+        except OSError as problem:
+            failed(f"reading ahead failed: {problem}")
+            return False
         if not rows:
             return False
-        start = rows[0].place
-        length = rows[-1].place + PREFIX_BYTES + rows[-1].header_len + rows[-1].size - start
-        number = rows[0].seq // state.index.slots
-        path = f"{state.index.path}/{number}.qs"
+        start, end = _extent(rows)
+        path = f"{state.index.path}/{rows[0].seq // state.index.slots}.qs"
         fs = state.engine.fs
 
         def read() -> object:
+            if start == end:
+                return b""
             file = fs.open(path)
             try:
-                return file.pread(length, start)
+                return file.pread(end - start, start)
             finally:
                 file.close()
 
         def done(result: object) -> None:
             self.is_reading = False
             assert isinstance(result, bytes)
-            self._arrived(rows, result)
+            self._arrived(rows, start, result)
             arrived()
 
         def error(problem: BaseException) -> None:
@@ -474,34 +466,63 @@ class Inhaler:
         state.engine.submit(read, done, error)
         return True
 
+    def _load_rows(self, room_bytes: int, rows_max: int) -> int:
+        """If q3 has few rows, more of them from delta; the bytes that they take in RAM. OSError."""
+        state = self._state
+        q3 = state.q3
+        before = q3.count
+        most = min(rows_max, room_bytes // (2 * ROW_BYTES))
+        if before >= FEW_ROWS or not state.delta.count or not most:
+            return 0
+        load_segment(state, most)
+        loaded = q3.count - before
+        if not state.delta.count and state.q2.count:
+            q3.extend(state.q2)
+        return loaded * ROW_BYTES
+
     def _next_run(self, room_bytes: int) -> list[Row]:
+        """The next rows, with the positions of their entries, for which there is room. OSError."""
         state = self._state
         rows: list[Row] = []
         border = state.segment_end(state.q3.first_seq())
         taken = 0
         room = min(room_bytes, RUN_BYTES_MAX)
-        last = 0
         count = state.q3.count
         if state.delta.count:
             count -= 1  # the last one stays before delta
         for row in islice(state.q3.rows(), count):
             taken += row.size + row.header_len + ALPHA_BYTES
-            is_here = row.flags & AT_ENTRY and not row.flags & IN_STORE
-            if row.seq >= border or taken > room or not is_here or row.place < last:
+            if row.seq >= border or taken > room or row.flags & IN_STORE:
                 break
-            if row.seq == self._bad_seq:
+            if row.seq == self._bad_seq or not row.flags & (AT_ENTRY | ON_SLOT):
                 break
             rows.append(row)
-            last = row.place
-        return rows
+        self._find_entries(rows)
+        return _run_of(rows)
 
-    def _arrived(self, rows: list[Row], data: bytes) -> None:
+    def _find_entries(self, rows: list[Row]) -> None:
+        """Of rows whose slot knows where their entry is and they do not, put it down in them; from
+        the first on that has no good slot, rows are dropped. OSError."""
+        unknown = [row for row in rows if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY]
+        if not unknown:
+            return
+        index = self._state.index
+        try:
+            slots = index.files(unknown[0].seq // index.slots).slots([row.seq for row in unknown])
+        except CorruptionError:  # whoever fetches it finds out which
+            self._bad_seq = unknown[0].seq
+            del rows[rows.index(unknown[0]) :]
+            return
+        for row, slot in zip(unknown, slots, strict=True):
+            row.flags |= AT_ENTRY
+            row.place = slot.where
+
+    def _arrived(self, rows: list[Row], start: int, data: bytes) -> None:
         """Take over what is still at the front of q3; bad entries are left for `fetch` to judge."""
         state = self._state
         if state.is_lazy or not state.q3.count or state.engine.failed is not None:
             return
         files = state.index.files(rows[0].seq // state.index.slots)
-        start = rows[0].place
         room = state.target_bytes - state.ram_bytes()
         for row in rows:
             first = state.q3.first_seq() if state.q3.count else row.seq + 1
@@ -512,7 +533,7 @@ class Inhaler:
             if state.q3.count == 1 and state.delta.count:
                 break
             try:
-                message = files.parse(slot_of(row), data, row.place - start)
+                message = _message(files, row, data, row.place - start)
             except CorruptionError:
                 self._bad_seq = row.seq
                 return
@@ -528,3 +549,34 @@ class Inhaler:
             state.alpha_bytes += cost
         state.disk_reads += 1
         settle(state, FEW_ROWS)
+
+
+def _run_of(rows: list[Row]) -> list[Row]:
+    """The first of these rows, whose entries ascend and lie close enough for one read."""
+    start = last = -1
+    for n, row in enumerate(rows):
+        if not row.flags & HAS_ENTRY:
+            continue
+        if start < 0:
+            start = row.place
+        if row.place < last or row.place + row.size - start > 2 * RUN_BYTES_MAX:
+            return rows[:n] if n else rows[:1]
+        last = row.place
+    return rows
+
+
+def _extent(rows: list[Row]) -> tuple[int, int]:
+    """Where their entries begin and end; the same twice if there are none."""
+    start = end = 0
+    for row in rows:
+        if row.flags & HAS_ENTRY:
+            start = start if end else row.place
+            end = row.place + PREFIX_BYTES + row.header_len + row.size
+    return start, end
+
+
+def _message(files: SegmentFiles, row: Row, data: bytes, at: int) -> Message:
+    """The message of a row, whose entry, if it has one, begins at `at`. CorruptionError."""
+    if not row.flags & HAS_ENTRY:
+        return Message(row.id, b"", b"", 0, row.time, row.expiry_ms)
+    return files.parse(slot_of(row), data, at)

@@ -1,28 +1,33 @@
 """MemoryMonitor: one budget of RAM for all queues, after RabbitMQ's monitor and Qpid's shares.
 
-Every 2.5 s, in a round over all queues, each hands up for how long what it holds in RAM lasts, and
-gets two limits back. The queue obeys the smaller, or its own maximum if that is smaller still.
+Every 2.5 s, in a round over all queues, each hands up what it needs, how fast it is consumed and
+for how long what it holds in RAM lasts, and gets two limits back. The queue obeys the smaller, or
+its own maximum if that is smaller still.
 
-1. **A duration.** With ratio = counted bytes / budget, and sum and count over the queues whose
-   duration is finite:
+1. **A share**, in bytes, of 0.9 of the budget. The rest is for what is not counted: the
+   allocator's own, buffers of the log, the message that passes a limit.
+
+       floor    a quarter of it, equally: a queue that is empty now can begin at once
+       need     what all messages of a queue would take in RAM, so that it is not flowed, beyond
+                its floor; nobody gets more than that before all have it
+       first    of the other three quarters, half in proportion to need, half to the bytes that
+                consumers take in a second, each up to its need
+       then     what is left of it, in proportion to the need that is not met; or, if all is met,
+                equally
+
+   So RAM that nobody needs is used by who does, long queues get more than short ones, and of two
+   equally long ones the one with the faster consumers gets more.
+2. **A duration**, RabbitMQ's rule, for when shares do not suffice. With ratio = counted bytes /
+   budget, and sum and count over the queues whose duration is finite:
 
        ratio infinite (no budget)     0
-       ratio < 0.5, or count = 0      infinity: room enough
-       ratio < 0.95                   (sum + 1.0) / count / ratio
-       else                           sum / count / ratio
+       ratio < 0.95, or count = 0     infinity: shares are enough
+       else                           sum / count / ratio; a sum below 1e-6 is zero
 
-   A queue with the same duration as all others holds many messages if it is busy and few if not.
-   The 1.0 lets durations grow again when all have fallen to zero; a sum below 1e-6 is zero.
-2. **A share**, in bytes: of seven tenths of the budget, half is divided equally, half by depth (the
-   bytes of all messages, wherever they are). So a queue that is empty now can begin at once, and
-   the long ones get most. The rest is for what is not counted: the allocator's own, buffers of the
-   log, the message that passes a limit. So with a budget of 64 MiB the process grows by 50.
-
-The two differ in what they are good at: a duration follows the rates but not the size of messages,
-a share is a bound that holds whatever the rates do.
-
-* **Disagreement with RabbitMQ**: one queue alone gets no duration below a ratio of 0.95. There is
-  nobody to divide with, and its share is all that is divided.
+* **Disagreement with RabbitMQ**: it sends durations from a ratio of 0.5 on, and has no shares. Its
+  queues report half the time that their RAM lasts, so that rule comes to rest at half of the
+  budget; with two busy queues it held 16 % of it here. What it is for, that a busy queue holds more
+  than an idle one and that all together stay below the limit, is what shares do.
 * **Shrinking before growing.** In a round first those shares are sent that are smaller than before,
   then the larger, and these only as far as the room goes that is left when each queue is counted
   with its share or with what it still holds, whichever is more. The rest follows in later rounds.
@@ -32,8 +37,8 @@ a share is a bound that holds whatever the rates do.
   out onto a full disk cannot succeed. The budget rules again in the round after it is over.
 * **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not give pages
   back, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of it,
-  which the shares alone reach: they come to 0.7 of the budget. `is_alarmed` says what publishers
-  are to be told; consumers and acks never wait for it. (With a watermark below 0.7 it ends only
+  which the shares alone reach: they come to 0.9 of the budget. `is_alarmed` says what publishers
+  are to be told; consumers and acks never wait for it. (With a watermark below 0.95 it ends only
   with what leaves the queues.)
 * A round goes in slices: `step(until)` returns when the time is over, and the next goes on. With
   10,000 queues no call takes more than a few ms.
@@ -50,13 +55,14 @@ from penstock.errors import OptionError
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
 from penstock.queues.rates import INFINITY
+from penstock.queues.vq_state import ALPHA_BYTES
 
 INTERVAL_S: Final = 2.5
-PAGING_RATIO: Final = 0.5
-GROW_RATIO: Final = 0.95  # below it the sum of durations is increased
-GROW_S: Final = 1.0
+DURATION_RATIO: Final = 0.95  # from it on durations are sent
 SUM_S_MIN: Final = 1e-6
-SHARED_PART: Final = 0.7  # of the budget, that is divided into shares
+SHARED_PART: Final = 0.9  # of the budget, that is divided into shares
+EQUAL_SHIFT: Final = 2  # a quarter of what is divided goes to all equally
+SPARE_BYTES: Final = 64 << 10  # that a queue needs besides what it holds
 CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
 CHANGE_PART: Final = 0.1  # smaller changes are not sent
 WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
@@ -66,8 +72,9 @@ LOOK_EVERY: Final = 16  # queues between two looks at the clock
 # Where a round is.
 RESTING: Final = 0
 COLLECTING: Final = 1
-SHRINKING: Final = 2
-GROWING: Final = 3
+LEVELLING: Final = 2
+SHRINKING: Final = 3
+GROWING: Final = 4
 
 
 class ManagedQueue:
@@ -78,7 +85,9 @@ class ManagedQueue:
         self.own_max_bytes: int = own_max_bytes  # UNLIMITED: it has none
         self.is_registered: bool = True
         self.ram_bytes: int = 0
-        self.depth_bytes: int = 0  # bytes of all its messages, ready and pending, RAM and disk
+        self.need_bytes: int = 0  # beyond its floor, so that all its messages would be in RAM
+        self.out_bytes_per_s: float = 0.0  # that its consumers take
+        self.first_bytes: int = 0  # of its need, what the first dealing gave
         self.duration_sent: float = INFINITY
         self.share_sent: int = UNLIMITED
         self.share_wanted: int = 0
@@ -127,7 +136,12 @@ class MemoryMonitor:
         self._order: list[ManagedQueue] = []
         self._next: int = 0
         self._ram_sum: int = 0
-        self._depth_sum: int = 0
+        self._floor_bytes: int = 0
+        self._rest_bytes: int = 0  # what is divided beyond the floors
+        self._need_sum: int = 0
+        self._out_sum: float = 0.0
+        self._unmet_sum: int = 0  # of needs, after the first dealing
+        self._left_bytes: int = 0  # of the rest, likewise
         self._duration_sum: float = 0.0
         self._duration_count: int = 0
         self._committed_sum: int = 0  # of max(share, RAM) of the queues, before any grows
@@ -246,13 +260,19 @@ class MemoryMonitor:
         self._phase = COLLECTING
         self._order = list(self._managed.values())
         self._next = 0
-        self._ram_sum = self._depth_sum = 0
+        self._ram_sum = self._need_sum = self._unmet_sum = 0
+        self._out_sum = 0.0
+        shared = self._shared_bytes()
+        self._floor_bytes = (shared >> EQUAL_SHIFT) // max(len(self._order), 1)
+        self._rest_bytes = self._left_bytes = shared - self._floor_bytes * len(self._order)
         self._duration_sum = 0.0
         self._duration_count = 0
 
     def _visit(self, managed: ManagedQueue) -> None:
         if self._phase == COLLECTING:
             self._collect(managed)
+        elif self._phase == LEVELLING:
+            self._level(managed)
         elif self._phase == SHRINKING:
             self._shrink(managed)
         else:
@@ -261,6 +281,8 @@ class MemoryMonitor:
     def _end_phase(self) -> None:
         if self._phase == COLLECTING:
             self._judge()
+            self._phase = LEVELLING
+        elif self._phase == LEVELLING:
             self._committed_sum = self._growth_sum = 0
             self._phase = SHRINKING
         elif self._phase == SHRINKING:
@@ -280,9 +302,12 @@ class MemoryMonitor:
             self._duration_sum += duration_s
             self._duration_count += 1
         managed.ram_bytes = queue.ram_bytes()
-        managed.depth_bytes = _depth_bytes(queue, managed.ram_bytes)
+        needed = min(_needed_bytes(queue, managed.ram_bytes), managed.own_max_bytes)
+        managed.need_bytes = max(needed - self._floor_bytes, 0)
+        managed.out_bytes_per_s = queue.out_bytes_per_s() if managed.need_bytes else 0.0
         self._ram_sum += managed.ram_bytes
-        self._depth_sum += managed.depth_bytes
+        self._need_sum += managed.need_bytes
+        self._out_sum += managed.out_bytes_per_s
 
     def _judge(self) -> None:
         """All queues have told: what follows for the duration, and for the alarm."""
@@ -304,13 +329,20 @@ class MemoryMonitor:
             return INFINITY
         if ratio == INFINITY:
             return 0.0
-        if ratio < PAGING_RATIO or self._duration_count == 0:
+        if ratio < DURATION_RATIO or self._duration_count == 0:
             return INFINITY
-        if ratio < GROW_RATIO:
-            if len(self._order) == 1:
-                return INFINITY
-            return (self._duration_sum + GROW_S) / self._duration_count / ratio
         return self._duration_sum / self._duration_count / ratio
+
+    def _level(self, managed: ManagedQueue) -> None:
+        """The first dealing: half by need, half by the speed of consumers."""
+        need = managed.need_bytes
+        half = self._rest_bytes // 2
+        given = half * need // self._need_sum if need else 0
+        if managed.out_bytes_per_s:
+            given += int(half * (managed.out_bytes_per_s / self._out_sum))
+        managed.first_bytes = min(given, need)
+        self._left_bytes -= managed.first_bytes
+        self._unmet_sum += need - managed.first_bytes
 
     def _shrink(self, managed: ManagedQueue) -> None:
         """Send what is smaller than before; add up what the others want."""
@@ -339,13 +371,17 @@ class MemoryMonitor:
         self._send(managed, duration_s, share)
 
     def _share(self, managed: ManagedQueue) -> int:
-        """Bytes of the budget that are this queue's: half equally, half by depth."""
-        shared = self._shared_bytes()
-        count = len(self._order)
-        if self._depth_sum == 0:
-            return shared // count
-        by_depth = shared // 2 * managed.depth_bytes // self._depth_sum
-        return shared // 2 // count + by_depth
+        """Bytes of the budget that are this queue's: its floor, what the first dealing gave, and
+        its part of what that has left."""
+        left = max(self._left_bytes, 0)
+        if self._unmet_sum <= left:
+            return (
+                self._floor_bytes
+                + managed.need_bytes
+                + ((left - self._unmet_sum) // len(self._order))
+            )
+        unmet = managed.need_bytes - managed.first_bytes
+        return self._floor_bytes + managed.first_bytes + left * unmet // self._unmet_sum
 
     def _shared_bytes(self) -> int:
         return max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
@@ -379,12 +415,14 @@ class MemoryMonitor:
             self._on_event(kind, f"memory: {counted} counted in RAM {verb} {limit}")
 
 
-def _depth_bytes(queue: BackingQueue, ram_bytes: int) -> int:
-    """Bytes of all its messages but the leased ones, which never come to RAM. Of pending ones only
-    the number is known without a walk: they count as much as the ready ones do on average; and all
-    count at least what they take in RAM."""
+def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
+    """The share with which all its messages would be in RAM and the queue not be flowed; leased
+    ones never come to RAM. Of pending ones only the number is known without a walk: they count as
+    much as the ready ones do on average."""
     ready = queue.len()
-    depth_bytes = queue.body_bytes()
+    body_bytes = queue.body_bytes()
+    count = queue.depth() - queue.leased_count()
     if ready:
-        depth_bytes = depth_bytes * (queue.depth() - queue.leased_count()) // ready
-    return max(depth_bytes, ram_bytes)
+        body_bytes = body_bytes * count // ready
+    whole = max(body_bytes + count * ALPHA_BYTES, ram_bytes)
+    return whole * 8 // 7 + SPARE_BYTES

@@ -5,16 +5,16 @@ share of the whole budget, and the bytes of the messages that last for the durat
 present rates (RabbitMQ's memory monitor). Counts of messages appear nowhere.
 
 A queue that passes its target is *flowed* until all of it is back in RAM; both are told, as events
-"flowed" and "recovered". The Inhaler begins when less than the minimum is in RAM (half the maximum
-unless given), or when all of the queue would fit, and goes on, read after read, up to the high mark
-(seven eighths of the target) or until nothing is out. It begins when somebody consumes, and in each
-tick of a flowed queue, so a queue comes back without consumers too. Between the high mark and the
-target nothing happens in either direction: a load that goes up and down within that costs nothing,
-and one that goes beyond it moves what is beyond it. What was read back is on disk still and is not
-written again.
+"flowed" and "recovered". The Inhaler begins when less than the minimum is in RAM (of a queue that
+has no limits of its own: the low mark, seven eighths of its target), or when all of the queue would
+fit below the low mark; it goes on, read after read, up to the high mark (fifteen sixteenths) or
+until nothing is out. It begins when somebody consumes, and in each tick of a flowed queue, so a
+queue comes back without consumers too. Between the low mark and the target nothing happens in
+either direction: a load that goes up and down within that costs nothing, and one that goes beyond
+it moves what is beyond it. What was read back is on disk still and is not written again.
 
-While the engine refuses publishers for want of space nothing is paged
-out, nor for a second after a page-out failed: what should go stays in RAM, and that is told once.
+While the engine refuses publishers for want of space nothing is paged out, nor for a second after a
+page-out failed: what should go stays in RAM, and that is told once.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.inhaler import Inhaler
 from penstock.queues.rows import ROW_BYTES
-from penstock.queues.vq_state import ALPHA_BYTES, VQState, high_mark
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, high_mark, low_mark
 from penstock.storage.dump_text import queue_title
 
 RETRY_S: Final = 1.0  # after a page-out failed
@@ -212,7 +212,7 @@ class Paging:
         target = self._state.target_bytes
         if target >= UNLIMITED:
             return READ_AHEAD_BYTES
-        return min(self._min_bytes, target // 2)
+        return min(self._min_bytes, low_mark(target))
 
     # ---- telling -------------------------------------------------------------------------------
 

@@ -473,6 +473,9 @@ class PriorityQueue(BackingQueue):
     def ram_duration(self) -> float:
         return min([part.queue.ram_duration() for part in self.opened])
 
+    def out_bytes_per_s(self) -> float:
+        return sum([part.queue.out_bytes_per_s() for part in self.opened])
+
     def set_queue_mode(self, mode: str) -> None:
         self._busy = self._all
         for part in self.opened:

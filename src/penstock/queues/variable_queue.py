@@ -33,7 +33,7 @@ from penstock.queues.rows import PERSISTENT, Row
 from penstock.queues.vq_holder import VqHolder
 from penstock.queues.vq_lease import VqLease
 from penstock.queues.vq_pending import ACKS_MAX
-from penstock.queues.vq_state import CHECKS, alpha_bytes
+from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, alpha_bytes
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
@@ -436,6 +436,12 @@ class VariableQueue(VqLease):
 
     def ram_duration(self) -> float:
         return self.paging.duration()
+
+    def out_bytes_per_s(self) -> float:
+        state = self.state
+        if not state.len:
+            return 0.0
+        return state.rates.out * (ALPHA_BYTES + state.bytes / state.len)
 
     def set_queue_mode(self, mode: str) -> None:
         if mode not in MODES:

@@ -97,10 +97,15 @@ def alpha_bytes(message: Message) -> int:
     return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))
 
 
-def high_mark(target_bytes: int) -> int:
-    """Up to here a flowed queue reads back what is out: seven eighths of the target. The rest is
-    for what arrives, so that it does not send out at once what was just read."""
+def low_mark(target_bytes: int) -> int:
+    """Below it a queue whose owner has set no minimum reads back what is out."""
     return target_bytes - (target_bytes >> 3)
+
+
+def high_mark(target_bytes: int) -> int:
+    """Up to here a flowed queue reads back what is out: fifteen sixteenths of the target. The rest
+    is for what arrives, so that it does not send out at once what was just read."""
+    return target_bytes - (target_bytes >> 4)
 
 
 class VQState:
@@ -163,7 +168,7 @@ class VQState:
         not counted, for of messages in delta nobody knows them."""
         rows_bytes = self.disk_pending.count * ROW_BYTES
         whole = self.bytes + self.len * ALPHA_BYTES + self.pending_bytes + rows_bytes
-        return whole <= high_mark(self.target_bytes)
+        return whole <= low_mark(self.target_bytes)
 
     def add_alpha(self, entry: Entry) -> None:
         """Behind all others: q4 while nothing is out, else q1."""

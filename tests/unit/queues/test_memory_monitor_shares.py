@@ -16,34 +16,92 @@ from tests.helpers.monitored import BUDGET, MIB, SHARED, FakeQueue, Monitored, q
 # --- shares ---
 
 
-def test_shares_are_half_equal_and_half_by_depth() -> None:
-    a, b, c = queue(depth=60 * MIB), queue(depth=30 * MIB), queue()
-    bench = Monitored(a, b, c)
-    for _ in range(3):
+def settled(*queues: FakeQueue) -> Monitored:
+    """After so many rounds that nothing changes any more."""
+    bench = Monitored(*queues)
+    for _ in range(4):
         bench.round()
-    half = SHARED / 2
-    assert a.share == pytest.approx(half / 3 + half * 60 / 90, rel=1e-6)
-    assert b.share == pytest.approx(half / 3 + half * 30 / 90, rel=1e-6)
-    assert c.share == pytest.approx(half / 3, rel=1e-6)
+    return bench
+
+
+def test_what_nobody_needs_is_for_all_equally() -> None:
+    a, b, c = queue(depth=20 * MIB), queue(depth=10 * MIB), queue()
+    settled(a, b, c)
+    floor = SHARED / 4 / 3
+    needs = [(20 * MIB + 2560) * 8 / 7 + 65536 - floor, (10 * MIB + 2560) * 8 / 7 + 65536 - floor]
+    left = SHARED - 3 * floor - sum(needs)
+    assert a.share == pytest.approx(floor + needs[0] + left / 3, rel=1e-6)
+    assert b.share == pytest.approx(floor + needs[1] + left / 3, rel=1e-6)
+    assert c.share == pytest.approx(floor + left / 3, rel=1e-6)
+
+
+def test_of_too_many_needs_each_gets_its_part_and_an_empty_queue_its_floor() -> None:
+    a, b, c = queue(depth=600 * MIB), queue(depth=300 * MIB), queue()
+    settled(a, b, c)
+    floor = SHARED / 4 / 3
+    rest = SHARED - 3 * floor
+    assert a.share == pytest.approx(floor + rest * 2 / 3, rel=0.01)
+    assert b.share == pytest.approx(floor + rest / 3, rel=0.01)
+    assert c.share == pytest.approx(floor, rel=1e-6)
+
+
+def test_who_is_consumed_faster_gets_more() -> None:
+    fast, slow, none = (queue(depth=600 * MIB) for _ in range(3))
+    fast.out, slow.out = 3e6, 1e6
+    settled(fast, slow, none)
+    floor = SHARED / 4 / 3
+    half = (SHARED - 3 * floor) / 2
+    assert fast.share == pytest.approx(floor + half / 3 + half * 3 / 4, rel=0.01)
+    assert slow.share == pytest.approx(floor + half / 3 + half * 1 / 4, rel=0.01)
+    assert none.share == pytest.approx(floor + half / 3, rel=0.01)
+
+
+def test_who_is_fast_and_short_gets_no_more_than_it_needs() -> None:
+    fast, long = queue(depth=30 * MIB), queue(depth=600 * MIB)
+    fast.out = 1e9
+    settled(fast, long)
+    need = (30 * MIB + 2560) * 8 / 7 + 65536
+    assert fast.share == pytest.approx(need, rel=1e-6)
+    assert long.share == pytest.approx(SHARED - need, rel=1e-6)
+
+
+def test_small_messages_need_what_they_take_in_ram() -> None:
+    small, large = queue(depth=MIB), queue(depth=100 * MIB)
+    small.ready = 1 << 18  # of 4 bytes
+    settled(small, large)
+    assert small.share == pytest.approx(SHARED / 8 + SHARED * 3 / 4 * 66 / (66 + 104), rel=0.03)
+
+
+def test_an_own_maximum_is_all_that_a_queue_needs() -> None:
+    a, b = queue(depth=600 * MIB), queue(depth=600 * MIB)
+    bench = Monitored(a)
+    bench.monitor.register(b, 30 * MIB)
+    for _ in range(4):
+        bench.round()
+    most = 30 * MIB - SHARED / 8
+    assert b.share < SHARED / 8 + most
+    assert a.share == pytest.approx(SHARED - b.share, rel=1e-6)
+    b.bytes = 10 * MIB
+    for _ in range(2):
+        bench.round()
+    assert b.share < SHARED / 8 + 3 * MIB
 
 
 def test_pending_messages_count_as_the_ready_ones_do_on_average() -> None:
-    a, b = queue(depth=30 * MIB), queue(depth=30 * MIB)
+    a, b = queue(depth=300 * MIB), queue(depth=300 * MIB)
     a.unacked = 20  # besides 10 ready ones
-    bench = Monitored(a, b)
-    bench.round()
-    bench.round()
-    half = SHARED / 2
-    assert a.share == pytest.approx(half / 2 + half * 90 / 120, rel=1e-6)
-    assert b.share == pytest.approx(half / 2 + half * 30 / 120, rel=1e-6)
+    settled(a, b)
+    rest = SHARED * 3 / 4
+    assert a.share == pytest.approx(SHARED / 8 + rest * 3 / 4, rel=0.02)
+    assert b.share == pytest.approx(SHARED / 8 + rest * 1 / 4, rel=0.04)
 
 
 def test_what_is_in_ram_counts_where_all_is_pending() -> None:
-    a, b = queue(ram=9 * MIB), queue(ram=1 * MIB)
+    a, b = queue(ram=90 * MIB), queue(ram=10 * MIB)
     a.unacked = b.unacked = 5
     bench = Monitored(a, b)
     bench.round()
-    assert a.share == pytest.approx(SHARED * (1 / 4 + 9 / 20), rel=1e-6)
+    assert a.share > 4 * b.share
 
 
 def test_without_messages_all_is_equal() -> None:
@@ -94,18 +152,19 @@ def test_shares_never_promise_more_than_there_is() -> None:
         bench.round()
     a.ram = a.share  # it is full
     before = a.share, b.share
+    free = SHARED - before[0] - before[1]
     b.bytes = 900 * MIB
     log.clear()
     bench.round()
-    assert log == ["a"]  # a shrinks, but holds as much as before: there is no room for b yet
+    assert log[0] == "a"  # a shrinks, but holds as much as before: b gets what nobody had
     assert a.share < before[0]
-    assert b.share == before[1]
+    assert b.share <= before[1] + free + 1
     a.ram = before[0] - 10 * MIB  # some of it is paged out
     bench.round()
-    assert b.share == pytest.approx(before[1] + 10 * MIB, rel=1e-3)
+    assert b.share == pytest.approx(before[1] + free + 10 * MIB, rel=1e-3)
     a.ram = a.share
     bench.round()
-    assert b.share == pytest.approx(SHARED * (1 / 4 + 900 / 990 / 2), rel=1e-3)
+    assert b.share == pytest.approx(SHARED * (1 / 8 + 3 / 4 * 900 / 990), rel=0.02)
 
 
 def test_the_smaller_are_sent_before_the_larger() -> None:

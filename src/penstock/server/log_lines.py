@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.bucket import Bucket
 from penstock.clock import Clock, SystemClock
 from penstock.escaping import one_line
 
@@ -61,29 +62,6 @@ class Lines(logging.Formatter):
     def formatStack(self, stack_info: str) -> str:
         """A stack, its lines indented."""
         return _indented(super().formatStack(stack_info))
-
-
-class Bucket:
-    """How many lines may be written now: `burst` at first, and `per_s` more each second."""
-
-    __slots__ = ("_at_s", "_left", "burst", "left_out", "per_s")
-
-    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
-        self.burst = burst
-        self.per_s = per_s
-        self.left_out = 0
-        self._left = burst
-        self._at_s = now_s
-
-    def has_room(self, now_s: float) -> bool:
-        """May one more be written?"""
-        self._left = min(self.burst, self._left + (now_s - self._at_s) * self.per_s)
-        self._at_s = now_s
-        return self._left >= 1.0
-
-    def take(self) -> None:
-        """One is written."""
-        self._left -= 1.0
 
 
 class ClientLines(logging.Filter):

@@ -35,7 +35,8 @@ ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
 WARNINGS: Final = frozenset(
     {
         "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
-        "lease_old", "batch_waits", "batch_unroutable", "memory_holders",
+        "lease_old", "batch_waits", "batch_unroutable", "memory_holders", "blocked", "count_up",
+        "size_up", "depth_up", "age_up",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once

@@ -12,7 +12,7 @@ An alert is told once (a size, damage), or it begins and ends:
     disk_full         disk_free         the vhost
     batch_waits       batch_goes_on     a query (part)
 
-    size_up, lease_old, corruption      told once
+    told once: size_up, page_out_failed, page_in_failed, lease_old, corruption
 
 The same alert of the same queue and part again is the same row, with its last time and a count; so
 a queue that swings around its limit has two rows and does not push out all others.
@@ -46,7 +46,8 @@ ENDS: Final[dict[str, str]] = {
 }
 BEGINS: Final[dict[str, str]] = {end: begin for begin, end in ENDS.items()}
 DAMAGE: Final = "corruption"
-KINDS: Final = frozenset({*ENDS, *BEGINS, "size_up", "lease_old", DAMAGE})
+ONCE: Final = ("size_up", "page_out_failed", "page_in_failed", "lease_old", DAMAGE)
+KINDS: Final = frozenset((*ENDS, *BEGINS, *ONCE))
 
 Key = tuple[str, str, str]  # queue, kind, part
 Info = dict[str, object]

@@ -5,7 +5,8 @@ r"""One line on stderr for each event, in the same shape from every process of t
 Who speaks stands in the line, since all processes write to the same place. Whatever else wants to
 go to a file or a collector takes it from there; the broker keeps no log files of its own.
 
-Events of the storage engine come with a kind; those that somebody must look at are warnings.
+Events of a vhost come with a kind; those that somebody must look at are warnings. How many of them
+are told, if they are alerts, the vhost itself limits (penstock.broker.alert_desk).
 
 What clients can cause must harm nobody who reads the log, nor fill the disk:
 
@@ -36,7 +37,7 @@ WARNINGS: Final = frozenset(
     {
         "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
         "lease_old", "batch_waits", "batch_unroutable", "memory_holders", "blocked", "count_up",
-        "size_up", "depth_up", "age_up",
+        "size_up", "depth_up", "age_up", "page_out_failed", "page_in_failed",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once

@@ -377,6 +377,24 @@ def test_a_queue_that_restarts_begins_anew(rig: VHostRig) -> None:
     assert [row["is_on"] for row in rig.vhost.alerts.list.rows()] == [False]
 
 
+def test_a_disk_that_does_not_read_is_told_now_and_then(rig: VHostRig) -> None:
+    for _ in range(600):
+        rig.vhost.opener._on_queue_event("q", "page_in_failed", "queue 'q': I/O error")
+        rig.tick(0.1)
+    assert len(rig.told("page_in_failed")) <= KEY_BURST + 7
+    (row,) = rig.vhost.alerts.list.rows()
+    assert (row["queue"], row["is_on"], row["count"]) == ("q", None, 600)
+
+
+def test_that_memory_is_short_is_published_all_the_same(rig: VHostRig) -> None:
+    queue = bind(rig, "alerts", "blocked.#")
+    rig.vhost.monitor.is_alarmed = True
+    rig.vhost.event("memory_alarm", "memory: 2 of 1")
+    rig.turn()
+    assert rig.vhost.blocked_reason == "memory"
+    assert keys(rig, queue) == ["blocked"]
+
+
 def test_blocked_says_why_since_when_and_what_to_do(rig: VHostRig) -> None:
     rig.vhost.monitor.is_alarmed = True
     rig.vhost.event("memory_alarm", "memory: 2 of 1")

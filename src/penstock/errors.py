@@ -49,6 +49,12 @@ class CorruptionError(StorageError):
         self.reason = reason
 
 
+def damaged_at(text: str) -> str:
+    """The file that a text names which ends with that of a CorruptionError; the text, if none."""
+    before, found, _ = text.rpartition(": at byte ")
+    return before.rpartition(": ")[2] if found else text
+
+
 class LockedError(StorageError):
     """Another process, or another part of this one, owns the directory."""
 

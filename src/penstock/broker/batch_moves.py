@@ -254,7 +254,7 @@ class BatchMove(Chore):
         if self.waits_for:
             self.waits_for = ""
             text = f"batch {self._number} of query {self.query!r} goes on"
-            self.vhost.event("batch_goes_on", text)
+            self.vhost.event("batch_goes_on", text, part=self.query)
 
     # ---- waiting -------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class BatchMove(Chore):
             if why != self._told or now_s - self._told_s >= REPEAT_S:
                 self._told, self._told_s = why, now_s
                 text = f"batch {batch.number} of query {self.query!r} cannot go on: {why}"
-                self.vhost.event("batch_waits", text)
+                self.vhost.event("batch_waits", text, part=self.query)
             if not batch.holds:
                 self._desk.unclaim(self)
         self.waits_for = why

@@ -173,7 +173,8 @@ class LeaseDesk:
             "lease_old",
             f"{self.vhost.table.called(name)}: reader '{reader}' has {count} messages leased, the "
             f"oldest for {age_s} s; if it is gone for good: penstock release lease",
-        )
+            name, reader,
+        )  # fmt: skip
 
 
 def _reader_of(known: "LeaseInfo") -> str:

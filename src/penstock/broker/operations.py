@@ -320,6 +320,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "list_bindings": _listing(vhost_info.list_bindings),
     "list_consumers": _listing(lists.list_consumers),
     "list_channels": _listing(lists.list_channels),
+    "list_alerts": _listing(lists.list_alerts),
     **streams.OPERATIONS,
     **leases.OPERATIONS,
     **batches.OPERATIONS,

@@ -1,4 +1,5 @@
-"""Listings of who is connected to a vhost: its channels and its consumers, as plain dicts.
+"""Listings of who is connected to a vhost, its channels and its consumers, and of what it told:
+its alerts; as plain dicts.
 
 Field names are those of RabbitMQ's listings. What is listed is what there is at this moment; each
 list is made in one go, between two turns.
@@ -28,6 +29,11 @@ def channel_info(vhost: VHost, channel: Channel) -> Info:
     """Of one channel."""
     name = f"{channel.handler.name} ({channel.number})"
     return {"name": name, "user": channel.identity.name, "vhost": vhost.name, **channel.info()}
+
+
+def list_alerts(vhost: VHost) -> list[Info]:
+    """What is on, and the last of what was, the oldest first."""
+    return vhost.alerts.list.rows()
 
 
 def list_consumers(vhost: VHost) -> list[Info]:

@@ -12,6 +12,7 @@ Not here: which queues there are (queue_table.py), opening one again after its o
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from penstock.broker.arguments import decode_arguments
 from penstock.broker.dead_letters import DeadLetterRoutes
@@ -24,6 +25,7 @@ from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.delays import find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
+from penstock.storage.dump_text import queue_title
 from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
@@ -31,7 +33,9 @@ from penstock.storage.queue_index import QueueIndex
 
 class QueueOpener:
     """Of one vhost. mode: durability of what moves by itself. routes: where dead letters go.
-    on_ready(name): messages became ready by themselves. on_alert, on_event: for people.
+    on_ready(name): messages became ready by themselves. For people: on_alert, at the threshold of a
+    queue's alert and below it again; on_event(kind, text); on_queue_event(name, kind, text), of one
+    queue. on_gone(name): it has been deleted.
 
     opened_seq: number of an index -> its next seq when it was opened; all below was on disk then.
     """
@@ -40,6 +44,7 @@ class QueueOpener:
         self, engine: StorageEngine, monitor: MemoryMonitor, headers: AmqpHeaders, *, mode: int,
         routes: DeadLetterRoutes, on_ready: Callable[[bytes], None],
         on_alert: Callable[[Alert], None], on_event: Callable[[str, str], None],
+        on_queue_event: Callable[[str, str, str], None], on_gone: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._monitor = monitor
@@ -49,6 +54,8 @@ class QueueOpener:
         self._on_ready = on_ready
         self._on_alert = on_alert
         self._on_event = on_event
+        self._on_queue_event = on_queue_event
+        self._on_gone = on_gone
         self.opened_seq: dict[int, int] = {}
         self._delay_parts = find_parts(engine.state.routing.queues)
 
@@ -90,9 +97,10 @@ class QueueOpener:
         """The queue as the directory has it, or, when it has none, a new one with these arguments
         and flags. OptionError (of the memory limits, if they are strict): nothing happened."""
         engine = self._engine
+        on_event = self._teller(name)
         backing = factory.open_backing(
             engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
-            is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=self._on_event,
+            is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
         )  # fmt: skip
         self.register(backing, options)
         for index in backing.indexes() if is_durable else ():
@@ -100,9 +108,15 @@ class QueueOpener:
         return AMQQueue(
             engine, name, options, backing, headers=self._headers, open_part=self._open_part,
             route_of=self._routes.of(name), mode=self._mode, is_durable=is_durable,
-            close_part=self.close_part, on_event=self._on_event, on_alert=self._on_alert,
-            on_ready=self._on_ready, delay_parts=self._delay_parts.pop(name, []),
+            close_part=self.close_part, on_event=on_event, on_alert=self._on_alert,
+            on_alert_over=self._on_alert, on_ready=self._on_ready,
+            delay_parts=self._delay_parts.pop(name, []),
         )  # fmt: skip
+
+    def _teller(self, name: bytes) -> Callable[[str, str], None]:
+        """on_event(kind, text) of a queue, or of a part of it."""
+        whole = name.partition(factory.SEPARATOR)[0]
+        return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
 
     def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
         """A durable queue of which another AMQQueue was there before; parts: names of its parts
@@ -118,7 +132,7 @@ class QueueOpener:
 
     def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
         part = factory.open_backing(
-            self._engine, name, is_durable=is_durable, mode=self._mode, on_event=self._on_event
+            self._engine, name, is_durable=is_durable, mode=self._mode, on_event=self._teller(name)
         )
         self._monitor.register(part)
         if is_durable:
@@ -132,9 +146,14 @@ class QueueOpener:
         """A part of delayed messages is about to go."""
         self._monitor.unregister(part)
         self.opened_seq.pop(part.index().number, None)
+        if part.info()["is_flowed"]:  # nobody is to wait for it
+            name = part.index().name
+            text = f"queue {queue_title(name)!r}: the part is gone"
+            self._teller(name)("recovered", text)
 
     def forget(self, amq: AMQQueue) -> None:
         """This queue has been deleted."""
         self._monitor.unregister(amq.backing)
         for index in amq.backing.indexes():
             self.opened_seq.pop(index.number, None)
+        self._on_gone(amq.text_name)

@@ -43,6 +43,7 @@ QUEUE: Final = "q"
 EXCHANGE: Final = "e"
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
+ALERTS: Final = "amq.penstock.alert"  # alert_desk.py
 TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 
 AUTO_DELETE_FLAG: Final = 1
@@ -58,6 +59,7 @@ SYSTEM: Final[dict[str, tuple[str, bool]]] = {
     "amq.headers": (HEADERS, False),
     "amq.match": (HEADERS, False),
     "amq.rabbitmq.trace": (TOPIC, True),
+    ALERTS: (TOPIC, True),
 }
 
 

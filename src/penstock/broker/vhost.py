@@ -3,7 +3,8 @@
     StorageEngine < AMQQueue < ServedQueue, one for each queue in use; MemoryMonitor over them
     StorageEngine < ServedStream, one for each stream;  StreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueClock;  Dispatch
-    Chores: LeaseDesk (readers of queues); whoever opens a vhost adds a BatchDesk (batch_desk.py)
+    Chores: LeaseDesk (readers of queues), AlertDesk; whoever opens a vhost adds a BatchDesk
+    (batch_desk.py)
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
 chance are handed in. Whoever owns a vhost (a process of the server, a test, a simulation) calls
@@ -18,8 +19,9 @@ and nothing of it from two threads. Connections call the rest: topology, `served
 `when_settled` calls back; 0 is answered at once.
 
 Alarms. While the memory counted is above the budget, the process has much more than that (only if
-`watch_rss` was called), or the disk is full, `blocked_reason` says so,
-and each of `handlers` is told when that changes.
+`watch_rss` was called), or the disk is full, `blocked_reason` says so, since `blocked_since_ms`,
+and each of `handlers` is told when that changes. These, and the alerts of queues, go the way that
+AlertDesk knows; other events to `on_event` alone.
 
 Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) goes
 up through whatever was called, nothing is confirmed any more, and the owner opens another one. An
@@ -35,10 +37,12 @@ import base64
 import random
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 
 from penstock.access.limits import LimitTable
 from penstock.broker import refusals
+from penstock.broker.alert_desk import AlertDesk
 from penstock.broker.chores import Chores
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch
@@ -49,7 +53,7 @@ from penstock.broker.queue_clock import QueueClock
 from penstock.broker.queue_opening import QueueOpener
 from penstock.broker.queue_restart import QueueRestarts
 from penstock.broker.queue_table import QueueTable, bytes_of, text_of
-from penstock.broker.roles import Peer
+from penstock.broker.roles import Peer, Source
 from penstock.broker.rss_alarm import RssAlarm
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
@@ -60,7 +64,6 @@ from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
 from penstock.protocol.content import BodyRoom
-from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import Target
@@ -72,6 +75,11 @@ from penstock.storage.filesystem import FileSystem
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
+# What whoever reads that publishers are blocked can do; consumers go on in any case.
+ADVICE: Final = {
+    "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
+    "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
+}
 HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
@@ -99,13 +107,14 @@ class VHost:
         self.clock: Clock = clock
         self.mode: int = settings.mode
         self.blocked_reason: str = ""
-        self.on_alert: list[Callable[[Alert], None]] = []
+        self.blocked_since_ms: int = 0
         self.operations: object | None = None  # what operators' sessions hold (operations.py)
         self.batches: object | None = None  # of the exactly-once sink (batch_desk.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
+        self.alerts: AlertDesk = AlertDesk(self, on_event)
         # on_refused(client's address, text): a channel or connection was closed with an error.
         self.on_refused: Callable[[str, str], None] = _unheard
         self._rng = rng
@@ -122,16 +131,22 @@ class VHost:
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
         )
-        self.engine: StorageEngine = StorageEngine(
-            fs, path, bytes_of(name), clock=clock, rng=rng, options=settings.storage,
-            on_event=self.event,
-        )  # fmt: skip
+        try:
+            self.engine: StorageEngine = StorageEngine(
+                fs, path, bytes_of(name), clock=clock, rng=rng, options=settings.storage,
+                on_event=self.event,
+            )  # fmt: skip
+        except BaseException:
+            self.alerts.flush()
+            raise
         try:
             self._open(rng)
         except BaseException:
+            self.alerts.flush()
             self.engine.stop(StoppedError("the vhost could not be opened"))
             self.engine.close()
             raise
+        self.alerts.open(self.chores)
 
     def _open(self, rng: random.Random) -> None:
         engine, monitor = self.engine, self.monitor
@@ -142,7 +157,8 @@ class VHost:
         self.opener: QueueOpener = QueueOpener(
             engine, monitor, self.headers, mode=self.mode,
             routes=DeadLetterRoutes(self.topology.router, self.headers, self._taker),
-            on_ready=self._ready, on_alert=self._alert, on_event=self.event,
+            on_ready=self._ready, on_alert=self.alerts.threshold, on_event=self.event,
+            on_queue_event=self._queue_event, on_gone=self.alerts.queue_gone,
         )  # fmt: skip
         self.streams: StreamTable = StreamTable(
             engine, self.name, self.dispatch, monitor, self.event,
@@ -158,9 +174,9 @@ class VHost:
             engine, self.table, self.opener, self.dispatch, monitor, self.event
         )
         self.clockwork: QueueClock = QueueClock(
-            engine, self.table, self.dispatch, self.restarts.failed
+            engine, self.table, self.dispatch, self._queue_failed
         )
-        self.dispatch.on_queue_error = self.restarts.failed
+        self.dispatch.on_queue_error = self._queue_failed
         self.dispatch.on_mistake = self.mistake
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
@@ -179,13 +195,21 @@ class VHost:
 
     # ---- events --------------------------------------------------------------------------------
 
-    def event(self, kind: str, text: str) -> None:
-        """Something that people should know of happened."""
+    def event(self, kind: str, text: str, queue: str = "", part: str = "") -> None:
+        """Something that people should know of happened; of an alert: to this queue, and to which
+        part of it or of the vhost."""
         if kind in DISK_ALARMS:
             self.monitor.disk_alarm(kind == "disk_full")
-        self._event(kind, text)
+        if not self.alerts.event(kind, text, queue, part):
+            if kind == "stopped":
+                self.alerts.flush()
+            self._event(kind, text)
         if kind in DISK_ALARMS or kind in MEMORY_ALARMS:
             self.look_at_alarms()
+
+    def _queue_event(self, queue: str, kind: str, text: str) -> None:
+        if not self.alerts.of_queue(queue, kind, text):
+            self.event(kind, text)
 
     def mistake(self, where: str, error: Exception) -> None:
         """Something failed that never should; its traceback is told."""
@@ -201,11 +225,27 @@ class VHost:
             reasons.append("disk")
         reason = " and ".join(reasons)
         if reason != self.blocked_reason:
+            was_blocked = self.blocked_reason != ""
             self.blocked_reason = reason
+            self._tell_blocked(was_blocked=was_blocked)
             if self.is_memory_short:
                 self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
                 handler.blocked(reason)
+
+    def _tell_blocked(self, *, was_blocked: bool) -> None:
+        """Why publishers wait, since when, and what there is to do; or that they do no longer."""
+        now_ms = self.clock.wall_ms()
+        if not self.blocked_reason:
+            seconds = (now_ms - self.blocked_since_ms) / 1000
+            self.event("unblocked", f"publishers go on, after {seconds:.1f} s")
+            return
+        if not was_blocked:
+            self.blocked_since_ms = now_ms
+        since = datetime.fromtimestamp(self.blocked_since_ms / 1000, UTC).isoformat(" ", "seconds")
+        do = [advice for word, advice in ADVICE.items() if word in self.blocked_reason.split()]
+        text = f"publishers wait since {since}, low on {self.blocked_reason}: {'; '.join(do)}"
+        self.event("blocked", text)
 
     @property
     def is_memory_short(self) -> bool:
@@ -215,7 +255,10 @@ class VHost:
     def watch_rss(self, rss: Callable[[], int], trim: Callable[[], None]) -> None:
         """This vhost has the process to itself: publishers wait for its RSS, too. rss, trim: as of
         RssAlarm."""
-        self.rss = RssAlarm(rss, trim, self.settings.limits.rss_slack_bytes, self.event)
+        self.rss = RssAlarm(rss, trim, self.settings.limits.rss_slack_bytes, self._rss_event)
+
+    def _rss_event(self, kind: str, text: str) -> None:
+        self.event(kind, text, part="rss")
 
     def _holders(self) -> list[tuple[int, str, Peer]]:
         """(bytes, name, connection) of those with unfinished messages, the largest first."""
@@ -248,10 +291,6 @@ class VHost:
             self._stalled_due_s = now_s + most_s / STALLED_LOOKS
             for peer in list(self.handlers):
                 peer.look_at_stalled(now_s, most_s)
-
-    def _alert(self, alert: Alert) -> None:
-        for call in self.on_alert:
-            call(alert)
 
     def token(self, n: int) -> str:
         """A random name of n bytes in URL-safe Base64, for whom the server names."""
@@ -404,6 +443,12 @@ class VHost:
         self.clockwork.touch(queue)
         return queue.amq
 
+    def _queue_failed(self, queue: Source, error: Exception) -> None:
+        """A queue's own code has raised this: nothing that was known of it is so any more."""
+        if isinstance(queue, ServedQueue):
+            self.alerts.queue_gone(queue.name)
+        self.restarts.failed(queue, error)
+
     def _ready(self, name: bytes) -> None:
         queue = self.table.served.get(text_of(name))
         if queue is not None:
@@ -507,7 +552,10 @@ class VHost:
         wall_ms = self.clock.wall_ms()
         self.dispatch.retry(now_s)
         has_more = self.clockwork.tick(wall_ms, now_s)
-        for call in (self.streams.tick, self.leases.tick, self._watch_unfinished, *self.on_tick):
+        for call in (
+            self.streams.tick, self.leases.tick, self.alerts.tick, self._watch_unfinished,
+            *self.on_tick,
+        ):  # fmt: skip
             try:
                 call(now_s)
             except Exception as error:  # noqa: BLE001 - it is reported
@@ -538,6 +586,7 @@ class VHost:
     def close(self) -> None:
         """Stop in order: queues, a checkpoint, the lock. After a failure, also of a queue that
         cannot stop in order, nothing is written: the next start reads the log."""
+        self.alerts.flush()
         try:
             if self.engine.failed is None:
                 for queue in self.table.served.values():

@@ -61,6 +61,10 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "frame_max", "channel_max", "timeout", "recv_oct", "send_oct",
         ),
     ),
+    "list_alerts": (
+        ("time", "queue", "kind", "is_on", "text"),
+        ("first_time", "count", "value", "threshold", "vhost"),
+    ),
     "list_leases": (
         ("name", "reader", "first", "head", "bytes", "is_old"),
         ("ready", "ready_bytes", "since_ms", "path", "stream_id", "last_time_us"),
@@ -132,6 +136,9 @@ list_exchanges = _listing("list_exchanges", "Exchanges of a vhost.", of_vhost=VH
 list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=VHOST)
 list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=VHOST)
 list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=VHOST)
+list_alerts = _listing(
+    "list_alerts", "Alerts of a vhost: what is on, and the last of what was.", of_vhost=VHOST
+)
 list_connections = _listing("list_connections", "Connections of all vhosts.")
 list_leases = _listing(
     "list_leases", "What readers have leased of the queues of a vhost.", of_vhost=VHOST

@@ -9,7 +9,8 @@ Four kinds, each with a threshold of its own, off unless it is set:
 
 **When one fires.** Once when the value is at `up` or above. Then again only if it is there when the
 repeat gap has passed; at `down` or below the kind is armed anew. So a queue that swings around its
-threshold does not fire at each swing. `down` is half of `up` unless it is set.
+threshold does not fire at each swing. `down` is half of `up` unless it is set. Who wants to know
+that a kind is armed anew is told that too (`on_over`), of all kinds but size.
 
 A size is of one message, and the next has another: there is nothing that stays above. Without a
 `down` of its own that kind is armed again only by the repeat gap; with one, by a message of `down`
@@ -46,19 +47,26 @@ OFF: Final = 1 << 62  # a threshold that nothing reaches
 
 
 class Alert:
-    """A threshold was reached. kind: "count" (messages), "size", "depth" (bytes) or "age" (ms)."""
+    """A threshold was reached; is_over: the value has fallen to the lower one again. kind: "count"
+    (messages), "size", "depth" (bytes) or "age" (ms)."""
 
-    __slots__ = ("kind", "queue", "threshold", "value")
+    __slots__ = ("is_over", "kind", "queue", "threshold", "value")
 
-    def __init__(self, queue: str, kind: str, value: int, threshold: int) -> None:
+    def __init__(
+        self, queue: str, kind: str, value: int, threshold: int, *, is_over: bool = False
+    ) -> None:
         self.queue: str = queue
         self.kind: str = kind
         self.value: int = value
         self.threshold: int = threshold
+        self.is_over: bool = is_over
 
     def text(self) -> str:
         """One line for people: queue 'orders': depth is 12 MiB, the alert threshold is 10 MiB."""
         value, threshold = _shown(self.kind, self.value), _shown(self.kind, self.threshold)
+        if self.is_over:
+            end = f"below the alert threshold of {threshold} again"
+            return f"queue {self.queue!r}: {self.kind} is {value}, {end}"
         return f"queue {self.queue!r}: {self.kind} is {value}, the alert threshold is {threshold}"
 
 
@@ -109,14 +117,17 @@ class Thresholds:
 
 
 class Alerts:
-    """Watches one queue. on_alert: told of each alert as it fires, on the caller's stack."""
+    """Watches one queue. on_alert: told of each alert as it fires, on the caller's stack; on_over:
+    when it is armed again."""
 
     def __init__(
-        self, queue: str, thresholds: Thresholds, on_alert: Callable[[Alert], None]
-    ) -> None:
+        self, queue: str, thresholds: Thresholds, on_alert: Callable[[Alert], None],
+        on_over: Callable[[Alert], None] | None = None,
+    ) -> None:  # fmt: skip
         self.is_set: bool = max(thresholds.ups) > 0
         self._queue: str = queue
         self._on_alert: Callable[[Alert], None] = on_alert
+        self._on_over: Callable[[Alert], None] | None = on_over
         self._repeat_gap_s: float = thresholds.repeat_gap_s
         self._ups: list[int] = [up or OFF for up in thresholds.ups]
         self._downs: list[int] = []
@@ -163,6 +174,9 @@ class Alerts:
         elif value <= self._downs[kind]:
             self._is_armed[kind] = True
             self._raised -= 1
+            if self._on_over is not None and kind != SIZE:
+                over = Alert(self._queue, KINDS[kind], value, self._ups[kind], is_over=True)
+                self._on_over(over)
         elif value >= self._ups[kind] and now_s - self._fired_s[kind] >= self._repeat_gap_s:
             self._fire(kind, now_s, value)
 

@@ -74,8 +74,8 @@ class Arrivals(Taker):
     mode: of what moves by itself; is_durable: False for a queue that is gone after a restart.
     on_event(kind, text): dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption,
     warning.
-    on_alert: an alert fired. on_ready(name): messages became ready by something else than the
-    caller's own publish or requeue on this queue: wake whoever waits.
+    on_alert, on_alert_over: an alert fired, is over. on_ready(name): messages became ready by
+    something else than the caller's own publish or requeue on this queue: wake whoever waits.
     delay_parts: names of its parts found at the start (delays.find_parts); None: looked for here.
 
     `takers`: how many wait for a message right now; kept by the owner, for messages of ttl 0.
@@ -100,6 +100,7 @@ class Arrivals(Taker):
         close_part: Callable[[BackingQueue], None] | None = None,
         on_event: Callable[[str, str], None] | None = None,
         on_alert: Callable[[Alert], None] | None = None,
+        on_alert_over: Callable[[Alert], None] | None = None,
         on_ready: Callable[[bytes], None] | None = None,
         delay_parts: list[bytes] | None = None,
     ) -> None:
@@ -116,6 +117,7 @@ class Arrivals(Taker):
         self._mode: int = max(mode, OS)
         self._on_event = on_event
         self._on_alert = on_alert
+        self._on_alert_over = on_alert_over
         self._on_ready = on_ready
         self._priorities: int = options.priorities
         self._may_expire: bool = self._holds_expiries()
@@ -161,7 +163,9 @@ class Arrivals(Taker):
         known = (thresholds.ups, thresholds.downs, thresholds.repeat_gap_s)
         if known != self._known_thresholds:  # else those that have fired stay so
             self._known_thresholds = known
-            self._alerts: Alerts = Alerts(self.text_name, thresholds, self._alert)
+            self._alerts: Alerts = Alerts(
+                self.text_name, thresholds, self._alert, self._on_alert_over
+            )
         # Whether a publish has nothing to look at but the message itself.
         self._is_plain: bool = not (
             self._max_length.is_set or options.ttl_ms is not None or options.delay_ms

@@ -5,7 +5,8 @@ r"""One line on stderr for each event, in the same shape from every process of t
 Who speaks stands in the line, since all processes write to the same place. Whatever else wants to
 go to a file or a collector takes it from there; the broker keeps no log files of its own.
 
-Events of the storage engine come with a kind; those that somebody must look at are warnings.
+Events of a vhost come with a kind; those that somebody must look at are warnings. How many of them
+are told, if they are alerts, the vhost itself limits (penstock.broker.alert_desk).
 
 What clients can cause must harm nobody who reads the log, nor fill the disk:
 
@@ -21,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.bucket import Bucket
 from penstock.clock import Clock, SystemClock
 from penstock.escaping import one_line
 
@@ -34,7 +36,8 @@ ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
 WARNINGS: Final = frozenset(
     {
         "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
-        "lease_old", "batch_waits", "batch_unroutable", "memory_holders",
+        "lease_old", "batch_waits", "batch_unroutable", "memory_holders", "blocked", "count_up",
+        "size_up", "depth_up", "age_up", "page_out_failed", "page_in_failed",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once
@@ -61,29 +64,6 @@ class Lines(logging.Formatter):
     def formatStack(self, stack_info: str) -> str:
         """A stack, its lines indented."""
         return _indented(super().formatStack(stack_info))
-
-
-class Bucket:
-    """How many lines may be written now: `burst` at first, and `per_s` more each second."""
-
-    __slots__ = ("_at_s", "_left", "burst", "left_out", "per_s")
-
-    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
-        self.burst = burst
-        self.per_s = per_s
-        self.left_out = 0
-        self._left = burst
-        self._at_s = now_s
-
-    def has_room(self, now_s: float) -> bool:
-        """May one more be written?"""
-        self._left = min(self.burst, self._left + (now_s - self._at_s) * self.per_s)
-        self._at_s = now_s
-        return self._left >= 1.0
-
-    def take(self) -> None:
-        """One is written."""
-        self._left -= 1.0
 
 
 class ClientLines(logging.Filter):

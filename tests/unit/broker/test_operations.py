@@ -156,7 +156,7 @@ def test_listings_need_a_tag_and_the_rest_is_for_the_control_socket(rig: Operati
     listings = [op for op in OPERATIONS if op.startswith("list_") or op == "vhost_status"]
     for op in ("list_streams", "list_leases"):  # give each what it may read
         listings.remove(op)
-    assert len(listings) == 7
+    assert len(listings) == 8
     for op in listings:
         assert rig.refusal(op, nobody).code == 403
         rig.result(op, monitor)

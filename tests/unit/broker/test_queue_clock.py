@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.queues.alerts import Alert
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 
@@ -160,13 +159,11 @@ def test_dead_letters_wake_their_queue(rig: VHostRig) -> None:
 
 
 def test_an_alert_on_age_comes_by_itself(rig: VHostRig) -> None:
-    alerts: list[Alert] = []
     rig.put(rig.queue(arguments={"x-alert-age-up": 5000}), b"x")
     rig.restart()
-    rig.vhost.on_alert.append(alerts.append)
     for _ in range(8):
         rig.tick(1)
-    assert [alert.queue for alert in alerts] == ["q"]
+    assert rig.told("age_up") == ["queue 'q': age is 5.0 s, the alert threshold is 5.0 s"]
 
 
 # --- calls ---

@@ -167,3 +167,22 @@ def test_a_depth_threshold_above_the_memory_limit_comes_too_late() -> None:
 )
 def test_an_alert_as_people_read_it(kind: str, value: int, threshold: int, text: str) -> None:
     assert Alert("orders", kind, value, threshold).text() == text
+
+
+def test_that_an_alert_is_over_is_told_once_of_all_kinds_but_size() -> None:
+    over: list[tuple[str, int, bool]] = []
+
+    def on_over(alert: Alert) -> None:
+        over.append((alert.kind, alert.value, alert.is_over))
+
+    thresholds = Thresholds(count_up=10, size_up=10, size_down=2, age_up=1000)
+    alerts = Alerts("orders", thresholds, lambda _: None, on_over)
+    for count in (10, 6, 5, 4, 0):
+        alerts.check(0.0, count, 0, 10 if count == 10 else 1)
+    alerts.check_age(0.0, 1000)
+    alerts.check_age(0.0, 0)
+    alerts.check_age(0.0, 0)
+    assert over == [("count", 5, True), ("age", 0, True)]
+    assert Alert("orders", "count", 5, 10, is_over=True).text() == (
+        "queue 'orders': count is 5, below the alert threshold of 10 again"
+    )

@@ -11,6 +11,7 @@ doubled or out of turn is found when it is consumed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from penstock.queues import purger
@@ -75,6 +76,10 @@ class Simulated:
         return (b"%d;" % number).ljust(self.load.body_bytes, b".")
 
 
+def _note(events: list[str], kind: str, _: str) -> None:
+    events.append(kind)
+
+
 class Simulator:
     """budget_bytes: of all queues; it may be changed between two runs by `budget`."""
 
@@ -91,7 +96,7 @@ class Simulator:
             events: list[str] = []
             queue = VariableQueue(
                 self.rig.engine, self.rig.queue(name.encode()), mode=OS,
-                on_event=lambda kind, _, events=events: events.append(kind),
+                on_event=partial(_note, events),
             )  # fmt: skip
             self.monitor.register(queue)
             self.queues.append(Simulated(name, queue, load, events))

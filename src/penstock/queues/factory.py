@@ -38,7 +38,7 @@ def open_backing(
     priorities: int = 0,
     is_durable: bool = True,
     mode: int = DISK,
-    policy: str = "ratio",
+    policy: str = "eager",
     on_event: Callable[[str, str], None] | None = None,
 ) -> BackingQueue:
     """What stands behind the queue `name`: a durable one that is there already as it is (arguments

@@ -471,7 +471,9 @@ class Inhaler:
         state = self._state
         q3 = state.q3
         before = q3.count
-        most = min(rows_max, room_bytes // (2 * ROW_BYTES))
+        average = ALPHA_BYTES + state.bytes // max(state.len, 1)
+        run_rows = RUN_BYTES_MAX // average + FEW_ROWS
+        most = min(rows_max, run_rows, room_bytes // (2 * ROW_BYTES))
         if before >= FEW_ROWS or not state.delta.count or not most:
             return 0
         load_segment(state, most)

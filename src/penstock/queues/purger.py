@@ -23,7 +23,9 @@ arrives stays there: the Inhaler reads back the rest, and then the queue is not 
 
 Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
 gamma costs no write to roll and does not count as paged out; a beta gets its slot written, for
-which a step uses at most half of its messages.
+which a step uses at most half of its messages. That there are too many is a reason to go on with
+paging, not to begin: a queue that drains will read its betas soon, and to give them slots now would
+be writing for nothing.
 
 Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
 write that fails leaves everything where it was and is raised to the caller, the VariableQueue,
@@ -62,7 +64,7 @@ def is_over(state: VQState) -> bool:
     """Whether there is anything to page out."""
     if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
-    return state.is_flowed and bool(state.q1) and _is_batch(state) and not state.fits()
+    return state.is_flowed and _is_batch(state) and not state.fits()
 
 
 def _is_batch(state: VQState) -> bool:
@@ -77,8 +79,10 @@ def step(state: VQState, messages: int, bytes_max: int) -> bool:
         return _step_to_lazy(state, written)
     has_rolled = written.roll(messages // 2)
     is_due = written.excess() > 0 or (_is_batch(state) and not state.fits())
-    if is_due and state.is_flowed and state.q1 and not state.q2.count:
-        written.note(push_q1_to_delta(state, written.messages, written.bytes_left()))
+    if is_due and state.is_flowed and state.q1:
+        written.note(
+            push_q1(state, written.messages, bytes_max=written.bytes_left(), goes_on=state.eager)
+        )
     acks_first = _acks_grow(state)
     for turn in range(2):
         if written.excess() > 0 and written.messages > 0:
@@ -164,22 +168,24 @@ def push_alphas_to_betas(
     return left + unused
 
 
-def push_q1(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
-    """q1 from its front to the rear of q2, or of q3 if delta is empty. What is left of the quota; 0
-    once the bytes are passed."""
+def push_q1(
+    state: VQState, quota: int, *, bytes_max: int = UNLIMITED, goes_on: bool = False
+) -> int:
+    """q1 from its front to the rear of q2, or of q3 if delta is empty; with `goes_on` straight into
+    delta, if they are gammas and nothing is between. What is left of the quota; 0 once the bytes
+    are passed."""
     rows, left = _page_out_q1(state, quota, bytes_max)
+    if goes_on and state.delta.count and not state.q2.count and _are_gammas(rows):
+        roll_rows(state, rows)
+        return left
     behind = state.q2 if state.delta.count else state.q3
     for row in rows:
         behind.append(row)
     return left
 
 
-def push_q1_to_delta(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
-    """q1 from its front straight into delta; q2 is empty. What is left of the quota."""
-    assert not state.q2.count, "what is in q2 comes before what is in q1"
-    rows, left = _page_out_q1(state, quota, bytes_max)
-    roll_rows(state, rows)
-    return left
+def _are_gammas(rows: list[Row]) -> bool:
+    return all(row.flags & ON_SLOT for row in rows)
 
 
 def push_back(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
@@ -407,13 +413,17 @@ def roll(state: VQState, writes: int) -> int:
     state.join_rows()
     if state.eager:
         _roll_gammas(state, ROLL_ROWS)
-    if state.q2.count or state.q3.count:
-        average = ALPHA_BYTES + state.bytes // max(state.len, 1)
-        permitted = permitted_betas(state, state.target_bytes // average, segment_rows(state))
-        over = state.q2.count + state.q3.count - permitted
-        if over > 0:
-            return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes)
-    return 0
+    over = _too_many_rows(state)
+    return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes) if over > 0 else 0
+
+
+def _too_many_rows(state: VQState) -> int:
+    """How many rows of q2 and q3 the ratio does not permit; 0 or less: none."""
+    rows = state.q2.count + state.q3.count
+    if not rows:
+        return 0
+    average = ALPHA_BYTES + state.bytes // max(state.len, 1)
+    return rows - permitted_betas(state, state.target_bytes // average, segment_rows(state))
 
 
 def _border(state: VQState) -> int:

@@ -100,7 +100,7 @@ class QueueOptions:
     retry_delay_ms_min: int = 1000
     retry_delay_ms_max: int = 3_600_000
     lazy: bool = False
-    policy: str = "ratio"
+    policy: str = "eager"
     alert_count_up: int | None = None
     alert_count_down: int | None = None
     alert_size_up: int | None = None

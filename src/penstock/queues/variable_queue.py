@@ -51,13 +51,13 @@ A = TypeVar("A")
 class VariableQueue(VqLease):
     """Takes over `index`: what lives in it is ready, in delta.
 
-    mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "ratio", or
-    "eager" for the rolling of gammas as of 2011. read_bytes: that a fetch from disk reads at once;
-    0: one message. on_event(kind, text): flowed, recovered, page_out_failed, corruption.
+    mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
+    gammas are rolled at once, as of 2011; or "ratio", as many stay as the ratio permits.
+    read_bytes: that a fetch from disk reads at once; 0: one message. on_event(kind, text): flowed, recovered, page_out_failed, corruption.
     """
 
     def __init__(
-        self, engine: StorageEngine, index: QueueIndex, *, mode: int = DISK, policy: str = "ratio",
+        self, engine: StorageEngine, index: QueueIndex, *, mode: int = DISK, policy: str = "eager",
         read_bytes: int = 256 << 10, on_event: Callable[[str, str], None] | None = None,
     ) -> None:  # fmt: skip
         if policy not in POLICIES:

@@ -123,7 +123,13 @@ def test_random_loads(seed: int) -> None:
         return lambda now_s: rates[int(now_s / 5) % len(rates)]
 
     loads = [
-        Load(changing(600), changing(600), rng.choice([10, 100, 500, 2000]), rng.choice([OS, NONE]))
+        Load(
+            changing(600),
+            changing(600),
+            rng.choice([10, 100, 500, 2000]),
+            rng.choice([OS, NONE]),
+            rng.choice(["eager", "ratio"]),
+        )  # fmt: skip
         for _ in range(rng.randint(1, 6))
     ]
     sim = Simulator(rng.choice([1, 2, 4]) * MIB, loads)

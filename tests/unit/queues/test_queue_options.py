@@ -11,7 +11,7 @@ ALL = QueueOptions(
     priorities=10, max_memory_bytes=1 << 20, min_memory_bytes=1 << 18, max_length=7,
     max_length_bytes=700, overflow="reject-publish", ttl_ms=60_000, delay_ms=5, max_attempts=5,
     dead_letter_to="résumé.dead", retry_delay_ms_min=0, retry_delay_ms_max=10, lazy=True,
-    policy="eager", alert_count_up=10, alert_count_down=3, alert_size_up=11, alert_size_down=4,
+    policy="ratio", alert_count_up=10, alert_count_down=3, alert_size_up=11, alert_size_down=4,
     alert_depth_up=12, alert_depth_down=5, alert_age_up=13, alert_age_down=6,
     alert_repeat_gap_s=1, extra=(("x-expires", 5),),
 )  # fmt: skip
@@ -39,7 +39,7 @@ def test_names_are_rabbitmqs() -> None:
         "x-overflow": "reject-publish", "x-message-ttl": 60_000, "x-delay": 5,
         "x-delivery-limit": 4, "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "résumé.dead", "x-retry-delay-min": 0,
-        "x-retry-delay-max": 10, "x-queue-mode": "lazy", "x-paging-policy": "eager",
+        "x-retry-delay-max": 10, "x-queue-mode": "lazy", "x-paging-policy": "ratio",
         "x-alert-count-up": 10, "x-alert-count-down": 3, "x-alert-size-up": 11,
         "x-alert-size-down": 4, "x-alert-depth-up": 12, "x-alert-depth-down": 5,
         "x-alert-age-up": 13, "x-alert-age-down": 6, "x-alert-repeat-gap": 1, "x-expires": 5,

@@ -78,12 +78,17 @@ def spread(world: World, mode: int) -> VQState:
     return state
 
 
+def push_q1_eagerly(state: VQState, quota: int) -> int:
+    """As a queue of the policy of 2011 does: gammas go on to delta."""
+    return purger.push_q1(state, quota, goes_on=True)
+
+
 PUSHES: list[Callable[[VQState, int], object]] = [
     purger.push_q1,
     purger.push_q4,
     purger.push_pending,
     purger.push_betas_to_deltas,
-    purger.push_q1_to_delta,
+    push_q1_eagerly,
 ]
 
 

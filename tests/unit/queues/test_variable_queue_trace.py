@@ -15,6 +15,8 @@ from penstock.queues import purger
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
+from tests.helpers.queue_world import World
+from tests.helpers.variable_queues import opens, real
 from tests.helpers.vq_trace import (
     EXAMPLE,
     SEGMENT,
@@ -192,3 +194,93 @@ def _random_step(rng: random.Random, model: Model, real: Real) -> None:
         method = rng.choice(["push_q1", "push_q4", "push_alphas_to_betas", "push_betas_to_deltas"])
         getattr(model, method)(n)
         getattr(real, method)(n)
+
+
+# ---- the same by publishing and fetching alone ---------------------------------------------------
+
+
+class Limited:
+    """A queue with room for seven messages, one read at a time."""
+
+    def __init__(self, policy: str, mode: int) -> None:
+        rig = EngineRig(segment_slots=8)
+        self.world = World(rig, opens(policy=policy, read_bytes=0), body_bytes=10)
+        self.mode = mode
+        self.next = 0
+        self.publish()
+        self.world.q.set_limits(7 * self.world.q.ram_bytes(), 0)
+        self.fetch()
+
+    def publish(self) -> State:
+        """One more; where all are then."""
+        self.world.q.publish(b"", self.world.body(self.next), self.mode)
+        self.next += 1
+        return self.state()
+
+    def fetch(self) -> State:
+        """The next one; where the others are then."""
+        self.world.fetch(ack_required=False)
+        return self.state()
+
+    def state(self) -> State:
+        """q4, q3, delta, q2, q1."""
+        vq = real(self.world.q)
+        vq.state.check()
+        return vq.state.ids()
+
+
+def test_messages_pass_all_five_parts_by_publishing_and_fetching_alone() -> None:
+    queue = Limited("ratio", OS)
+    for _ in range(10):
+        state = queue.publish()
+    assert state == (ids(1, 4), ids(5, 8), [], [], [9, 10]), "q4 from its rear; then q1"
+    for _ in range(20):
+        state = queue.publish()
+    assert state == (ids(1, 4), ids(5, 7), ids(8, 24), ids(25, 29), [30])
+    for _ in range(4):
+        state = queue.fetch()
+    assert state == ([], ids(5, 7), ids(8, 24), ids(25, 29), [30])
+    for _ in range(3):
+        state = queue.fetch()
+    assert state == ([], ids(8, 15), ids(16, 24), ids(25, 29), [30]), "delta's next segment"
+    for _ in range(16):
+        state = queue.fetch()
+    assert state == ([], ids(24, 29), [], [], [30]), "delta is empty: q2 joins q3"
+    for _ in range(6):
+        state = queue.fetch()
+    assert state == ([30], [], [], [], []), "q3 is empty: q1 becomes q4"
+    assert queue.fetch() == ([], [], [], [], [])
+
+
+@pytest.mark.parametrize("policy", ["ratio", "eager"])
+def test_transient_messages_pass_all_five_parts_too(policy: str) -> None:
+    queue = Limited(policy, NONE)
+    for _ in range(30):
+        state = queue.publish()
+    assert all(state)
+    joined = False
+    for left in range(29, -1, -1):
+        before, state = state, queue.fetch()
+        assert [seq for part in state for seq in part] == ids(31 - left, 30)
+        joined = joined or (bool(before[3]) and not state[3] and bool(state[1]))
+    assert joined, "q2 has joined q3"
+
+
+def test_the_policy_of_2011_keeps_no_gammas_behind_delta() -> None:
+    queue = Limited("eager", OS)
+    for _ in range(30):
+        state = queue.publish()
+    assert state == (ids(1, 4), ids(5, 7), ids(8, 29), [], [30])
+
+
+@pytest.mark.parametrize("policy", ["ratio", "eager"])
+def test_betas_that_are_fetched_in_time_never_get_a_slot(policy: str) -> None:
+    """What the ratio is for: no position is written for what is read soon."""
+    queue = Limited(policy, NONE)
+    for _ in range(13):
+        queue.publish()
+    bodies = real(queue.world.q).state.disk_writes
+    assert bodies == len(queue.state()[1]), "rows without slots"
+    for _ in range(13):
+        queue.fetch()
+    assert real(queue.world.q).state.disk_writes == bodies

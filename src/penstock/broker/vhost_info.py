@@ -21,6 +21,7 @@ from penstock.broker.served_stream import ServedStream
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.queues import factory
+from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
 from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding
@@ -57,17 +58,34 @@ def queue_info(vhost: VHost, queue: Served) -> Info:
         "message_bytes_unacknowledged": counts["unacked_bytes"],
         "consumers": queue.consumers.count,
         "memory": counts["ram_bytes"],
+        "memory_alphas": counts["alpha_bytes"],
+        "memory_rows": counts["row_bytes"],
+        "memory_target": _limit(counts["target_bytes"]),
+        "memory_max": _limit(counts["max_bytes"]),
+        "memory_min": _limit(counts["min_bytes"]),
+        "memory_share": _limit(counts["share_bytes"]),
+        "memory_duration": _limit(counts["duration_target_s"]),
+        "paged_by": counts["paged_by"],
+        "messages_ram": counts["ram_messages"],
+        "messages_paged_out": ready + pending - int(counts["ram_messages"]),
         "idle_since": _date(queue.used_at_ms),
         "mode": counts["mode"],
         "message_stats": queue.counters(),
     }
     for name in (
         "alphas", "betas", "gammas", "delta", "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
-        "disk_writes", "in_per_s", "out_per_s", "rejected", "expired", "maxlen", "delivery_limit",
-        "dead_letters_dropped", "alerts_raised",
+        "disk_writes", "in_per_s", "out_per_s", "ack_in_per_s", "ack_out_per_s", "rejected",
+        "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "alerts_raised",
     ):  # fmt: skip
         found[name] = counts.get(name, 0)
     return found
+
+
+def _limit(value: float | str) -> float | str | None:
+    """None if there is no such limit."""
+    if isinstance(value, str):
+        return value
+    return None if value >= UNLIMITED else value
 
 
 def _stream_counts(stream: ServedStream) -> Info:

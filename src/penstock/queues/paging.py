@@ -94,6 +94,27 @@ class Paging:
         else:
             self.note_recovered()
 
+    def info(self) -> dict[str, int | float | str]:
+        """Its limits, UNLIMITED and infinity for none, and which of them makes it page (`paged_by`:
+        "max_memory", "share", "duration", "lazy", or "" while it is not flowed)."""
+        return {
+            "max_bytes": self._max_bytes,
+            "min_bytes": self._lowest(),
+            "share_bytes": self._share_bytes,
+            "duration_target_s": self._duration_s,
+            "paged_by": self._reason(),
+        }
+
+    def _reason(self) -> str:
+        state = self._state
+        if state.is_lazy or state.becomes_lazy:
+            return "lazy"
+        if not state.is_flowed:
+            return ""
+        if state.target_bytes == self._max_bytes:
+            return "max_memory"
+        return "share" if state.target_bytes == self._share_bytes else "duration"
+
     def _bytes_for(self, messages: int) -> int:
         """What so many alphas of the queue's average take, and the rows that may stay with them."""
         state = self._state

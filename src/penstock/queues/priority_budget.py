@@ -51,6 +51,16 @@ class PriorityBudget:
         self.limit_bytes: int = UNLIMITED
         self.pool_bytes: int = 0
 
+    def info(self, *, is_flowed: bool) -> dict[str, int | str]:
+        """The limits of the whole, as Paging.info gives them of a queue."""
+        by = "max_memory" if self._max_bytes <= self._share_bytes else "share"
+        return {
+            "max_bytes": self._max_bytes,
+            "min_bytes": self._min_bytes,
+            "share_bytes": self._share_bytes,
+            "paged_by": by if is_flowed else "",
+        }
+
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         """The queue's own limits. ValueError unless 0 <= min <= max."""
         if not 0 <= min_bytes <= max_bytes:

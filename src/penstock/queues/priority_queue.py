@@ -449,6 +449,8 @@ class PriorityQueue(BackingQueue):
         whole["target_bytes"] = min(target, UNLIMITED)
         if self.budget.limit_bytes < UNLIMITED:
             whole["target_bytes"] = self.budget.limit_bytes
+        whole |= self.budget.info(is_flowed=bool(whole["is_flowed"]))
+        whole["duration_target_s"] = self._duration_s
         return whole
 
     # ---- memory --------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class VariableQueue(VqLease):
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
     gammas are rolled at once, as of 2011; or "ratio", as many stay as the ratio permits.
-    read_bytes: that a fetch from disk reads at once; 0: one message. on_event(kind, text): flowed, recovered, page_out_failed, corruption.
+    read_bytes: that a fetch from disk reads at once; 0: one message. on_event(kind, text): flowed,
+    recovered, page_out_failed, corruption.
     """
 
     def __init__(
@@ -415,7 +416,7 @@ class VariableQueue(VqLease):
         return self.state.bytes
 
     def info(self) -> dict[str, int | float | str]:
-        return self.state.info()
+        return {**self.state.info(), **self.paging.info()}
 
     # ---- memory --------------------------------------------------------------------------------
 

@@ -364,6 +364,8 @@ class VQState:
             "q2": self.q2.count,
             "q3": self.q3.count,
             "q4": len(self.q4) + len(self.back) + self.back_rows.count,
+            "alpha_bytes": self.alpha_bytes + self.pending_bytes,
+            "row_bytes": (rows + self.disk_pending.count) * ROW_BYTES,
             "is_flowed": self.is_flowed,
             "target_bytes": self.target_bytes,
             "disk_reads": self.disk_reads,

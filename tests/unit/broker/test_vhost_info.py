@@ -46,6 +46,46 @@ def test_an_open_queue(rig: VHostRig) -> None:
     json.dumps(found)
 
 
+def test_where_the_messages_of_a_queue_are_and_why(rig: VHostRig) -> None:
+    queue = rig.queue(arguments={"x-queue-max-memory-bytes": 3000})
+    rig.put(queue, *[b"12345"] * 30)
+    while queue.amq.backing.resume():
+        pass
+    assert queue.amq.fetch() is not None
+    found = info_of(rig, "q")
+    by_state = [found[name] for name in ("alphas", "betas", "gammas", "delta")]
+    assert sum(by_state) == 29  # type: ignore[arg-type]
+    assert found["messages_ram"] == found["alphas"] + 1  # type: ignore[operator]
+    assert found["messages_ram"] + found["messages_paged_out"] == 30  # type: ignore[operator]
+    assert found["memory"] == found["memory_alphas"] + found["memory_rows"]  # type: ignore[operator]
+    assert (found["memory_max"], found["memory_min"]) == (3000, 1500)
+    assert found["memory_target"] == 3000
+    assert found["memory_duration"] is None
+    assert (found["is_flowed"], found["paged_by"]) == (True, "max_memory")
+    queue.amq.backing.set_share(1000)
+    found = info_of(rig, "q")
+    assert (found["memory_target"], found["memory_share"], found["paged_by"]) == (
+        1000,
+        1000,
+        "share",
+    )
+    queue.amq.backing.set_ram_duration_target(0.0)
+    assert info_of(rig, "q")["paged_by"] == "duration"
+    queue.amq.backing.set_queue_mode("lazy")
+    assert info_of(rig, "q")["paged_by"] == "lazy"
+
+
+def test_the_limits_of_a_queue_with_priorities_are_of_the_whole(rig: VHostRig) -> None:
+    queue = rig.queue(arguments={"x-max-priority": 3, "x-queue-max-memory-bytes": 9000})
+    rig.put(queue, *[b"12345"] * 60)
+    while queue.amq.backing.resume():
+        pass
+    found = info_of(rig, "q")
+    assert (found["memory_max"], found["memory_min"]) == (9000, 4500)
+    assert (found["memory_target"], found["paged_by"]) == (9000, "max_memory")
+    assert found["memory_duration"] is None
+
+
 def test_a_queue_that_nobody_has_named(rig: VHostRig) -> None:
     filled(rig)
     rig.put(rig.queue("idle", arguments={"x-max-priority": 1}, auto_delete=True), b"ab", b"c")

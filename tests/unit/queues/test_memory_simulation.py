@@ -129,7 +129,7 @@ def test_random_loads(seed: int) -> None:
             rng.choice([10, 100, 500, 2000]),
             rng.choice([OS, NONE]),
             rng.choice(["eager", "ratio"]),
-        )  # fmt: skip
+        )
         for _ in range(rng.randint(1, 6))
     ]
     sim = Simulator(rng.choice([1, 2, 4]) * MIB, loads)

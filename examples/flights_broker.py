@@ -29,7 +29,7 @@ STOP_S = 30.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COUNTS = (
     "messages", "messages_ready", "messages_unacknowledged", "memory", "alphas", "betas", "gammas",
-    "delta", "q1", "q2", "q3", "q4",
+    "delta", "q1", "q2", "q3", "q4", "is_flowed",
 )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class View:
         self._rss_max = memory_bytes
         self._width = max(20, min(WIDTH_MAX, self._console.width - TEXT_WIDTH))
         self._notes: deque[str] = deque(maxlen=NOTES_MAX)
+        self._flowed: set[str] = set()  # queues
         self._line_due = 0.0
         self._live: Live | None = None
 
@@ -107,6 +108,7 @@ class View:
         self._recent.append((now, status))
         while now - self._recent[0][0] > RATE_S:
             self._recent.popleft()
+        self._note_flows(status)
         depth = status.sum("messages")
         self._depths.append(depth)
         self._depth_max = max(self._depth_max, depth)
@@ -117,6 +119,19 @@ class View:
         elif now >= self._line_due:
             self._line_due = now + LINE_S
             self._print(self._line(now, status))
+
+    def _note_flows(self, status: Status) -> None:
+        """A queue has more than its memory since the last look, or all of it is back."""
+        for name, queue in status.queues.items():
+            is_flowed = queue.get("is_flowed", 0) > 0
+            if is_flowed == (name in self._flowed):
+                continue
+            if is_flowed:
+                self._flowed.add(name)
+                self.note(f"{name} flows to disk, with {queue['messages']:,} messages")
+            else:
+                self._flowed.discard(name)
+                self.note(f"{name} has recovered: all of its {queue['messages']:,} are in RAM")
 
     # ---- lines ---------------------------------------------------------------------------------
 

@@ -238,6 +238,24 @@ def test_a_terminal_shows_each_queue_from_its_head_in_ram_to_its_tail_on_disk(wi
 
 
 @pytest.mark.usefixtures("examples")
+def test_it_says_when_a_queue_flows_and_when_it_has_recovered() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    view = load("flights_view").View(4000, 5000, 8 << 20, Console(file=out))
+    with view:
+        for is_flowed in (0, 1, 1, 0):
+            seen = status()
+            seen.queues["EWR"] = {**EWR, "is_flowed": is_flowed}
+            view.show(seen)
+    notes = [line.partition(" s  ")[2] for line in out.getvalue().splitlines()][1:]
+    assert notes == [
+        "EWR flows to disk, with 1,200 messages",
+        "EWR has recovered: all of its 1,200 are in RAM",
+    ]
+
+
+@pytest.mark.usefixtures("examples")
 def test_a_pipe_gets_a_line_now_and_then() -> None:
     from rich.console import Console
 

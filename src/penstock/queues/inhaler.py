@@ -427,16 +427,12 @@ class Inhaler:
         """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
         Where q3 has few rows those of delta's next segment, at most rows_max, join it first; its
         last row stays there while delta holds anything. What is in the store or in a section is
-        left to `fetch`. room_bytes: of RAM, for all of that."""
+        not read so. room_bytes: of RAM, for all of that. OSError: of what is read at once."""
         state = self._state
         if self.is_reading or not state.q3.count or state.index.section:
             return self.is_reading
-        try:
-            room_bytes -= self._load_rows(room_bytes, rows_max)
-            rows = self._next_run(room_bytes)
-        except OSError as problem:
-            failed(f"reading ahead failed: {problem}")
-            return False
+        room_bytes -= self._load_rows(room_bytes, rows_max)
+        rows = self._next_run(room_bytes)
         if not rows:
             return False
         start, end = _extent(rows)

@@ -30,6 +30,7 @@ from penstock.storage.dump_text import queue_title
 
 RETRY_S: Final = 1.0  # after a page-out failed
 READ_AHEAD_BYTES: Final = 1 << 20  # of a queue without limits
+AT_ONCE_MESSAGES: Final = 64  # read in one tick without a worker
 INFINITY: Final = float("inf")
 
 
@@ -218,7 +219,27 @@ class Paging:
         room = highest - state.ram_bytes()
         if room <= 0:
             return False
-        return self._inhaler.begin(room, purger.segment_rows(state), self._arrived, self._not_read)
+        rows_max = purger.segment_rows(state)
+        try:
+            if self._inhaler.begin(room, rows_max, self._arrived, self._not_read):
+                return True
+            self._read_at_once(room)
+        except OSError as problem:
+            self._not_read(f"reading ahead failed: {problem}")
+        return False
+
+    def _read_at_once(self, room: int) -> None:
+        """A run of what no worker reads, bodies in the store and sections of the checkpoint, as a
+        fetch would; once in a tick, and only of a queue that comes back whole."""
+        state = self._state
+        if not state.is_flowed or not state.q3.count or not state.fits():
+            return
+        if state.q3.first().size + ALPHA_BYTES > room:
+            return
+        inhaler.betas_to_alphas(state, min(room, inhaler.RUN_BYTES_MAX), AT_ONCE_MESSAGES)
+        inhaler.settle(state, purger.load_rows(state))
+        self.tell_set_aside()
+        self.note_recovered()
 
     def _arrived(self) -> None:
         self.note_recovered()

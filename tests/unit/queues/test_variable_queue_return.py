@@ -13,7 +13,7 @@ import pytest
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.vq_state import ALPHA_BYTES, CHECKS
 from penstock.storage.durability import NONE, OS
-from tests.helpers.engine_rig import EngineRig
+from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import info_int, lengths, opens, real
 
@@ -201,6 +201,24 @@ def test_transient_messages_that_went_through_delta_are_transient(flow: Flow) ->
 
 
 # ---- what stays ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_section", [False, True])
+def test_bodies_in_the_store_and_small_queues_come_back_too(has_section: bool) -> None:
+    rig = EngineRig(segment_slots=SLOTS, sections=has_section)
+    world = World(rig, opens(read_bytes=1 << 18), body_bytes=STORED)
+    world.put(*range(40))
+    world.restart()
+    assert (len(world.q.index().section) > 0) == has_section
+    world.q.set_limits(1 << 20, 1 << 19)
+    assert info_int(world.q, "is_flowed") == 1
+    for _ in range(5):
+        world.q.resume()
+        world.q.inhale(at_rest=True)
+        rig.engine.poll()
+    assert info_int(world.q, "is_flowed") == 0
+    assert info_int(world.q, "alphas") == 40
+    assert world.drain() == list(range(40))
 
 
 @pytest.mark.parametrize("mode", [OS, NONE])

@@ -53,7 +53,7 @@ from penstock.storage.page_table import PageTable
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.paged_reading import PagedReading
 from penstock.storage.stream_meta import AllMeta, Head, Position, ReaderOffset
-from penstock.storage.stream_retention import Hold, Limits, Retention, choose
+from penstock.storage.stream_retention import Hold, Limits, Retention, choose, takes_last
 
 PAGE_BYTES: Final = 64 << 20
 PAGE_BYTES_MIN: Final = 128
@@ -110,6 +110,7 @@ class PersistentQueue:
         self.head_offset: int = 0
         self.last_time_us: int = 0
         self.is_restoring: bool = not self.is_new and not self.forces
+        self.is_tail_due: bool = False  # readMeta says less than the checkpoint does
         self.pages: PageTable = PageTable(fs, path, self.stream_id, can_heal=True)
         self.pages.number = meta.number
         self.pages.first_base = stream_meta.read_tail(fs, path)
@@ -183,6 +184,7 @@ class PersistentQueue:
         if (
             writer is None
             or writer.position + FRAME_BYTES + len(payload) + len(meta) > self._page_end
+            or (self.is_restoring and self.next_offset == self.pages.first_base)
         ):
             self.check(payload, meta)
             writer = self._roll()
@@ -204,7 +206,9 @@ class PersistentQueue:
         return first
 
     def _roll(self) -> PageWriter:
-        """The page of the next record: a new one, unless this one is empty. No file is touched."""
+        """The page of the next record: a new one, unless this one is empty. No file is touched.
+        Where readMeta says that the first page begins, one begins, also in a replay: retention had
+        taken the page before it although there was room in it (stream_retention.py)."""
         writer = self.writer
         if writer is not None:
             if not writer.count:
@@ -405,18 +409,34 @@ class PersistentQueue:
         bounds. The caller sees to it that one deletion is over before the next begins. OSError."""
         if self.is_restoring:
             return None
-        # The page of the head stays: it is the last one of which anything is sure.
-        kept = [self._published.page_base, keep_from, *[r.kept_from for r in self.readers.values()]]
-        limit = min([offset for offset in kept if offset is not None])
+        kept = [keep_from, *[r.kept_from for r in self.readers.values()]]
+        limit = min([offset for offset in kept if offset is not None], default=self.next_offset)
         active = self.writer.position if self.writer is not None else 0
         limits = Limits(max_age_s, max_bytes, max_records)
-        count = choose(self.pages, limits, now_us, limit, self.next_offset, active, hold)
+        # The page of the head stays: it is the last one of which anything is sure.
+        limit_before = min(limit, self._published.page_base)
+        count = choose(self.pages, limits, now_us, limit_before, self.next_offset, active, hold)
+        if count == len(self.pages) - 1 and limit == self.next_offset == self.head_offset:
+            writer = self.writer
+            if writer is not None and takes_last(writer, limits, now_us, hold):
+                self._set_down(writer)
+                count += 1
         if not count:
             return None
         gone = self.pages.take_first(count)
-        first = self.pages.first_base = self.pages.bases[0]
+        bases = self.pages.bases
+        first = self.pages.first_base = bases[0] if bases else self.next_offset
         # They stay dirty: if they cannot be deleted, the next start finds them, and needs them.
         return Retention(self.fs, self.path, gone, first)
+
+    def _set_down(self, writer: PageWriter) -> None:
+        """The last page is about to go: readers are told that there is none, and the next record
+        begins one. OSError: nothing has changed."""
+        end = self.next_offset
+        self.publish(Head(end, end, 0, self.last_time_us), False)
+        self.pages.complete(writer)
+        self.pages.writer = self.writer = None
+        writer.close()
 
     def retain(
         self, max_age_s: float | None = None, max_bytes: int | None = None,

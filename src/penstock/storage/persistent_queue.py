@@ -34,6 +34,7 @@ the owner (stream_view.py), names of streams, partitions, delivery.
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -88,7 +89,7 @@ class PersistentQueue:
         self.forces: bool = forces
         self.on_event: Event | None = on_event
         self.failed: BaseException | None = None
-        self._lock: Lock | None = stream_start.lock(fs, path) if forces else None
+        self._lock: Lock | None = stream_start.lock(fs, path, create) if forces else None
         try:
             meta, self.is_new = stream_start.open_all(fs, path, number, page_bytes, rng, create)
             self._set_up(meta, page_bytes)
@@ -115,6 +116,7 @@ class PersistentQueue:
         self.pages.number = meta.number
         self.pages.first_base = stream_meta.read_tail(fs, path)
         self.writer: PageWriter | None = None  # of the last page
+        self._forcing: PageWriter | None = None  # of the page that is being forced
         self._page_end: int = meta.page_bytes  # where it is full
         self._full: list[PageWriter] = []  # pages before it that are not written and sealed yet
         self._published: Head = Head(0, 0, 0, 0)
@@ -294,17 +296,37 @@ class PersistentQueue:
     def force(self) -> None:
         """Alone: everything appended is durable, and below the head. SyncFailedError stops the
         queue; OSError of a write leaves all as it was."""
+        head = self.begin_force()
+        if head is not None:
+            self.sync_force()
+            self.finish_force(head)
+
+    def begin_force(self) -> Head | None:
+        """Alone: `force` in three steps, for an owner whose threads append under a lock. This one
+        and the last are made under the lock, `sync_force` between them is not: meanwhile records
+        may be appended and read, and nothing else. The head that will be, None: it is there. Fails
+        as `force`."""
         assert self.forces, "in a vhost the log is forced, not the page"
         self.write()
         if self.head_offset == self.next_offset:
-            return
+            return None
         writer = self.writer
         assert writer is not None
+        self._forcing = writer  # the next record may begin another page
+        return Head(self.next_offset, writer.base, writer.written, self.last_time_us)
+
+    def sync_force(self) -> None:
+        """What was written is durable. SyncFailedError stops the queue."""
+        writer = self._forcing
+        assert writer is not None, "begin_force comes first"
         self._sync(writer)
-        is_next_page = writer.base != self._published.page_base
-        self.publish(
-            Head(self.next_offset, writer.base, writer.written, self.last_time_us), is_next_page
-        )
+
+    def finish_force(self, head: Head) -> None:
+        """Readers may have it. SyncFailedError, OSError."""
+        before = self._published
+        self._forcing = None
+        is_next_page = head.page_base != before.page_base or not before.page_bytes
+        self.publish(head, is_next_page)
 
     def publish_head(self, offset: int) -> None:
         """In a vhost: everything below `offset` is settled, readers may have it. OSError."""
@@ -368,11 +390,22 @@ class PersistentQueue:
 
     def find(self, time_us: int) -> int:
         """The first offset whose time is at least `time_us` (microseconds since 1970); next_offset
-        if there is none. CorruptionError, OSError, StoppedError."""
+        if there is none. Alone: of what is forced. CorruptionError, OSError, StoppedError."""
+        if self.forces:
+            return self._find_forced(time_us)
         if time_us > self.last_time_us:
             return self.next_offset
         self.write()
         return self._reading.find(time_us, *stream_adoption.pages_for_find(self))
+
+    def _find_forced(self, time_us: int) -> int:
+        """Below the head, and nothing is written for it."""
+        self._check_runs()
+        head = self._published
+        if time_us > head.last_time_us:
+            return head.next_offset
+        pages = bisect_left(self.pages.bases, head.next_offset)
+        return self._reading.find(time_us, pages, head.next_offset)
 
     # ---- readers, retention --------------------------------------------------------------------
 
@@ -512,6 +545,11 @@ class PersistentQueue:
             self._let_go()
         self.failed = self.failed or StoppedError("it is deleted")
         delete_tree(self.fs, self.path)
+
+    def release_lock(self) -> None:
+        """In a forked child, which must not use it: let go of the copy of the lock."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _let_go(self) -> None:
         self.release_handles()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptionError, NetworkFileSystemError, NotAStoreError, SyncFailedError
 from penstock.storage import stream_meta
-from penstock.storage.data_directory import sync_dir
+from penstock.storage.data_directory import not_of_volume, sync_dir
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
 from penstock.storage.page_table import list_bases
@@ -61,9 +61,12 @@ def make_directory(fs: FileSystem, path: str) -> None:
     sync_dir(fs, path.rstrip("/").rpartition("/")[0] or ("/" if path[0] == "/" else "."))
 
 
-def lock(fs: FileSystem, path: str) -> Lock:
-    """The lock of a queue that stands alone. LockedError, NetworkFileSystemError, OSError."""
+def lock(fs: FileSystem, path: str, create: bool) -> Lock:
+    """The lock of a queue that stands alone. LockedError, NotAStoreError, NetworkFileSystemError,
+    OSError."""
     make_directory(fs, path)
+    if create and not fs.exists(f"{path}/{ALL_META}"):
+        _check_free(fs, path)  # before anything is put into it
     kind = fs.kind(path)
     if kind in NETWORK_KINDS:
         raise NetworkFileSystemError(path, kind)
@@ -76,18 +79,27 @@ def open_all(
     """(what the stream is, whether it was made just now)."""
     file = f"{path}/{ALL_META}"
     if fs.exists(file):
-        return stream_meta.decode_all(file, fs.read(file)), False
+        meta = stream_meta.decode_all(file, fs.read(file))
+        if meta.number and not number:
+            raise NotAStoreError(path, "it is a stream of a vhost, which has its log beside it")
+        return meta, False
     if not create:
         raise CorruptionError(file, 0, "it is missing")
     fs.mkdir(path)
-    names = set(fs.list(path)) - {LOCK, QUEUE_NAME, ALL_META + NEW, WRITE_META}
-    if any(name.endswith((".page", ".idx")) or name == READ_META for name in names):
-        raise CorruptionError(file, 0, "it is missing, and the directory has pages")
-    if names:
-        raise NotAStoreError(path, f"it is not empty and no stream (it has {sorted(names)[0]!r})")
+    _check_free(fs, path)
     meta = AllMeta(number, rng.getrandbits(128).to_bytes(16, "little"), page_bytes)
     stream_meta.replace_small(fs, path, ALL_META, stream_meta.encode_all(meta))
     return meta, True
+
+
+def _check_free(fs: FileSystem, path: str) -> None:
+    """NotAStoreError: the directory has something that is not of a stream which is being made.
+    CorruptionError: what it has is of a stream, and allMeta is not there."""
+    names = set(not_of_volume(fs.list(path))) - {LOCK, QUEUE_NAME, ALL_META + NEW, WRITE_META}
+    if any(name.endswith((".page", ".idx")) or name == READ_META for name in names):
+        raise CorruptionError(f"{path}/{ALL_META}", 0, "it is missing, and the directory has pages")
+    if names:
+        raise NotAStoreError(path, f"it is not empty and no stream (it has {sorted(names)[0]!r})")
 
 
 # ---- alone -------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 `penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. Importing this package loads nothing else: what is used is loaded when it is first named.
+asyncio. `penstock.open_stream` has a directory for one stream alone. Importing this package loads nothing else: what is used is loaded when it is
+first named.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
 """
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.client.client_errors import ConnectionLostError as ConnectionLostError
     from penstock.client.client_errors import MissingCapabilityError as MissingCapabilityError
     from penstock.client.client_errors import UnreachableError as UnreachableError
+    from penstock.embedded.alone_stream import AloneStream as AloneStream
+    from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
     from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
     from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
@@ -77,7 +80,9 @@ _ERRORS: Final = {
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
     "open": ("penstock.client.opening", "open_any"),
+    "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
     "aio": ("penstock.aio", ""),
+    "AloneStream": ("penstock.embedded.alone_stream", "AloneStream"),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
     "Job": ("penstock.embedded.job", "Job"),
@@ -88,7 +93,8 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
 }
 
 __all__ = [
-    "open", "aio", "Box", "Queue", "Job", "Message", "Stream", "StreamRecord",
+    "open", "open_stream", "aio", "Box", "Queue", "Job", "Message", "Stream",
+    "StreamRecord", "AloneStream",
     "build_kind", "__version__",
     "AMQPConnectionError", "AMQPError", "BatchConflictError", "BoxClosedError", "ChannelError",
     "ConnectionLostError", "CorruptionError", "DiskFullError", "ForkedError", "LockedError",

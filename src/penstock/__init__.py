@@ -2,7 +2,8 @@
 
 `penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. `penstock.open_stream` has a directory for one stream alone. Importing this package loads nothing else: what is used is loaded when it is
+asyncio. `penstock.open_stream` and `penstock.persist` have a directory for one stream alone
+(docs/persist.md). Importing this package loads nothing else: what is used is loaded when it is
 first named.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.embedded.box_errors import TransactionError as TransactionError
     from penstock.embedded.job import Job as Job
     from penstock.embedded.job import Message as Message
+    from penstock.embedded.persist import Persisted as Persisted
+    from penstock.embedded.persist import persist as persist
     from penstock.embedded.queue import Queue as Queue
     from penstock.embedded.stream import Stream as Stream
     from penstock.embedded.stream_record import StreamRecord as StreamRecord
@@ -81,8 +84,10 @@ _ERRORS: Final = {
 _LAZY: Final[dict[str, tuple[str, str]]] = {
     "open": ("penstock.client.opening", "open_any"),
     "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
+    "persist": ("penstock.embedded.persist", "persist"),
     "aio": ("penstock.aio", ""),
     "AloneStream": ("penstock.embedded.alone_stream", "AloneStream"),
+    "Persisted": ("penstock.embedded.persist", "Persisted"),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
     "Job": ("penstock.embedded.job", "Job"),
@@ -93,8 +98,8 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
 }
 
 __all__ = [
-    "open", "open_stream", "aio", "Box", "Queue", "Job", "Message", "Stream",
-    "StreamRecord", "AloneStream",
+    "open", "open_stream", "persist", "aio", "Box", "Queue", "Job", "Message", "Stream",
+    "StreamRecord", "AloneStream", "Persisted",
     "build_kind", "__version__",
     "AMQPConnectionError", "AMQPError", "BatchConflictError", "BoxClosedError", "ChannelError",
     "ConnectionLostError", "CorruptionError", "DiskFullError", "ForkedError", "LockedError",

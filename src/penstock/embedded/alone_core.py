@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock
+from penstock.embedded.box_errors import BoxClosedError
 from penstock.embedded.stream_record import NewRecord, StreamRecord
 from penstock.embedded.stream_source import PartitionInfo, StreamInfo
 from penstock.embedded.waiting import WOKEN, Waiter
@@ -121,6 +122,7 @@ class AloneCore:
         self.followers: deque[Waiter] = deque()
         self.failed: Exception | None = None
         self.name: str = path.rstrip("/").rpartition("/")[2]
+        self.is_closed: bool = False
         self.is_deleted: bool = False
         self.is_ended: bool = False  # nobody appends any more: who follows need not wait
         self._unsaved: dict[str, int | None] = {}  # offsets of readers, None: it is forgotten
@@ -136,7 +138,9 @@ class AloneCore:
         self._retained_at: float = now
 
     def check(self) -> None:
-        """UnknownQueueError if it was deleted; StoppedError."""
+        """BoxClosedError; UnknownQueueError if it was deleted; StoppedError."""
+        if self.is_closed:
+            raise BoxClosedError(self.path, "stream")
         if self.is_deleted:
             raise UnknownQueueError(f"{self.name} (deleted)")
         if self.failed is not None:
@@ -475,5 +479,6 @@ class AloneCore:
                     self.failed = self.failed or error
                     raise
                 finally:
-                    self.failed = self.failed or StoppedError("it is closed")
+                    self.is_closed = True
+                    self.failed = self.failed or BoxClosedError(self.path, "stream")
                     self._fail_all()

@@ -256,16 +256,3 @@ def test_deleting_takes_all_of_it() -> None:
         rig.append(b"b")
     rig.core.turn()
     rig.core.close()
-
-
-def test_a_record_that_is_too_large_is_refused_alone() -> None:
-    rig = AloneRig()
-    rig.put(b"a")
-
-    class Large(bytes):
-        def __len__(self) -> int:
-            return 1 << 31
-
-    with pytest.raises(ValueError, match="a page with the record has"):
-        rig.core.queue.check(Large(), b"")
-    assert rig.bodies() == [b"a"]

@@ -190,6 +190,25 @@ def test_a_stream_that_is_left_open_is_closed_at_the_end(tmp_path: Path) -> None
         assert bodies(s) == [b"a"]
 
 
+def test_an_interrupt_in_the_middle_of_a_change_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> list[int]:
+        raise KeyboardInterrupt
+
+    with penstock.open_stream(tmp_path / "s") as s:
+        s.append(b"a")
+        with monkeypatch.context() as patch:
+            patch.setattr(s._driver.core, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                s.append(b"b")
+        for call in (lambda: s.append(b"c"), lambda: bodies(s), lambda: s.next, s.force, s.retain):
+            with pytest.raises(penstock.StoppedError, match="interrupted by KeyboardInterrupt"):
+                call()
+    with penstock.open_stream(tmp_path / "s") as s:
+        assert bodies(s) == [b"a"]
+
+
 def test_a_forked_child_may_not_use_it(tmp_path: Path) -> None:
     with penstock.open_stream(tmp_path / "s") as s:
         s.append(b"a")

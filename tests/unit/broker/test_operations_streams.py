@@ -293,9 +293,7 @@ def test_a_reader_that_was_overtaken_is_told_of_the_gap(rig: OperationRig, c: Ri
     assert offsets[-1] == 199
 
 
-def test_an_idle_stream_is_empty_once_all_of_it_is_too_old(
-    rig: OperationRig, c: RigClient
-) -> None:
+def test_an_idle_stream_is_empty_once_all_of_it_is_too_old(rig: OperationRig, c: RigClient) -> None:
     """Also what is in one page, which nobody writes to any more."""
     declare(c, "t", x_max_age="1m")
     publish(c, b"0", b"1", to="t")

@@ -28,6 +28,7 @@ OTHERS = ("pika", "pyarrow")
 # What a program must have printed at its end.
 PRINTS = {
     "embedded_asyncio": "100 orders done; 100 confirmed by ",
+    "embedded_persist": "60 readings evaluated; the process was killed once on the way\n",
     "embedded_pipeline": "6 the\n2 turns\n2 water\n2 wheel\n1 comes",
     "embedded_streams": "the board saw 60 events\nbilled 157 euros\n20 ordered, 20 paid",
     "embedded_workers": "57 orders done, 3 dead letters\n",

@@ -2,7 +2,9 @@
 
 `penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. Importing this package loads nothing else: what is used is loaded when it is first named.
+asyncio. `penstock.open_stream` and `penstock.persist` have a directory for one stream alone
+(docs/persist.md). Importing this package loads nothing else: what is used is loaded when it is
+first named.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
 """
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from penstock.client.client_errors import ConnectionLostError as ConnectionLostError
     from penstock.client.client_errors import MissingCapabilityError as MissingCapabilityError
     from penstock.client.client_errors import UnreachableError as UnreachableError
+    from penstock.embedded.alone_stream import AloneStream as AloneStream
+    from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
     from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
     from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.embedded.box_errors import TransactionError as TransactionError
     from penstock.embedded.job import Job as Job
     from penstock.embedded.job import Message as Message
+    from penstock.embedded.persist import Persisted as Persisted
+    from penstock.embedded.persist import persist as persist
     from penstock.embedded.queue import Queue as Queue
     from penstock.embedded.stream import Stream as Stream
     from penstock.embedded.stream_record import StreamRecord as StreamRecord
@@ -77,7 +83,11 @@ _ERRORS: Final = {
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
     "open": ("penstock.client.opening", "open_any"),
+    "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
+    "persist": ("penstock.embedded.persist", "persist"),
     "aio": ("penstock.aio", ""),
+    "AloneStream": ("penstock.embedded.alone_stream", "AloneStream"),
+    "Persisted": ("penstock.embedded.persist", "Persisted"),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
     "Job": ("penstock.embedded.job", "Job"),
@@ -88,7 +98,8 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
 }
 
 __all__ = [
-    "open", "aio", "Box", "Queue", "Job", "Message", "Stream", "StreamRecord",
+    "open", "open_stream", "persist", "aio", "Box", "Queue", "Job", "Message", "Stream",
+    "StreamRecord", "AloneStream", "Persisted",
     "build_kind", "__version__",
     "AMQPConnectionError", "AMQPError", "BatchConflictError", "BoxClosedError", "ChannelError",
     "ConnectionLostError", "CorruptionError", "DiskFullError", "ForkedError", "LockedError",

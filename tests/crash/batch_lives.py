@@ -25,7 +25,8 @@ OPERATIONS = (
 )  # fmt: skip
 SECOND_LIFE = (
     "stage", "decide", "move_slice", "move_slice", "move_slice", "batch_whole", "finish_batches",
-    "append", "fill", "mixed", "publish", "ack", "retain", "checkpoint", "begin_checkpoint",
+    "append", "fill", "mixed", "publish", "ack", "retain", "expire", "checkpoint",
+    "begin_checkpoint",
     "delete_stream", "declare_stream", "abort", "sweep", "forget", "sync", "roll", "read_streams",
 )  # fmt: skip
 

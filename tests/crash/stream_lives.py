@@ -2,7 +2,7 @@
 
     python -m tests.crash.stream_lives [--images N] [--seed S] [--jobs J] [--only TRIPLE:ROUND]
 
-Each of the 8^3 triples of OPERATIONS runs on a small prepared store with queues and streams, with a
+Each of the 9^3 triples of OPERATIONS runs on a small prepared store with queues and streams, with a
 journal; then the store is crashed at operations of that journal, in every mode, recovered from,
 judged and crashed again, also inside recovery (triple_unit.py, images.py): one LSN decides what
 there is of queues and streams alike. A crash that leaves the kernel alive leaves the readers alive
@@ -25,10 +25,12 @@ from tests.helpers.stream_driver import StreamDriver
 from tests.helpers.vhost_driver import Driver
 
 OPERATIONS = (
-    "append", "fill", "mixed", "retain", "set_reader", "delete_stream", "checkpoint", "publish",
+    "append", "fill", "mixed", "retain", "expire", "set_reader", "delete_stream", "checkpoint",
+    "publish",
 )  # fmt: skip
 SECOND_LIFE = (
-    "append", "append", "fill", "mixed", "one_record", "retain", "set_reader", "checkpoint",
+    "append", "append", "fill", "mixed", "one_record", "retain", "expire", "set_reader",
+    "checkpoint",
     "begin_checkpoint", "delete_stream", "declare_stream", "publish", "ack", "sync", "roll",
     "read_streams",
 )  # fmt: skip

@@ -81,6 +81,12 @@ STREAM_MUTANTS = (
         STREAMS,
     ),
     Mutant(
+        "a-page-that-begins-elsewhere", "[12]",
+        "            or (self.is_restoring and self.next_offset == self.pages.first_base)\n",
+        "",
+        STREAMS,
+    ),
+    Mutant(
         "later-pages-stay", "[8]",
         "        if base not in known and base >= first:\n",
         "        if False:\n",

@@ -18,8 +18,10 @@ from tests.helpers.page_queue_lives import MODES, PATH, Alone, Known, Logged, ex
 
 pytestmark = pytest.mark.crash
 
-ALONE_STEPS = ("append", "append", "many", "write", "force", "roll", "retain", "reader", "reopen")
-LOGGED_STEPS = ("append", "append", "roll", "write", "publish", "checkpoint", "retain", "handles")
+ALONE_STEPS = ("append", "append", "many", "write", "force", "roll", "retain", "expire", "reader",
+               "reopen")  # fmt: skip
+LOGGED_STEPS = ("append", "append", "roll", "write", "publish", "checkpoint", "retain", "expire",
+                "handles")  # fmt: skip
 SHARE = 8  # one in so many images is made here
 PAGE_BYTES = (128, 400, 1000, 5000)
 
@@ -124,8 +126,10 @@ def test_a_fixed_life_is_crashed_at_every_operation_in_every_mode(
     kind: str, page_bytes: int
 ) -> None:
     """Each kind of operation twice, and no chance in where it is crashed."""
-    steps = ("append", "write", "force", "roll", "append", "force", "retain", "reader", "roll")
-    more = ("append", "publish", "checkpoint", "roll", "write", "publish", "retain", "append")
+    steps = ("append", "write", "force", "roll", "append", "force", "retain", "reader", "roll",
+             "force", "expire")  # fmt: skip
+    more = ("append", "publish", "checkpoint", "roll", "write", "publish", "retain", "append",
+            "write", "publish", "checkpoint", "expire", "append")  # fmt: skip
     rng = random.Random(page_bytes)
     tally = Tally()
     if kind == "alone":

@@ -38,7 +38,8 @@ pytestmark = pytest.mark.crash
 
 WORKLOAD = (
     "append", "publish", "sync", "fill", "mixed", "set_reader", "begin_checkpoint", "append",
-    "flush", "one_record", "finish_checkpoint", "fill", "sync", "retain", "append", "poll",
+    "flush", "one_record", "finish_checkpoint", "fill", "sync", "retain", "append", "expire",
+    "append", "poll",
     "delete_stream", "declare_stream", "append", "roll", "mixed", "checkpoint", "append", "sync",
     "idle",
 )  # fmt: skip

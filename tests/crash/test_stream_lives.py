@@ -27,7 +27,8 @@ def test_a_new_stream_survives_a_crash_at_every_operation_of_its_making() -> Non
     """From the empty directory to records that are confirmed, a page that goes, a deletion."""
     names = (
         "declare_stream", "append", "mixed", "sync", "fill", "set_reader", "sync", "retain",
-        "checkpoint", "append", "delete_stream", "declare_stream", "append", "sync",
+        "checkpoint", "append", "expire", "append", "delete_stream", "declare_stream", "append",
+        "sync",
     )  # fmt: skip
     counts = triple_unit.check_script(StreamExplorer, names)
     assert counts.images > 2000

@@ -160,6 +160,13 @@ class Alone(Life):
             keep = rng.choice((None, rng.randint(0, queue.next_offset)))
             queue.retain(max_records=rng.randint(0, 12), now_us=0, keep_from=keep)
             self.first = queue.first_offset
+        elif name == "expire":
+            if rng.random() < 0.7:
+                queue.force()
+                self.forced = queue.next_offset
+            self.time_us += 2_000_000
+            queue.retain(max_age_s=1, now_us=self.time_us)
+            self.first = queue.first_offset
         elif name == "reader":
             reader = rng.choice("abc")
             if rng.random() < 0.7:
@@ -275,6 +282,13 @@ class Logged(Life):
             base = self.known_now.position.page_base
             keep = base if self.is_strict else None
             queue.retain(max_records=rng.randint(0, 12), now_us=0, keep_from=keep)
+            self.known_now = self.known_now._replace(first=queue.first_offset)
+        elif name == "expire":
+            is_all = self.known_now.position.next_offset == queue.next_offset
+            keep = queue.next_offset if is_all else self.known_now.position.page_base
+            self.time_us += 2_000_000
+            keep_from = keep if self.is_strict else None
+            queue.retain(max_age_s=1, now_us=self.time_us, keep_from=keep_from)
             self.known_now = self.known_now._replace(first=queue.first_offset)
         elif name == "handles":
             queue.release_handles()

@@ -173,8 +173,21 @@ class StreamDriver(Driver):
         stream = self.some_stream()
         if stream is None:
             return
+        self._retain(stream, max_records=self.rng.choice((0, 2, 5)))
+
+    def expire(self) -> None:
+        """All of a stream has become too old: its last page goes too, if all of it is durable."""
+        stream = self.some_stream()
+        if stream is None:
+            return
+        if self.rng.random() < 0.4:
+            self.sync()
+        self.clock.advance(2)
+        self._retain(stream, max_age_s=1)
+
+    def _retain(self, stream: Stream, **limits: int) -> None:
         kept, before = stream.kept_from(), stream.first_offset
-        self.engine.retain(stream, max_records=self.rng.choice((0, 2, 5)))
+        self.engine.retain(stream, **limits)
         if kept is not None and stream.first_offset > max(kept, before):
             raise Violation(f"a reader asked to keep {kept}, {stream.first_offset} is the first")
 

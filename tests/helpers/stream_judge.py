@@ -14,6 +14,7 @@ system.
 from penstock.errors import CorruptionError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.stream_meta import WRITE_META, decode_head
+from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.simulated_disk import Change
@@ -43,6 +44,11 @@ def check_streams(
         if found != readers[number]:
             raise Violation(f"{at}: readers {found}, should be {readers[number]}")
         _check_files(engine, stream)
+        view = StreamView(engine.fs, stream.path)
+        seen = (view.first_offset(), view.head().next_offset)
+        view.close()
+        if seen != (stream.first_offset, stream.head_offset):
+            raise Violation(f"{at}: who reads beside its owner sees {seen}")
     known = {stream.path.rpartition("/")[2] for stream in streams.values()}
     for name in engine.fs.list(engine.path + "/streams"):
         if name not in known:

@@ -71,6 +71,18 @@ class PersistentQueueMachine(RuleBasedStateMachine):
             assert keep is None or self.first <= keep
 
     @rule()
+    def expire(self) -> None:
+        """All is too old: of what is forced nothing stays, of the rest its page."""
+        before = self.queue.pages.bases[:]
+        gone = self.queue.retain(max_age_s=0, now_us=1_000_000)
+        self.first = self.queue.first_offset
+        assert self.queue.pages.bases == before[gone:]
+        assert self.first <= self.forced
+        if self.forced == len(self.records):
+            assert self.first == self.forced
+            assert self.queue.bytes == 0
+
+    @rule()
     def reopen(self) -> None:
         self.queue.close()
         self.forced = len(self.records)
@@ -110,8 +122,7 @@ class PersistentQueueMachine(RuleBasedStateMachine):
     def find(self, time_us: int) -> None:
         late = [i for i in range(self.first, len(self.records)) if self.records[i][2] >= time_us]
         wanted = late[0] if late else len(self.records)
-        assert self.queue.find(time_us) == wanted
-        assert self.view.find(time_us) == min(wanted, self.forced)
+        assert self.queue.find(time_us) == self.view.find(time_us) == min(wanted, self.forced)
 
     @invariant()
     def counts(self) -> None:

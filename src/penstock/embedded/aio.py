@@ -13,7 +13,7 @@ wakes the tasks (`LoopDriver`). Opening, closing, checkpoints and backups, which
 thread.
 
 What a box waits for belongs to the loop it was opened in, and a transaction to the task that opened
-it. This is the one module that imports asyncio; what calls do is in `calls`, for both.
+it. What calls do is in `calls`, for both; how they wait in a loop, in `loop_waiting`.
 """
 
 import asyncio
@@ -21,13 +21,12 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Generator,
     Iterable,
     Mapping,
 )
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from penstock import errors
 from penstock.embedded import calls, upkeep_calls
@@ -38,6 +37,7 @@ from penstock.embedded.box_thread import BoxThread
 from penstock.embedded.core import Core, Settings
 from penstock.embedded.driver import Driver
 from penstock.embedded.job import JobView, Message
+from penstock.embedded.loop_waiting import FutureWaiter, LoopCalls
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.queue import Bodies, QueueView, SlowWay
 from penstock.embedded.queue_state import QueueState
@@ -48,39 +48,10 @@ from penstock.embedded.waiting import FAILED, WOKEN, Waiter
 from penstock.errors import StoppedError
 from penstock.queues.backing_queue import Delivery
 
-T = TypeVar("T")
-
 BUSY_RETRY_S = 0.001  # when another thread has the lock as the loop wants to bring in completions
 
 
-class FutureWaiter(Waiter):
-    """Waits with a future of the loop."""
-
-    __slots__ = ("future", "loop")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, lsn: int, mode: int, deadline: float | None
-    ) -> None:
-        super().__init__(lsn, mode, deadline)
-        self.loop = loop
-        self.future: asyncio.Future[None] = loop.create_future()
-
-    def wake(self, state: int) -> None:
-        self.state = state
-        if asyncio._get_running_loop() is self.loop:
-            self._done()
-        else:
-            try:
-                self.loop.call_soon_threadsafe(self._done)
-            except RuntimeError:
-                pass  # the loop is closed, and with it all that waited in it
-
-    def _done(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-
-class LoopDriver(Driver):
+class LoopDriver(LoopCalls, Driver):
     """A Driver whose calls wait in a loop. The loop itself leads: it is told of completions."""
 
     def __init__(
@@ -142,32 +113,14 @@ class LoopDriver(Driver):
         while self._settled:
             self._settled.popleft().wake(WOKEN)
 
-    def check_loop(self) -> None:
-        """RuntimeError in another loop than that of the box."""
-        if asyncio._get_running_loop() is not self.loop:
-            raise RuntimeError(f"the box {self.path} was opened in another loop")
-
-    async def run_async(self, call: Generator[Waiter, None, T]) -> T:
-        """Run a call in this task."""
-        self.check_loop()
-        try:
-            waiter = next(call)
-            while True:
-                try:
-                    await self.wait_async(waiter)
-                except BaseException as error:  # noqa: BLE001  # the call cleans up, and raises it
-                    waiter = call.throw(error)
-                else:
-                    waiter = next(call)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    def monotonic(self) -> float:
+        return self.core.clock.monotonic()
 
     async def wait_async(self, waiter: Waiter) -> None:
         """As Driver.wait."""
         assert isinstance(waiter, FutureWaiter)
         if not waiter.lsn:
-            await self._wait_turn(waiter)
+            await self.wait_turn(waiter)
             return
         try:
             await waiter.future
@@ -178,16 +131,6 @@ class LoopDriver(Driver):
         if waiter.state == FAILED:
             self.core.engine.check()
             raise StoppedError(f"a call on the box {self.path} was interrupted")
-
-    async def _wait_turn(self, waiter: FutureWaiter) -> None:
-        if waiter.deadline is None:
-            await waiter.future
-            return
-        try:
-            async with asyncio.timeout(waiter.deadline - self.core.clock.monotonic()):
-                await waiter.future
-        except TimeoutError:
-            pass
 
 
 class Job(AwaitedSettling, JobView):

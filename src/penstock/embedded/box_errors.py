@@ -22,10 +22,10 @@ class QueueFullError(errors.QueueFullError, queue.Full):
 
 
 class BoxClosedError(errors.StoppedError):
-    """The box was closed; open it again: path."""
+    """The box, or the stream that stands alone, was closed; open it again: path."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"the box {path} is closed")
+    def __init__(self, path: str, what: str = "box") -> None:
+        super().__init__(f"the {what} {path} is closed")
         self.path = path
 
 

@@ -32,40 +32,19 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final
 
 from penstock.embedded.box_errors import BoxClosedError
 from penstock.embedded.box_transaction import BoxTransaction
 from penstock.embedded.core import Core
+from penstock.embedded.gates import Exit, Gate, Guard
 from penstock.embedded.queue_state import QueueState
 from penstock.embedded.waiting import FAILED, RECHECK_S, WAITING, WOKEN, ThreadWaiter, Waiter, ring
 from penstock.errors import ForkedError, StoppedError
 
-Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
-
 IDLE_S: Final = 2.5  # between two looks at an idle box
 ACKS_S: Final = 0.005  # until acknowledgements are written that nothing else has written
 IDLE_FROM_S: Final = 1.0  # a longer pause is one that a new message may have to end
-
-
-class Gate:
-    """What a call enters instead of the lock of a box that nobody may enter. refuse: raises why."""
-
-    def __init__(self, refuse: Callable[[], None]) -> None:
-        self._refuse = refuse
-
-    def __enter__(self) -> bool:
-        self._refuse()
-        return True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        """It was never entered."""
 
 
 class MendingGate:
@@ -107,25 +86,6 @@ class MendingGate:
     @property
     def __exit__(self) -> Exit:
         return self._box.lock.__exit__
-
-
-class Guard:
-    """Within the gate: an exception that is no Exception has interrupted the core."""
-
-    def __init__(self, box: "BoxThread") -> None:
-        self._box = box
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if error is not None and not isinstance(error, Exception):
-            self._box.interrupted(error)
 
 
 class BoxThread:

@@ -9,13 +9,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from penstock.embedded.core import Settings
-from penstock.embedded.spellings import box_durability, size_bytes
+from penstock.embedded.spellings import URLS, box_durability, size_bytes
 from penstock.errors import OptionError
 from penstock.queues.budget import machine_memory
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
-URLS = ("amqp://", "amqps://")
 # All that `open` takes by name: what it suggests when a name is wrong.
 NAMES = (
     "durability", "memory", "strict", "on_event", "on_alert",

@@ -31,6 +31,7 @@ EXPECTED_TIME: Final = 'seconds, a text as "90s", "1h30m" or "7d", or a timedelt
 MS_MAX: Final = 1 << 53
 DURABILITY: Final = "x-durability"
 NAME_BYTES_MAX: Final = 255
+URLS: Final = ("amqp://", "amqps://")  # where a directory is wanted: those of brokers
 
 Time: TypeAlias = float | str | timedelta  # seconds, or as UNITS_MS names them
 Size: TypeAlias = int | float | str

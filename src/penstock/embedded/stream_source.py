@@ -6,6 +6,7 @@ a Waiter of the box's driver here, a future's Wait on a broker. Neither the face
 look at what is yielded; the driver of the box knows, in a thread or in a loop.
 
     StreamCalls (stream_calls)               an engine in this process, under the box's lock
+    AloneCalls (alone_calls)                 a queue that stands alone, under its own lock
     RemoteStream (client/remote_stream)      AMQP, and operations of Penstock's own
 
 A feed is where one reading has got to in one partition: it gives what is there, from there on. What

@@ -634,10 +634,10 @@ class StorageEngine:
         max_records: int | None = None, since_ms: int = 0, hold_age_s: float | None = None,
         hold_bytes: int | None = None,
     ) -> int:  # fmt: skip
-        """Take away the oldest whole pages beyond any of these limits, but never the active one,
-        one that a reader asks to keep (heard of since `since_ms`, ms since 1970; no longer than
-        hold_age_s and no more than hold_bytes beyond the limits), or one with records that are not
-        durable yet: those go at a later call. How many pages went."""
+        """Take away the oldest whole pages beyond any of these limits; the active one only if all
+        of it is older than max_age_s; none that a reader asks to keep (heard of since `since_ms`,
+        ms since 1970; no longer than hold_age_s and no more than hold_bytes beyond the limits), or
+        with records that are not durable yet: those go at a later call. How many pages went."""
         self.check()
         limits = Limits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
         return self.turns.retain(stream, limits)

@@ -34,6 +34,7 @@ the owner (stream_view.py), names of streams, partitions, delivery.
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -53,7 +54,7 @@ from penstock.storage.page_table import PageTable
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.paged_reading import PagedReading
 from penstock.storage.stream_meta import AllMeta, Head, Position, ReaderOffset
-from penstock.storage.stream_retention import Hold, Limits, Retention, choose
+from penstock.storage.stream_retention import Hold, Limits, Retention, choose, takes_last
 
 PAGE_BYTES: Final = 64 << 20
 PAGE_BYTES_MIN: Final = 128
@@ -88,7 +89,7 @@ class PersistentQueue:
         self.forces: bool = forces
         self.on_event: Event | None = on_event
         self.failed: BaseException | None = None
-        self._lock: Lock | None = stream_start.lock(fs, path) if forces else None
+        self._lock: Lock | None = stream_start.lock(fs, path, create) if forces else None
         try:
             meta, self.is_new = stream_start.open_all(fs, path, number, page_bytes, rng, create)
             self._set_up(meta, page_bytes)
@@ -110,10 +111,12 @@ class PersistentQueue:
         self.head_offset: int = 0
         self.last_time_us: int = 0
         self.is_restoring: bool = not self.is_new and not self.forces
+        self.is_tail_due: bool = False  # readMeta says less than the checkpoint does
         self.pages: PageTable = PageTable(fs, path, self.stream_id, can_heal=True)
         self.pages.number = meta.number
         self.pages.first_base = stream_meta.read_tail(fs, path)
         self.writer: PageWriter | None = None  # of the last page
+        self._forcing: PageWriter | None = None  # of the page that is being forced
         self._page_end: int = meta.page_bytes  # where it is full
         self._full: list[PageWriter] = []  # pages before it that are not written and sealed yet
         self._published: Head = Head(0, 0, 0, 0)
@@ -183,6 +186,7 @@ class PersistentQueue:
         if (
             writer is None
             or writer.position + FRAME_BYTES + len(payload) + len(meta) > self._page_end
+            or (self.is_restoring and self.next_offset == self.pages.first_base)
         ):
             self.check(payload, meta)
             writer = self._roll()
@@ -204,7 +208,9 @@ class PersistentQueue:
         return first
 
     def _roll(self) -> PageWriter:
-        """The page of the next record: a new one, unless this one is empty. No file is touched."""
+        """The page of the next record: a new one, unless this one is empty. No file is touched.
+        Where readMeta says that the first page begins, one begins, also in a replay: retention had
+        taken the page before it although there was room in it (stream_retention.py)."""
         writer = self.writer
         if writer is not None:
             if not writer.count:
@@ -290,17 +296,37 @@ class PersistentQueue:
     def force(self) -> None:
         """Alone: everything appended is durable, and below the head. SyncFailedError stops the
         queue; OSError of a write leaves all as it was."""
+        head = self.begin_force()
+        if head is not None:
+            self.sync_force()
+            self.finish_force(head)
+
+    def begin_force(self) -> Head | None:
+        """Alone: `force` in three steps, for an owner whose threads append under a lock. This one
+        and the last are made under the lock, `sync_force` between them is not: meanwhile records
+        may be appended and read, and nothing else. The head that will be, None: it is there. Fails
+        as `force`."""
         assert self.forces, "in a vhost the log is forced, not the page"
         self.write()
         if self.head_offset == self.next_offset:
-            return
+            return None
         writer = self.writer
         assert writer is not None
+        self._forcing = writer  # the next record may begin another page
+        return Head(self.next_offset, writer.base, writer.written, self.last_time_us)
+
+    def sync_force(self) -> None:
+        """What was written is durable. SyncFailedError stops the queue."""
+        writer = self._forcing
+        assert writer is not None, "begin_force comes first"
         self._sync(writer)
-        is_next_page = writer.base != self._published.page_base
-        self.publish(
-            Head(self.next_offset, writer.base, writer.written, self.last_time_us), is_next_page
-        )
+
+    def finish_force(self, head: Head) -> None:
+        """Readers may have it. SyncFailedError, OSError."""
+        before = self._published
+        self._forcing = None
+        is_next_page = head.page_base != before.page_base or not before.page_bytes
+        self.publish(head, is_next_page)
 
     def publish_head(self, offset: int) -> None:
         """In a vhost: everything below `offset` is settled, readers may have it. OSError."""
@@ -364,11 +390,22 @@ class PersistentQueue:
 
     def find(self, time_us: int) -> int:
         """The first offset whose time is at least `time_us` (microseconds since 1970); next_offset
-        if there is none. CorruptionError, OSError, StoppedError."""
+        if there is none. Alone: of what is forced. CorruptionError, OSError, StoppedError."""
+        if self.forces:
+            return self._find_forced(time_us)
         if time_us > self.last_time_us:
             return self.next_offset
         self.write()
         return self._reading.find(time_us, *stream_adoption.pages_for_find(self))
+
+    def _find_forced(self, time_us: int) -> int:
+        """Below the head, and nothing is written for it."""
+        self._check_runs()
+        head = self._published
+        if time_us > head.last_time_us:
+            return head.next_offset
+        pages = bisect_left(self.pages.bases, head.next_offset)
+        return self._reading.find(time_us, pages, head.next_offset)
 
     # ---- readers, retention --------------------------------------------------------------------
 
@@ -405,18 +442,34 @@ class PersistentQueue:
         bounds. The caller sees to it that one deletion is over before the next begins. OSError."""
         if self.is_restoring:
             return None
-        # The page of the head stays: it is the last one of which anything is sure.
-        kept = [self._published.page_base, keep_from, *[r.kept_from for r in self.readers.values()]]
-        limit = min([offset for offset in kept if offset is not None])
+        kept = [keep_from, *[r.kept_from for r in self.readers.values()]]
+        limit = min([offset for offset in kept if offset is not None], default=self.next_offset)
         active = self.writer.position if self.writer is not None else 0
         limits = Limits(max_age_s, max_bytes, max_records)
-        count = choose(self.pages, limits, now_us, limit, self.next_offset, active, hold)
+        # The page of the head stays: it is the last one of which anything is sure.
+        limit_before = min(limit, self._published.page_base)
+        count = choose(self.pages, limits, now_us, limit_before, self.next_offset, active, hold)
+        if count == len(self.pages) - 1 and limit == self.next_offset == self.head_offset:
+            writer = self.writer
+            if writer is not None and takes_last(writer, limits, now_us, hold):
+                self._set_down(writer)
+                count += 1
         if not count:
             return None
         gone = self.pages.take_first(count)
-        first = self.pages.first_base = self.pages.bases[0]
+        bases = self.pages.bases
+        first = self.pages.first_base = bases[0] if bases else self.next_offset
         # They stay dirty: if they cannot be deleted, the next start finds them, and needs them.
         return Retention(self.fs, self.path, gone, first)
+
+    def _set_down(self, writer: PageWriter) -> None:
+        """The last page is about to go: readers are told that there is none, and the next record
+        begins one. OSError: nothing has changed."""
+        end = self.next_offset
+        self.publish(Head(end, end, 0, self.last_time_us), False)
+        self.pages.complete(writer)
+        self.pages.writer = self.writer = None
+        writer.close()
 
     def retain(
         self, max_age_s: float | None = None, max_bytes: int | None = None,
@@ -492,6 +545,11 @@ class PersistentQueue:
             self._let_go()
         self.failed = self.failed or StoppedError("it is deleted")
         delete_tree(self.fs, self.path)
+
+    def release_lock(self) -> None:
+        """In a forked child, which must not use it: let go of the copy of the lock."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _let_go(self) -> None:
         self.release_handles()

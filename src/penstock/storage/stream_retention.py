@@ -1,6 +1,6 @@
 """Retention: which pages of a stream go, and how they are deleted.
 
-Space comes back by whole pages, from the oldest on, and never the page that is written. A page goes
+Space comes back by whole pages, from the oldest on. A page that takes no more records goes
 
     max_age_s     when its last record is older than that
     max_bytes     while all pages together have more bytes than that
@@ -12,7 +12,17 @@ settled may not be lost, and the head must lead somewhere). What a named reader 
 read a stream, and holds it on purpose or by mistake, cannot fill the disk.
 
 So at least `max_records` stay, and at most one page more; and at most `max_bytes` stay, but for the
-page that is written. Deleting is in this order, so that a crash in it leaves nothing half true:
+page that is written.
+
+That last page goes by its age alone: once everything is settled and its newest record is older than
+max_age_s, all of an idle stream is gone. The next record then begins a page, although there was
+room in the one before. A replay of the log could not tell where that was, but for readMeta: the
+page that it names begins where it says, and those before it are not written again. Should a crash
+come before readMeta is durable, then nothing of it has happened: the page is there, and takes what
+the log has behind it. And should a checkpoint that has no page any more be durable before readMeta
+is, then a start lets readMeta follow (stream_start.py).
+
+Deleting is in this order, so that a crash in it leaves nothing half true:
 readMeta names the first page that stays, durably; then the others are unlinked, which needs no
 sync: a start deletes what it finds below readMeta.
 """
@@ -24,6 +34,7 @@ from penstock.storage import stream_meta
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import page_name
 from penstock.storage.page_table import PageTable
+from penstock.storage.page_writer import PageWriter
 
 
 class Limits(NamedTuple):
@@ -101,6 +112,21 @@ def choose(
         left -= info.bytes
         first += 1
     return first
+
+
+def takes_last(writer: PageWriter, limits: Limits, now_us: int, hold: Hold | None) -> bool:
+    """Whether the last page goes as well, when all before it do and all of it is settled."""
+    age_s = limits.max_age_s
+    if age_s is None or not writer.count or writer.written_count < writer.count:
+        return False
+    age_us = now_us - writer.last_time_us
+    if age_us <= round(age_s * 1_000_000):
+        return False
+    if hold is None or hold.offset >= writer.base + writer.count:
+        return True
+    if hold.max_age_s is not None and age_us > round((hold.max_age_s + age_s) * 1_000_000):
+        return True
+    return hold.max_bytes is not None and writer.position > hold.max_bytes
 
 
 def _beyond(

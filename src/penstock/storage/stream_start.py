@@ -13,6 +13,8 @@ or a page behind says that the bytes were there: such a page keeps its place and
 reads the bad record is told. Without a good writeMeta the last page is scanned from its beginning,
 and writeMeta is made again.
     Everything that is believed is synced first and read from the disk [8].
+    A writeMeta without a page, or of a page below readMeta, is that of a stream whose last page
+    retention was taking: it is finished.
 
 Restored. Nothing is scanned: the log says what there is. See `restore`.
 """
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptionError, NetworkFileSystemError, NotAStoreError, SyncFailedError
 from penstock.storage import stream_meta
-from penstock.storage.data_directory import sync_dir
+from penstock.storage.data_directory import not_of_volume, sync_dir
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
 from penstock.storage.page_table import list_bases
@@ -59,9 +61,12 @@ def make_directory(fs: FileSystem, path: str) -> None:
     sync_dir(fs, path.rstrip("/").rpartition("/")[0] or ("/" if path[0] == "/" else "."))
 
 
-def lock(fs: FileSystem, path: str) -> Lock:
-    """The lock of a queue that stands alone. LockedError, NetworkFileSystemError, OSError."""
+def lock(fs: FileSystem, path: str, create: bool) -> Lock:
+    """The lock of a queue that stands alone. LockedError, NotAStoreError, NetworkFileSystemError,
+    OSError."""
     make_directory(fs, path)
+    if create and not fs.exists(f"{path}/{ALL_META}"):
+        _check_free(fs, path)  # before anything is put into it
     kind = fs.kind(path)
     if kind in NETWORK_KINDS:
         raise NetworkFileSystemError(path, kind)
@@ -74,18 +79,27 @@ def open_all(
     """(what the stream is, whether it was made just now)."""
     file = f"{path}/{ALL_META}"
     if fs.exists(file):
-        return stream_meta.decode_all(file, fs.read(file)), False
+        meta = stream_meta.decode_all(file, fs.read(file))
+        if meta.number and not number:
+            raise NotAStoreError(path, "it is a stream of a vhost, which has its log beside it")
+        return meta, False
     if not create:
         raise CorruptionError(file, 0, "it is missing")
     fs.mkdir(path)
-    names = set(fs.list(path)) - {LOCK, QUEUE_NAME, ALL_META + NEW, WRITE_META}
-    if any(name.endswith((".page", ".idx")) or name == READ_META for name in names):
-        raise CorruptionError(file, 0, "it is missing, and the directory has pages")
-    if names:
-        raise NotAStoreError(path, f"it is not empty and no stream (it has {sorted(names)[0]!r})")
+    _check_free(fs, path)
     meta = AllMeta(number, rng.getrandbits(128).to_bytes(16, "little"), page_bytes)
     stream_meta.replace_small(fs, path, ALL_META, stream_meta.encode_all(meta))
     return meta, True
+
+
+def _check_free(fs: FileSystem, path: str) -> None:
+    """NotAStoreError: the directory has something that is not of a stream which is being made.
+    CorruptionError: what it has is of a stream, and allMeta is not there."""
+    names = set(not_of_volume(fs.list(path))) - {LOCK, QUEUE_NAME, ALL_META + NEW, WRITE_META}
+    if any(name.endswith((".page", ".idx")) or name == READ_META for name in names):
+        raise CorruptionError(f"{path}/{ALL_META}", 0, "it is missing, and the directory has pages")
+    if names:
+        raise NotAStoreError(path, f"it is not empty and no stream (it has {sorted(names)[0]!r})")
 
 
 # ---- alone -------------------------------------------------------------------------------------
@@ -101,7 +115,12 @@ def start_alone(queue: "PersistentQueue") -> None:
     known = None if queue.is_new else _known_head(queue)
     was_lost = known is None
     bases = list_bases(fs, path)
+    if known is not None and not known.page_bytes and known.next_offset > queue.pages.first_base:
+        queue.pages.first_base = known.next_offset  # retention was about to take all of it
+        _replace_tail(queue)
     first = queue.pages.first_base
+    if known is not None and known.page_base < first and known.next_offset <= first:
+        known = Head(first, first, 0, known.last_time_us)  # it had come further than this head
     for base in bases:
         if base < first:
             unlink_page(fs, path, base)
@@ -112,17 +131,24 @@ def start_alone(queue: "PersistentQueue") -> None:
     if bases and bases[0] != first:
         bases.insert(0, first)  # missing: who reads it is told
     if known is not None and not known.page_bytes:
-        known = Head(first, first, 0, 0)  # nothing was ever forced
+        known = Head(first, first, 0, known.last_time_us)  # nothing of these was ever forced
+        queue.last_time_us = known.last_time_us
     _take_pages(queue, bases, known)
     if not queue.is_new and was_lost:
         queue.event("healed", f"{path}/{WRITE_META}: made again from the pages")
     queue.pages.heal_all()
     writer = queue.writer
     if writer is None:
-        queue.publish(Head(queue.next_offset, first, 0, 0), True)
+        queue.publish(Head(queue.next_offset, first, 0, queue.last_time_us), True)
         sync_dir(fs, path)
         return
     queue.publish(Head(queue.next_offset, writer.base, writer.written, queue.last_time_us), True)
+
+
+def _replace_tail(queue: "PersistentQueue") -> None:
+    """Let readMeta say which the first page is, for good. SyncFailedError, OSError."""
+    tail = stream_meta.encode_tail(queue.pages.first_base)
+    stream_meta.replace_small(queue.fs, queue.path, READ_META, tail)
 
 
 def _known_head(queue: "PersistentQueue") -> Head | None:
@@ -231,6 +257,9 @@ def restore(queue: "PersistentQueue", position: Position) -> None:
     queue.last_time_us = position.last_time_us
     first = queue.pages.first_base
     if not position.page_bytes:
+        if position.next_offset > first:  # retention had decided to take all that there was
+            queue.pages.first_base = position.next_offset
+            queue.is_tail_due = True
         return
     bases = [base for base in list_bases(fs, path) if first <= base < position.page_base]
     if first < position.page_base and (not bases or bases[0] != first):
@@ -252,6 +281,9 @@ def finish_restore(queue: "PersistentQueue", held_at: int) -> None:
     """The log has no more: write it all, publish the head, cut what is beyond it. held_at: the
     head's offset, if it is to wait there; -1: at the end."""
     fs, path = queue.fs, queue.path
+    if queue.is_tail_due:
+        _replace_tail(queue)
+        queue.is_tail_due = False
     queue.write()
     first = queue.pages.first_base
     writer = queue.writer

@@ -151,10 +151,14 @@ class StreamTurns:
         keep_from = stream.head_offset if is_durable else stream.base_kept
         kept = stream.kept_from(limits.since_ms)
         hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)
-        plan = stream.queue.plan_retain(
-            limits.max_age_s, limits.max_bytes, limits.max_records,
-            now_us=engine.clock.wall_us(), keep_from=keep_from, hold=hold,
-        )  # fmt: skip
+        try:
+            plan = stream.queue.plan_retain(
+                limits.max_age_s, limits.max_bytes, limits.max_records,
+                now_us=engine.clock.wall_us(), keep_from=keep_from, hold=hold,
+            )  # fmt: skip
+        except OSError as error:  # of writeMeta, say: the next call tries again
+            self._tell_kept(stream, error)
+            return 0
         if plan is None:
             return 0
         stream.section = None
@@ -170,9 +174,12 @@ class StreamTurns:
             if isinstance(error, SyncFailedError):
                 engine.stop(error)
             else:
-                text = f"pages of {stream.path} could not be taken away: {error}"
-                engine.event("stream_write", text)
+                self._tell_kept(stream, error)
 
         stream.is_retaining = True
         engine.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
         return plan.pages
+
+    def _tell_kept(self, stream: Stream, error: BaseException) -> None:
+        text = f"pages of {stream.path} could not be taken away: {error}"
+        self._engine.event("stream_write", text)

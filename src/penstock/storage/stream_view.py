@@ -125,6 +125,9 @@ class StreamView:
         if not head.page_bytes:
             self._pages.keep_bases([])
             return -1
+        if head.page_base < first and head.next_offset <= first:
+            self._pages.keep_bases([])  # its owner died while it took the last page
+            return -1
         if head.page_base < first:
             file = f"{self.path}/{WRITE_META}"
             text = (

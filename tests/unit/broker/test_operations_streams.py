@@ -203,7 +203,7 @@ def settled_down(rig: OperationRig) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "most"),
-    [({"x_max_length": 50}, 70), ({"x_max_length_bytes": 20_000}, 100), ({"x_max_age": "1m"}, 20)],
+    [({"x_max_length": 50}, 70), ({"x_max_length_bytes": 20_000}, 100), ({"x_max_age": "6m"}, 80)],
 )
 def test_limits_take_whole_pages(
     rig: OperationRig, c: RigClient, arguments: dict[str, object], most: int
@@ -293,12 +293,25 @@ def test_a_reader_that_was_overtaken_is_told_of_the_gap(rig: OperationRig, c: Ri
     assert offsets[-1] == 199
 
 
-def test_what_is_not_read_costs_no_look(rig: OperationRig, c: RigClient) -> None:
-    """A stream of which all is in one page is left alone."""
-    declare(c, "t", x_max_age="1s")
-    publish(c, b"1", to="t")
+def test_an_idle_stream_is_empty_once_all_of_it_is_too_old(rig: OperationRig, c: RigClient) -> None:
+    """Also what is in one page, which nobody writes to any more."""
+    declare(c, "t", x_max_age="1m")
+    publish(c, b"0", b"1", to="t")
+    consume(c, "t", offset="first")
+    assert [r.offset for r in records(c)] == [0, 1]
     settled_down(rig)
-    assert count(rig, "t") == 1
+    assert (count(rig, "t"), pages(rig)) == (0, 0)
+    rig.restart()
+    assert (count(rig, "t"), pages(rig)) == (0, 0)
+    d = rig.client().open()
+    consume(d, "t", offset="first")
+    assert records(d) == []
+    publish(d, b"2", to="t")
+    (record,) = records(d)
+    assert (record.offset, record.body, record.gap) == (2, b"2", 0)
+    publish(d, b"3", to="t")
+    rig.restart()
+    assert (count(rig, "t"), pages(rig)) == (2, 1)
 
 
 # ---- the box -------------------------------------------------------------------------------------

@@ -254,6 +254,27 @@ def test_retention_takes_adopted_pages_as_any_other() -> None:
     assert rig.payloads() == [b"%d" % i * 100 for i in range(6)]
 
 
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("mode", ["lost", "kept"])
+def test_an_adopted_page_that_is_the_last_goes_by_age(mode: str, more: int) -> None:
+    rig = BatchRig()
+    rig.append(b"first")
+    rig.decide(rows_of(0, 20))
+    roll(rig.engine, "q")
+    assert rig.stream().next_offset == 21
+    rig.clock.advance(61)
+    assert rig.engine.retain(rig.stream(), max_age_s=60) == 2
+    rig.settle()
+    assert (rig.stream().first_offset, rig.payloads()) == (21, [])
+    rig.append(*[b"more"] * more)
+    rig.crash(mode)
+    assert (rig.stream().first_offset, rig.payloads()) == (21, [b"more"] * more)
+    rig.decide(rows_of(0, 20), batch=1)
+    roll(rig.engine, "q")
+    rig.restart()
+    assert (rig.stream().first_offset, rig.stream().next_offset) == (21, 41 + more)
+
+
 def test_an_adopted_page_is_taken_away_before_the_checkpoint_knows_it() -> None:
     rig = BatchRig()
     rig.decide(rows_of(0, 20))

@@ -6,6 +6,7 @@ from penstock.clock import ManualClock
 from penstock.storage import stream_meta
 from penstock.storage.page import FRAME_BYTES, PAGE_BYTES_MAX, PAGE_HEADER_BYTES
 from penstock.storage.page_index import check_index, decode_blocks
+from penstock.storage.persistent_queue import Position
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, content, files, fill, logged, offsets
 
@@ -143,12 +144,28 @@ def test_find_is_of_the_first_that_is_late_enough() -> None:
 
 
 def test_find_sees_what_is_not_settled_and_an_empty_queue() -> None:
-    queue = alone(FaultyFileSystem(), 300)
+    queue = logged(FaultyFileSystem(), 300)
+    queue.restore(Position(0, 0, 0, 0, 0))
+    queue.finish_restore()
     assert queue.find(0) == 0
     queue.append(b"", b"", 10)
     queue.append(b"", b"", 20)
     assert queue.find(15) == 1
     assert queue.find(21) == 2
+
+
+def test_alone_find_sees_what_is_forced_and_writes_nothing() -> None:
+    fs = FaultyFileSystem()
+    queue = alone(fs, 300)
+    fill(queue, 5)
+    before = files(fs)
+    for n in range(20):
+        queue.append(b"x" * 40, b"", 1005 + n)
+    assert queue.find(1003) == 3
+    assert queue.find(1005) == queue.find(1020) == queue.head_offset == 5
+    assert files(fs) == before
+    queue.force()
+    assert queue.find(1020) == 20
 
 
 def test_find_reads_little_of_a_long_queue() -> None:

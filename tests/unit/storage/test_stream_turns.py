@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import checkpoint
 from penstock.storage.stream_meta import WRITE_META, decode_head, read_tail
+from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
 from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.engine_rig import NUMBER, EngineRig
@@ -273,12 +274,115 @@ def test_whole_pages_go_by_count_bytes_and_age() -> None:
     assert rig.engine.retain(stream, max_bytes=500) == 1
     rig.engine.poll()
     assert rig.engine.retain(stream, max_age_s=35) == 0
-    assert rig.engine.retain(stream, max_age_s=5) == 1
+    assert rig.engine.retain(stream, max_age_s=15) == 1
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (6, [6])
-    assert rig.engine.retain(stream, max_records=0, max_age_s=0, max_bytes=0) == 0
+    assert rig.engine.retain(stream, max_records=0, max_age_s=10, max_bytes=0) == 0
     again = rig.crash("lost").stream(b"s")
     assert (again.first_offset, again.head_offset) == (6, 8)
+
+
+# ---- the last page -------------------------------------------------------------------------------
+
+
+def idle(rig: EngineRig, stream: Stream, count: int = 3) -> None:
+    """So many records, all of them older than a minute and on disk."""
+    fill(rig, stream, count)
+    rig.clock.advance(61)
+
+
+def test_the_last_page_of_an_idle_stream_goes_by_age() -> None:
+    rig, stream = rig_with_stream()
+    idle(rig, stream)
+    last_us = stream.queue.last_time_us
+    assert rig.engine.retain(stream, max_age_s=62) == 0
+    assert rig.engine.retain(stream, max_age_s=60) == 2
+    assert rig.engine.retain(stream, max_age_s=60) == 0
+    rig.engine.poll()
+    assert (stream.first_offset, stream.next_offset, stream.head_offset) == (3, 3, 3)
+    assert (page_names(rig, stream), stream.queue.bytes) == ([], 0)
+    assert stream.queue.read(0, 9, 999) == []
+    assert stream.queue.find(0) == stream.queue.find(last_us) == 3
+    assert (published(rig, stream), read_tail(rig.fs, stream.path)) == (3, 3)
+    fill(rig, stream, 3)
+    assert (stream.first_offset, page_names(rig, stream)) == (3, [3, 5])
+    again = rig.restart().stream(b"s")
+    assert (again.first_offset, again.head_offset, page_names(rig, again)) == (3, 6, [3, 5])
+
+
+@pytest.mark.parametrize("mode", ["lost", "kept", "killed"])
+@pytest.mark.parametrize("checkpoint", ["before", "after", "both", "none"])
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_a_crash_after_the_last_page_went(mode: str, checkpoint: str, more: int) -> None:
+    """There was room in the page that went: a replay begins the next one where it was begun."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 2)
+    if checkpoint in ("before", "both"):
+        rig.engine.checkpoint()
+    idle(rig, stream, 1)
+    assert rig.engine.retain(stream, max_age_s=60) == 2
+    rig.engine.poll()
+    if checkpoint in ("after", "both"):
+        rig.engine.checkpoint()
+    fill(rig, stream, more)
+    names = page_names(rig, stream)
+    again = rig.crash(mode).stream(b"s")
+    assert (again.first_offset, again.head_offset) == (3, 3 + more)
+    assert page_names(rig, again) == names
+    assert [r.offset for r in again.queue.read(0, 9, 9999)] == list(range(3, 3 + more))
+    fill(rig, again, 3)
+    assert rig.restart().stream(b"s").head_offset == 6 + more
+
+
+def test_a_crash_before_readmeta_is_durable_brings_the_page_back() -> None:
+    rig, stream = rig_with_stream()
+    idle(rig, stream, 1)
+    plan = stream.queue.plan_retain(max_age_s=60, now_us=rig.clock.wall_us())
+    assert plan is not None
+    assert (plan.bases, plan.first_base) == ([0], 1)
+    fill(rig, stream, 1)
+    assert page_names(rig, stream) == [0, 1]
+    again = rig.crash("kept").stream(b"s")
+    assert (again.first_offset, again.head_offset, page_names(rig, again)) == (0, 2, [0])
+
+
+def test_readmeta_follows_a_checkpoint_without_a_page() -> None:
+    rig, stream = rig_with_stream()
+    idle(rig, stream, 3)
+    assert stream.queue.plan_retain(max_age_s=60, now_us=rig.clock.wall_us()) is not None
+    stream.section = None
+    rig.engine.checkpoint()
+    assert read_tail(rig.fs, stream.path) == 0
+    again = rig.crash("lost").stream(b"s")
+    assert (again.first_offset, again.head_offset, page_names(rig, again)) == (3, 3, [])
+    assert read_tail(rig.fs, again.path) == 3
+    fill(rig, again, 1)
+    assert StreamView(rig.fs, again.path).first_offset() == 3
+
+
+def test_a_page_that_is_not_settled_or_held_stays() -> None:
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 1)
+    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.clock.advance(61)
+    assert rig.engine.retain(stream, max_age_s=60) == 0, "it is not written"
+    rig.engine.flush()
+    assert rig.engine.retain(stream, max_age_s=60) == 0, "it is not durable"
+    rig.engine.sync()
+    rig.engine.set_reader(stream, "slow", 0, DISK, 1)
+    assert rig.engine.retain(stream, max_age_s=60) == 0, "a reader asks for it"
+    assert rig.engine.retain(stream, max_age_s=60, hold_age_s=5) == 0, "within bounds"
+    assert rig.engine.retain(stream, max_age_s=60, hold_age_s=0) == 1, "and not beyond"
+
+
+def test_an_owner_that_cannot_write_keeps_the_last_page() -> None:
+    rig, stream = rig_with_stream()
+    idle(rig, stream, 1)
+    rig.fs.fail(errno.EIO, kinds=("pwrite",), path=WRITE_META)
+    assert rig.engine.retain(stream, max_age_s=60) == 0
+    assert rig.told("stream_write")
+    assert (stream.first_offset, page_names(rig, stream)) == (0, [0])
+    assert rig.engine.retain(stream, max_age_s=60) == 1
 
 
 @pytest.mark.parametrize("mode", ["lost", "kept", "killed"])

@@ -1,0 +1,280 @@
+"""persist: a producer that may crash, and a consumer that goes on after it, in one line.
+
+The operator that rxjava2-extras' PersistentQueue was made for: what comes out of an iterable goes
+to a stream of its own on the disk, by a thread of its own, and is given to whoever loops from
+there.
+
+    for event in penstock.persist(events(), "events.d"):
+        handle(event)
+
+    producer   one thread: next(iterable) -> append, on disk before the next one is asked for (or as
+               `force_every` says)
+    consumer   the loop: what is on disk, in order; what it was given is acknowledged when it asks
+               for the next
+    after a    the same call on the same directory gives first what was not acknowledged, then what
+    crash      the new iterable has
+
+**What is promised.** At least once, in order: an item that is on disk is given until it is
+acknowledged. Acknowledgements are on disk within some 50 ms, so after a crash the items of that
+time, and the one that the loop was at, come again. What the iterable has given and is not on disk
+is lost with a crash: with force_every=1 that is one item at most, the one in the producer's hands.
+An iterable that acknowledges to its own source when it is asked for the next item therefore loses
+nothing. The iterable begins anew with each call: what it gives again is given again.
+
+**Back-pressure** is the disk: the producer never waits for the consumer, and in RAM there are a few
+hundred items of either. What is acknowledged is taken away, a page at a time; the last page when
+all of it has been acknowledged for a minute.
+
+**Ends.** When the iterable ends, the loop ends after the last item. An exception of the iterable
+(or of `encode`) is raised in the loop, after all items that came before it. Closing stops the
+producer: it takes no more items. The one that it waits for is still put on disk, for it was asked
+for: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
+
+Not here: the stream (`alone_stream`), async iterables (`alone_aio`).
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from penstock.embedded.alone_calls import AloneCalls
+from penstock.embedded.alone_core import AloneSettings
+from penstock.embedded.alone_driver import AloneDriver
+from penstock.embedded.alone_stream import (
+    AloneStream,
+    ForceEvery,
+    OnEvent,
+    opens,
+    path_of,
+    settings_of,
+    teller,
+)
+from penstock.embedded.spellings import Size
+from penstock.embedded.stream_record import StreamRecord
+from penstock.embedded.stream_source import Call, Feed
+from penstock.errors import OptionError
+
+T = TypeVar("T")
+
+CONSUMER: Final = "consumer"  # the reader whose place is kept
+KEPT_S: Final = 60  # how long all of it has been acknowledged when the last page goes
+CLOSE_S: Final = 5.0
+
+Encode = Callable[[T], bytes]
+Decode = Callable[[bytes], T]
+
+
+def persist_settings(force_every: object, page_bytes: object) -> AloneSettings:
+    """Of the stream that items go through. OptionError."""
+    settings = settings_of(force_every, page_bytes, None, None, None)
+    options = replace(settings.options, max_records=0, max_age_s=KEPT_S)
+    return replace(settings, options=options, keeps=CONSUMER)
+
+
+def check_callable(name: str, given: object) -> None:
+    """OptionError unless it is None, or can be called."""
+    if given is not None and not callable(given):
+        raise OptionError(name, given, "a callable, or nothing: items are bytes then")
+
+
+class Consumer:
+    """The consumer's side, in calls. `is_over`: there will be nothing more."""
+
+    def __init__(self, source: AloneCalls) -> None:
+        self._source = source
+        self._feed: Feed | None = None
+        self._records: list[StreamRecord] = []
+        self._given: int | None = None
+        self.is_over: bool = False
+
+    def next(self) -> Call[bytes | None]:
+        """Acknowledge what was given last, and wait for the next; None at the end."""
+        source = self._source
+        if self._feed is None:
+            self._feed = yield from self._begin()
+        if self._given is not None:
+            yield from source.commit(CONSUMER, {0: self._given + 1}, is_safe=False)
+            self._given = None
+        while not self._records:
+            is_ended = source.is_ended  # before it is looked, for the last may come in between
+            self._records = list((yield from self._feed.chunk()))[::-1]
+            if not self._records:
+                if is_ended:
+                    self.is_over = True
+                    return None
+                yield from source.wait([self._feed], None)
+        record = self._records.pop()
+        self._given = record.offset
+        return record.body
+
+    def _begin(self) -> Call[Feed]:
+        source = self._source
+        info = yield from source.info(CONSUMER)
+        offset = info.offsets.get(0, info.partitions[0].first)
+        if not info.offsets:
+            yield from source.commit(CONSUMER, {0: offset}, is_safe=True)
+        return source.feed(0, offset)
+
+
+class Producer:
+    """The producer's side: a thread that takes from the iterable. It knows nothing of who loops, so
+    that a loop which is left ends with what it held."""
+
+    def __init__(
+        self, iterable: Iterable[Any], stream: AloneStream, source: AloneCalls,
+        encode: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
+        self._iterable: Iterable[Any] | None = iterable
+        self._stream = stream
+        self._source = source
+        self._encode = encode
+        self._lock = threading.Lock()
+        self._is_stopping: bool = False  # it takes no more
+        self._has_ended: bool = False
+        self._is_left: bool = False  # it closes the stream itself
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to take; again: nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-persist", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        iterable, self._iterable = self._iterable, None
+        try:
+            assert iterable is not None, "it starts once"
+            for item in iterable:
+                self._stream.append(self._encode(item))
+                if self._is_stopping:
+                    break
+            self._stream.force()
+        except BaseException as error:  # noqa: BLE001  # for the consumer
+            self.error = error
+        del iterable
+        self._source.end()
+        with self._lock:
+            self._has_ended = True
+            is_left = self._is_left
+        if is_left:
+            self._stream.close()
+
+    def stop(self) -> bool:
+        """Let it take no more, and wait for the item that it is at. False: it comes too late, and
+        the producer closes the stream when it has put that one on disk."""
+        self._is_stopping = True
+        if self._thread is None:
+            return True
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
+        with self._lock:
+            self._is_left = not self._has_ended
+            return self._has_ended
+
+
+class Persisted(Iterator[T], Generic[T]):
+    """What `persist` gives: an iterator, to be closed when it is left early; a `with` block and the
+    end of its life do so too. One thread at a time takes from it."""
+
+    def __init__(
+        self, iterable: Iterable[T], driver: AloneDriver, encode: Encode[T] | None,
+        decode: Decode[T] | None,
+    ) -> None:  # fmt: skip
+        self._is_closed: bool = False
+        self._driver = driver
+        source = AloneCalls(driver)
+        self._stream = AloneStream(driver, source)
+        encode = _same if encode is None else encode
+        self._producer = Producer(iterable, self._stream, source, encode)
+        self._consumer = Consumer(source)
+        self._decode: Callable[[bytes], Any] = _same if decode is None else decode
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._driver.path
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._is_closed:
+            raise StopIteration
+        self._producer.start()
+        try:
+            body = self._driver.run(self._consumer.next())
+            if body is not None:
+                item: T = self._decode(body)
+                return item
+        except Exception:
+            self.close()
+            raise
+        error = self._producer.error
+        try:
+            self.close()
+        except Exception as second:
+            if error is None:
+                raise
+            error.add_note(f"the stream could not be closed in order: {second}")
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop the producer, and let others have the directory. What was given last is not
+        acknowledged, unless the next was asked for. A second time: nothing. OSError,
+        SyncFailedError: as of `AloneStream.close`."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._producer.stop():
+                self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):  # unless it was never made
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+def persist(
+    iterable: Iterable[T], directory: str | Path, *, encode: Encode[T] | None = None,
+    decode: Decode[T] | None = None, force_every: ForceEvery = 1, page_bytes: Size = "64 MiB",
+    on_event: OnEvent | None = None,
+) -> Persisted[T]:  # fmt: skip
+    """The items of an iterable, by way of the disk: at least once, in order, across crashes. The
+    operator `persist` of rxjava2-extras' PersistentQueue; the head of this module says what is
+    promised.
+
+    directory: of this alone; made when missing. encode, decode: of an item to bytes and back;
+    without them items are bytes. force_every, page_bytes, on_event: as of `open_stream`.
+
+    The iterable is taken from in a thread of its own, from the first item on that is asked for.
+    Errors of opening are those of `open_stream`, now. In the loop: what the iterable raised, after
+    all that came before; DiskFullError, SyncFailedError, CorruptionError.
+    """
+    check_callable("encode", encode)
+    check_callable("decode", decode)
+    settings = persist_settings(force_every, page_bytes)
+    path, tell = path_of(directory), teller(directory, on_event)
+    driver = AloneDriver(path, opens(directory, settings), tell)
+    return Persisted(iterable, driver, encode, decode)

@@ -42,7 +42,16 @@ NAMES, COUNTS = tuple(CALM), tuple(CALM.values())
 QUEUE_FILES, STORE_FILES = "/queues/", ".rdq"
 ROTTING = (".qi", ".qs", ".rdq")
 WRITES = frozenset({"pwrite", "create", "allocate"})
-NTH_SCRIPTS = ("paging", "requeue", "read ahead", "delays", "dead letters", "priorities", "purging")
+NTH_SCRIPTS = (
+    "paging",
+    "flowing",
+    "requeue",
+    "read ahead",
+    "delays",
+    "dead letters",
+    "priorities",
+    "purging",
+)
 NTH_MAX = 40
 FAULTS: tuple[tuple[str, frozenset[str], int | str], ...] = (
     (QUEUE_FILES, WRITES, errno.ENOSPC), (QUEUE_FILES, WRITES, errno.EIO),

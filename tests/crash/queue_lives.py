@@ -58,6 +58,12 @@ SCRIPTS = {
         "release:jobs", "inhale:jobs", "checkpoint", "get:jobs", "inhale:jobs", "poll", "get:jobs",
         "ack:jobs", "inhale:jobs", "purge:jobs", "poll", "put_now:jobs", "sync",
     ),
+    "flowing": (
+        *["put_many:jobs"] * 3, "squeeze_out:jobs", *["put_transient:jobs"] * 6, "put_many:jobs",
+        *["put_transient:jobs"] * 4, *["get:jobs"] * 6, "resume:jobs", "put_many:jobs",
+        "widen:jobs", "inhale:jobs", "poll", *["get:jobs"] * 4, "ack:jobs", "checkpoint",
+        "put_transient:jobs", "squeeze_out:jobs", "put_many:jobs", *["get:jobs"] * 4, "sync",
+    ),
     "expiry": (
         "put_now:loose", "put_now:ranked", "put_many:ranked", "put_now:loose", "put_many:loose",
         "resume:loose", "get:ranked", "pass_time", "pass_time", "put_now:ranked", "sync",

@@ -74,6 +74,24 @@ QUEUE_MUTANTS = (
         QUEUES + "read ahead",
     ),
     Mutant(
+        "delta-not-before-q2", "order",
+        "    behind = state.q2 if state.delta.count else state.q3\n",
+        "    behind = state.q3\n",
+        QUEUES + "flowing",
+    ),
+    Mutant(
+        "q1-before-the-rest-is-back", "order",
+        "    if state.q1 and not q3.count:\n",
+        "    if state.q1 and state.fits():\n",
+        QUEUES + "read ahead",
+    ),
+    Mutant(
+        "transient-comes-back-persistent", "transient",
+        "        if seq in transients:\n            message.persistent = False\n",
+        "        if seq in transients:\n            continue\n",
+        QUEUES + "random",
+    ),
+    Mutant(
         "count-not-written", "attempts",
         "        self.engine.wait(lsn, OS)\n        self._counted.add(seq)\n",
         "        self._counted.add(seq)\n",

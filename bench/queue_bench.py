@@ -9,6 +9,8 @@ from collections.abc import Callable
 from peers import PEERS, installed
 from runner import Result, Runner
 
+from penstock.storage.durability import NONE, OS
+
 SMALL, KIB = 100, 1024  # bytes of body
 MANY = 1_000_000
 
@@ -22,7 +24,7 @@ class QueueBench(Runner):
         return {
             "put_get": self.put_get, "flat": self.flat, "threads": self.threads,
             "backlog": self.backlog, "states": self.states, "cliff": self.cliff,
-            "peers": self.peers,
+            "returns": self.returns, "peers": self.peers,
         }  # fmt: skip
 
     def put_get(self) -> None:
@@ -94,6 +96,25 @@ class QueueBench(Runner):
             ]
             rows.append({"policy": policy, "limit": limit, "size": KIB, "runs": found})
         self.figures["cliff"] = rows
+
+    def returns(self) -> None:
+        """A queue that once flowed beside one that never did; drains of both kinds of messages."""
+        limit, count, runs = self.pick((1 << 20, 2_000, 1), (16 << 20, 100_000, 5))
+        rows = []
+        for size in (SMALL, KIB):
+            for mode, name in ((OS, "persistent"), (NONE, "transient")):
+                self.say(f"a queue that has flowed and one that has not, {name}, {size} B")
+                found: dict[str, list[Result]] = {"never": [], "once": []}
+                for _ in range(runs):
+                    for key, has_flowed in (("never", False), ("once", True)):
+                        found[key].append(
+                            self.child(
+                                "returns", "returns", mode=mode, size=size, limit=limit,
+                                count=count, has_flowed=has_flowed,
+                            )
+                        )  # fmt: skip
+                rows.append({"messages": name, "size": size, "limit": limit, **found})
+        self.figures["returns"] = rows
 
     def peers(self) -> None:
         """The same calls of other libraries, in the modes that they know."""

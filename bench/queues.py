@@ -22,8 +22,9 @@ import penstock
 from penstock import build_kind
 from penstock.clock import SystemClock
 from penstock.queues import purger
-from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.backing_queue import UNLIMITED, NewMessage
 from penstock.queues.variable_queue import VariableQueue
+from penstock.queues.vq_state import ALPHA_BYTES
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
@@ -47,6 +48,36 @@ class Rig:
         )  # fmt: skip
         self.queue = VariableQueue(self.engine, self.engine.declare_queue(b"bench"), mode=mode)
         self.engine.sync()
+
+    def publish(self, count: int, size: int, mode: int) -> None:
+        """So many messages, in batches, each followed by what its owner does in a turn."""
+        body = b"b" * size
+        for _ in range(0, count, BATCH):
+            self.queue.batch_publish([NewMessage(b"", body)] * BATCH, mode)
+            self._turn()
+
+    def consume(self, count: int, mode: int) -> None:
+        """The next so many, acked in batches, with what its owner does in a turn."""
+        queue = self.queue
+        for _ in range(0, count, BATCH):
+            tags: list[int] = []
+            while len(tags) < BATCH:
+                delivery = queue.fetch()
+                if delivery is not None:
+                    tags.append(delivery.tag)
+                elif (held := queue.held()) is not None:
+                    self.engine.wait(*held)
+                else:
+                    break
+            queue.ack(tags, mode)
+            queue.inhale()
+            self._turn()
+
+    def _turn(self) -> None:
+        if not self.queue.resume():
+            self.queue.inhale(at_rest=True)
+        self.engine.wait(self.engine.last_lsn, OS)
+        self.engine.poll()
 
     def fill(self, count: int, size: int, mode: int) -> None:
         """Publish `count` bodies, each an object of its own."""
@@ -338,6 +369,47 @@ def cliff(data: str, policy: str, size: int, limit: int, count: int) -> Result:
     }  # fmt: skip
 
 
+# ---- returning to memory -------------------------------------------------------------------------
+
+
+def returns(data: str, mode: int, size: int, limit: int, count: int, has_flowed: bool) -> Result:
+    """CPU µs per message published, fetched and acked at a steady backlog of 81 % of the limit, of
+    a queue that has flowed (twice its limit was in it) or never has, once all that was written then
+    has gone; and what a message costs to drain from a backlog of ten times the limit."""
+    rig = Rig(data)
+    queue = rig.queue
+    queue.set_limits(limit, limit // 2)
+    fitting = limit // (ALPHA_BYTES + size)
+    backlog = fitting * 81 // 100 // BATCH * BATCH
+    if has_flowed:
+        rig.publish(2 * fitting // BATCH * BATCH, size, mode)
+        rig.consume(queue.len() - backlog, mode)
+    else:
+        rig.publish(backlog, size, mode)
+    for _ in range(0, 2 * backlog, BATCH):
+        rig.publish(BATCH, size, mode)
+        rig.consume(BATCH, mode)
+    before = queue.info()
+    started = time.process_time()
+    for _ in range(0, count, BATCH):
+        rig.publish(BATCH, size, mode)
+        rig.consume(BATCH, mode)
+    steady_s = time.process_time() - started
+    after = queue.info()
+    rig.publish(10 * fitting // BATCH * BATCH, size, mode)
+    long = queue.len() - backlog
+    started = time.process_time()
+    rig.consume(long, mode)
+    drain_s = time.process_time() - started
+    rig.close()
+    return {
+        "steady_us": steady_s / count * 1e6, "drain_us": drain_s / long * 1e6,
+        "is_flowed": bool(after["is_flowed"]),
+        "writes": int(after["disk_writes"]) - int(before["disk_writes"]),
+        "reads": int(after["disk_reads"]) - int(before["disk_reads"]),
+    }  # fmt: skip
+
+
 def percentiles(values: list[int]) -> Result:
     """p50, p99, p99.9 and the most, in µs, of values in ns."""
     values = sorted(values)
@@ -347,7 +419,9 @@ def percentiles(values: list[int]) -> Result:
     return {**found, "max": values[-1] / 1e3, "sum": sum(values) / 1e3}
 
 
-SCENARIOS = {f.__name__: f for f in (cpu, flat, threads, backlog, reopen, tail, ram_states, cliff)}
+SCENARIOS = {
+    f.__name__: f for f in (cpu, flat, threads, backlog, reopen, tail, ram_states, cliff, returns)
+}
 
 
 def main() -> None:

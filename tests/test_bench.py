@@ -50,6 +50,15 @@ def test_bytes_and_syncs(tmp_path: Path) -> None:
     assert found["store_syncs"] == 0.1
 
 
+def test_a_queue_that_has_flowed_writes_and_reads_no_more(tmp_path: Path) -> None:
+    given = {"mode": 1, "size": 100, "limit": 1 << 20, "count": 1000}
+    for has_flowed in (False, True):
+        data = tmp_path / str(has_flowed)
+        found = scenario("returns", data, script="queues.py", has_flowed=has_flowed, **given)
+        assert (found["is_flowed"], found["writes"], found["reads"]) == (False, 0, 0)
+        assert number(found, "drain_us") > 0
+
+
 def test_opening(tmp_path: Path) -> None:
     assert scenario("fill", tmp_path / "data", count=1000, size=256)["count"] == 1000
     found = scenario("open_store", tmp_path / "data", traced=True)

@@ -4,8 +4,9 @@
     make plot ARGS='--count 200000 --out /tmp/memory.png'
 
 A box in mode `os`: messages are put in batches until all are there, then got and acked in batches
-until none is. Twice a second it is noted how many wait, what the process occupies (RSS) and what
-the box counts in RAM. The bodies carry their number, and each is looked at when it comes out.
+until none is. Twice a second it is noted how many wait and in which state, what the process
+occupies (RSS) and what the box counts in RAM. The bodies carry their number, and each is looked at
+when it comes out.
 """
 
 import argparse
@@ -25,14 +26,17 @@ MIB = 1 << 20
 
 
 class Sample(NamedTuple):
-    """One look: seconds since the start, messages waiting, RSS and counted bytes, and messages
-    per second since the last look."""
+    """One look: seconds since the start, messages waiting, RSS and counted bytes, messages per
+    second since the last look, and ready messages in each state."""
 
     at_s: float
     waiting: int
     rss: int
     counted: int
     per_s: float
+    alphas: int
+    rows: int
+    delta: int
 
 
 class Watch:
@@ -55,8 +59,9 @@ class Watch:
         info = self._queue.info()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         sample = Sample(
-            now - self._started, len(self._queue), pages * 4096, int(info["ram_bytes"]), per_s
-        )
+            now - self._started, len(self._queue), pages * 4096, int(info["ram_bytes"]), per_s,
+            int(info["alphas"]), int(info["betas"]) + int(info["gammas"]), int(info["delta"]),
+        )  # fmt: skip
         self.samples.append(sample)
         self._last_at, self._last_done = now, done
         if len(self.samples) % 4 == 1 or is_last:
@@ -96,7 +101,8 @@ def run(data: Path, count: int, size: int, memory: str) -> Watch:
 
 
 def draw(watch: Watch, out: Path, count: int, size: int, memory: int) -> None:
-    """Two panels over one time: what waits and what it takes; how fast it goes."""
+    """Three panels over one time: what waits and what it takes; in which state it is; how fast it
+    goes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -104,8 +110,8 @@ def draw(watch: Watch, out: Path, count: int, size: int, memory: int) -> None:
 
     samples = watch.samples
     at = [s.at_s for s in samples]
-    figure, (upper, lower) = pyplot.subplots(
-        2, 1, figsize=(9, 6), sharex=True, height_ratios=[3, 2], layout="constrained"
+    figure, (upper, middle, lower) = pyplot.subplots(
+        3, 1, figsize=(9, 8), sharex=True, height_ratios=[3, 2, 2], layout="constrained"
     )
     upper.fill_between(at, [s.waiting / 1e6 for s in samples], color="#d7dee8", lw=0)
     upper.set_ylabel("waiting, million messages (grey)")
@@ -122,6 +128,18 @@ def draw(watch: Watch, out: Path, count: int, size: int, memory: int) -> None:
     ram.legend(loc="upper left", frameon=False)
     bytes_ = format_bytes(count * size)
     upper.set_title(f"{count:,} messages of {size} B ({bytes_}) in and out, mode os", loc="left")
+    middle.plot(at, [s.alphas / 1e3 for s in samples], color="#3a7d44", lw=1.6, label="alphas")
+    middle.plot(
+        at, [s.rows / 1e3 for s in samples], color="#8a5a00", lw=1.6, label="betas and gammas"
+    )
+    middle.set_ylim(bottom=0)
+    middle.set_ylabel("in RAM, thousand messages")
+    middle.legend(loc="upper left", frameon=False)
+    below = middle.twinx()
+    below.plot(at, [s.delta / 1e6 for s in samples], color="#7b8794", lw=1.6, label="delta")
+    below.set_ylim(bottom=0)
+    below.set_ylabel("delta, million messages")
+    below.legend(loc="upper right", frameon=False)
     for name, color, part in (
         ("in", "#3a7d44", [s for s in samples if s.at_s <= watch.turn_s]),
         ("out", "#8a5a00", [s for s in samples if s.at_s > watch.turn_s]),

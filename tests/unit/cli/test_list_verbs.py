@@ -44,7 +44,7 @@ def test_an_unknown_column_suggests_the_right_one(capsys: pytest.CaptureFixture[
     assert broker.run("list_queues", "mesages") == 64
     assert "did you mean 'messages'?" in capsys.readouterr().err
     assert broker.run("list_queues", "bogus") == 64
-    assert "column: given 'bogus', expected one of name, messages, consumers, alert" in (
+    assert "column: given 'bogus', expected one of name, messages, consumers, ack_" in (
         capsys.readouterr().err
     )
 

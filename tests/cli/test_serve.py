@@ -134,7 +134,13 @@ def test_vhosts_and_users(broker: LiveBroker) -> None:
     of(broker, "set_permissions", "ann", "^a", "", ".*", "-p", "/shop")
     assert "ann\t/shop\t^a\t\t.*\n" in of(broker, "list_permissions")
     assert 'ann\t["monitoring"]\n' in of(broker, "list_users")
-    assert "/shop\trunning\n" in of(broker, "list_vhosts")
+    assert "/shop\trunning\n" in of(broker, "list_vhosts", "name", "state")
+    assert re.search(r"^/shop\trunning\t2\S+\t$", of(broker, "list_vhosts"), re.MULTILINE)
+    of(broker, "stop_vhost", "/shop")
+    assert "/shop\tstopped\tstopped by an operator\n" in (
+        of(broker, "list_vhosts", "name", "state", "why")
+    )
+    of(broker, "start_vhost", "/shop")
     assert of(broker, "list_queues", "name", "-p", "/shop") == "name\norders\n"
     of(broker, "clear_permissions", "ann", "-p", "/shop")
     of(broker, "delete_user", "ann")

@@ -74,7 +74,7 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("pages", "page", "frame", "bytes", "time_us"),
     ),
     "list_vhosts": (
-        ("name", "state"),
+        ("name", "state", "since", "why"),
         (
             "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
             "counted_bytes", "connections", "depth_bytes", "rss_bytes",

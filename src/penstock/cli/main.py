@@ -250,7 +250,7 @@ GROUP_HELP: Final[Mapping[str, str]] = {
     "status": "What the broker is doing.",
     "stop": "Stop the broker in order.",
     "stop_vhost": "Stop one vhost, until start_vhost.",
-    "store": "Verify, dump, salvage and measure a store that is not in use.",
+    "store": "Verify, dump, salvage and measure a store that is not in use; where what lies.",
     "tail": "Print the records of a stream.",
     "unbind_queue": "Take a binding away.",
 }

@@ -53,7 +53,7 @@ from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.budget import format_bytes
 from penstock.queues.delays import MARK
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_options import MAX_SIZE, QueueOptions
 from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
@@ -243,7 +243,7 @@ class QueueTable:
             if is_stream:
                 return self._make_stream(what, name, arguments), self._engine.last_lsn
             options = check_arguments(what, arguments)
-            self._check_memory(what, options, 0)
+            self._check_memory(what, options, arguments)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
@@ -383,19 +383,21 @@ class QueueTable:
         """Bytes of the limits of queues that nobody has opened yet, and that are not kept down."""
         return sum(n for name, n in self._limits.items() if name not in self.kept_down)
 
-    def _check_memory(self, what: str, options: QueueOptions, old_bytes: int) -> None:
+    def _check_memory(
+        self, what: str, options: QueueOptions, arguments: Mapping[str, object]
+    ) -> None:
         """Whether the queues' own limits fit the budget; ChannelError 406 if that is strict."""
         most = options.max_memory_bytes
         if most is None:
             return
         try:
             warning = self._monitor.check_limits(
-                max(most - old_bytes, 0), strict=self._is_strict,
-                others_bytes=self._unopened_limits(),
-            )  # fmt: skip
+                most, strict=self._is_strict, others_bytes=self._unopened_limits()
+            )
         except OptionError as error:
+            name = MAX_SIZE if MAX_SIZE in arguments else "x-queue-max-memory-bytes"
             raise refusals.precondition_failed(
-                f"invalid arg 'x-queue-max-memory-bytes' for {what}: received {error.given}, "
+                f"invalid arg '{name}' for {what}: received {error.given}, "
                 f"expected {error.expected}"
             ) from None
         if warning is not None:

@@ -11,7 +11,13 @@ a stream's records, among which somebody may look for the moment just before his
 """
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
+
+
+def date(wall_ms: int) -> str:
+    """A time of `wall_ms` as operators are told it: ISO 8601, UTC, with milliseconds."""
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 class Clock(Protocol):

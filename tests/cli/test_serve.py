@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.list_verbs import COLUMNS
 from penstock.cli.main import main
 from tests.helpers.live_broker import LiveBroker
 
@@ -134,7 +135,18 @@ def test_vhosts_and_users(broker: LiveBroker) -> None:
     of(broker, "set_permissions", "ann", "^a", "", ".*", "-p", "/shop")
     assert "ann\t/shop\t^a\t\t.*\n" in of(broker, "list_permissions")
     assert 'ann\t["monitoring"]\n' in of(broker, "list_users")
-    assert "/shop\trunning\n" in of(broker, "list_vhosts")
+    assert "/shop\trunning\n" in of(broker, "list_vhosts", "name", "state")
+    assert re.search(r"^/shop\trunning\t2\S+\t$", of(broker, "list_vhosts"), re.MULTILINE)
+    of(broker, "stop_vhost", "/shop")
+    assert "/shop\tstopped\tstopped by an operator\n" in (
+        of(broker, "list_vhosts", "name", "state", "why")
+    )
+    of(broker, "start_vhost", "/shop")
+    first, others = COLUMNS["list_vhosts"]
+    (row, _) = json.loads(of(broker, "list_vhosts", "--format", "json"))
+    assert sorted(row) == sorted((*first, *others))
+    path = of(broker, "store", "path", "/shop").removesuffix("\n")
+    assert (Path(path) / ".vhost").read_text() == "/shop\n"
     assert of(broker, "list_queues", "name", "-p", "/shop") == "name\norders\n"
     of(broker, "clear_permissions", "ann", "-p", "/shop")
     of(broker, "delete_user", "ann")

@@ -268,7 +268,10 @@ def test_a_damaged_vhost_stays_down_and_says_where(broker: LiveBroker) -> None:
     code, text = refused(broker, "other")
     assert code == 541
     assert checkpoint.name in text
-    assert "at byte" in vhosts(broker)["other"]["error"]
+    row = vhosts(broker)["other"]
+    assert "at byte" in row["error"]
+    assert row["why"].startswith(f"failed: {row['error']}; the log has more, in lines of ")
+    assert row["since"].startswith("2")
     assert vhosts(broker)["other"]["restarts"] == 0
     with open_channel(broker):
         pass
@@ -358,6 +361,80 @@ def test_vhosts_and_users_outlive_a_kill(broker: LiveBroker) -> None:
     assert {"name": "ann", "tags": ["management"]} in control(broker, "list_users")
     with Wire(broker).open("v"):
         pass
+
+
+def test_a_vhost_that_an_operator_stopped_stays_stopped(broker: LiveBroker) -> None:
+    add_vhost(broker, "third")
+    with Wire(broker).open("third") as wire:
+        wire.channel()
+        wire.declare("q", durable=True, exclusive=False)
+        confirmed_publish(wire, "q", 3)
+        control(broker, "stop_vhost", name="third")
+        assert wire.closed()[0] == 320
+    row = vhosts(broker)["third"]
+    assert (row["state"], row["why"], row["pid"]) == ("stopped", "stopped by an operator", None)
+    told = "INTERNAL_ERROR - vhost 'third' is down: an operator has stopped it"
+    assert refused(broker, "third") == (541, told)
+    with pytest.raises(ControlError) as error:
+        control(broker, "list_queues", "third")
+    assert (error.value.code, error.value.text) == (541, told)
+    with open_channel(broker):
+        pass
+    found = control(broker, "status")
+    assert found["is_healthy"] is True
+    control(broker, "await_startup")
+
+    broker.restart()
+    assert vhosts(broker)["third"] == {**row, "memory_bytes": 0}
+    assert refused(broker, "third") == (541, told)
+    assert "vhost 'third' stays stopped: an operator has stopped it at " in broker.log_text()
+    control(broker, "start_vhost", name="third")
+    assert state_of(broker, "third") == "running"
+    with Wire(broker).open("third") as wire:
+        wire.channel()
+        assert count_of(wire, "q") == 3
+    broker.restart()
+    with Wire(broker).open("third"):
+        pass
+
+
+def test_the_default_vhost_can_be_stopped_too(broker: LiveBroker) -> None:
+    with open_channel(broker) as wire:
+        control(broker, "stop_vhost", name="/")
+        assert wire.closed()[0] == 320
+    broker.restart()
+    assert " is ready: " in broker.ready_line
+    assert refused(broker, "/")[0] == 541
+    control(broker, "start_vhost", name="/")
+    with open_channel(broker):
+        pass
+
+
+def test_starting_and_stopping_what_there_is_not_or_what_is_so_already(shared: LiveBroker) -> None:
+    def error(op: str, name: str) -> tuple[int, str]:
+        with pytest.raises(ControlError) as found:
+            control(shared, op, name=name)
+        return found.value.code, found.value.text
+
+    for op in ("stop_vhost", "start_vhost"):
+        assert error(op, "nothing") == (404, "NOT_FOUND - no vhost 'nothing'")
+    assert error("start_vhost", "/") == (406, "PRECONDITION_FAILED - vhost '/' runs already")
+    add_vhost(shared, "fourth")
+    control(shared, "stop_vhost", name="fourth")  # nobody has opened it
+    code, text = error("stop_vhost", "fourth")
+    assert code == 406
+    assert text.startswith("PRECONDITION_FAILED - vhost 'fourth' is stopped already, since 2")
+    code, text = error("restart_vhost", "fourth")
+    assert code == 406
+    assert text.startswith("PRECONDITION_FAILED - vhost 'fourth' was stopped by an operator")
+    control(shared, "start_vhost", name="fourth")
+    assert state_of(shared, "fourth") == "running"
+    control(shared, "stop_vhost", name="fourth")
+    control(shared, "delete_vhost", name="fourth")
+    add_vhost(shared, "fourth")
+    with Wire(shared).open("fourth"):
+        pass
+    control(shared, "delete_vhost", name="fourth")
 
 
 def test_the_memory_is_shared_by_all_that_run(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ The first start makes user guest, password guest, administrator with all permiss
 as RabbitMQ does; permissions.may_come_from lets it in from this machine only, or, by the option
 `guest`, never.
 
+That an operator has stopped a vhost is such a change: it stays stopped, whoever starts the broker,
+until an operator starts it.
+
 Refusals are AMQPErrors, which the control socket passes on with their codes: 404 no such user or
 vhost, 406 it is there already, 403 it may not be deleted; OptionError: a value makes no sense.
 """
@@ -21,6 +24,7 @@ from penstock.access.known_users import KnownUsers
 from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
 from penstock.access.passwords import SCRYPT_LOG2_N, verify
 from penstock.access.permissions import ADMINISTRATOR, check_pattern
+from penstock.clock import date
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
 
@@ -28,6 +32,7 @@ NAME_BYTES_MAX: Final = 255
 DEFAULT_VHOST: Final = "/"
 USER: Final = "user"
 VHOST: Final = "vhost"
+_STOPPED_MS: Final = "stopped_ms"  # in a vhost's meta: since when an operator has it stopped
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOSTS}
 
 
@@ -194,6 +199,26 @@ class Users(KnownUsers):
         if self._known_vhost(name) == CREATING:
             self._put_vhost(name, READY)
 
+    def stop_vhost(self, name: str, now_ms: int) -> None:
+        """It is stopped, since `now_ms`, until `start_vhost`. AMQPError 404; 406: it is so."""
+        since_ms = self.stopped_ms(name)
+        if since_ms is not None:
+            raise AMQPError(406, f"vhost '{name}' is stopped already, since {date(since_ms)}")
+        self._put_vhost(name, self._known_vhost(name), {_STOPPED_MS: now_ms})
+
+    def start_vhost(self, name: str) -> bool:
+        """It is stopped no more; whether it was. AMQPError 404."""
+        was_stopped = self.stopped_ms(name) is not None
+        if was_stopped:
+            self._put_vhost(name, self._known_vhost(name), {_STOPPED_MS: None})
+        return was_stopped
+
+    def stopped_ms(self, name: str) -> int | None:
+        """When an operator has stopped it, by `wall_ms`; None: none has. AMQPError 404."""
+        self._known_vhost(name)
+        since_ms = json.loads(self._vhosts[name][1]).get(_STOPPED_MS)
+        return since_ms if isinstance(since_ms, int) else None
+
     def delete_vhost(self, name: str) -> None:
         """It is `deleting`: remove its directory, then `vhost_gone`. AMQPError 404."""
         self._known_vhost(name)
@@ -227,8 +252,15 @@ class Users(KnownUsers):
         self._users[name] = (hashed, tags)
         self.on_change()
 
-    def _put_vhost(self, name: str, state: str) -> None:
+    def _put_vhost(
+        self, name: str, state: str, facts: Mapping[str, int | None] | None = None
+    ) -> None:
+        """facts: what changes in its meta, None for what goes; the rest stays as it is."""
         meta = self._vhosts[name][1] if name in self._vhosts else "{}"
+        if facts is not None:
+            new = {**json.loads(meta), **facts}
+            known = {fact: value for fact, value in new.items() if value is not None}
+            meta = json.dumps(known, sort_keys=True)
         self._store.put_vhost(name, state, meta)
         self._vhosts[name] = (state, meta)
         self.on_change()

@@ -28,8 +28,9 @@ alerts, and how often (alert_desk.py).
 """
 
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Final
+
+from penstock.clock import date
 
 PAST_MAX: Final = 1000
 
@@ -78,8 +79,8 @@ class ListedAlert:
     def info(self, vhost: str) -> Info:
         """As people, operations and clients get it."""
         return {
-            "time": _date(self.time_ms),
-            "first_time": _date(self.first_ms),
+            "time": date(self.time_ms),
+            "first_time": date(self.first_ms),
             "vhost": vhost,
             "queue": self.queue,
             "kind": self.kind,
@@ -163,7 +164,3 @@ class AlertList:
 
 def _number(row: ListedAlert) -> int:
     return row.number
-
-
-def _date(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")

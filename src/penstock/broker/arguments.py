@@ -31,7 +31,17 @@ from typing import Final
 from penstock.broker.refusals import precondition_failed
 from penstock.codec.fields import decode_value, encode_value
 from penstock.errors import OptionError
-from penstock.queues.queue_options import COUNT_MAX, MS_MAX, OVERFLOWS, POLICIES, QueueOptions
+from penstock.queues.queue_options import (
+    COUNT_MAX,
+    MAX_COUNT,
+    MAX_SIZE,
+    MS_MAX,
+    OVERFLOWS,
+    POLICIES,
+    POLICY_TYPE,
+    POLICY_TYPES,
+    QueueOptions,
+)
 from penstock.queues.stream_options import (
     AGE_EXPECTED,
     MAX_AGE,
@@ -148,6 +158,9 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     "x-alert-age-down": _MS,
     "x-alert-repeat-gap": _COUNT,
     PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX, queue_types=_STREAM),
+    MAX_SIZE: _COUNT,
+    MAX_COUNT: _COUNT,
+    POLICY_TYPE: Argument(str, choices=POLICY_TYPES),
 }
 
 

@@ -86,6 +86,10 @@ class QueueOpener:
         """Something that people should know."""
         self._on_event("warning", text)
 
+    def tell(self, kind: str, text: str) -> None:
+        """Something happened to a queue of the table."""
+        self._on_event(kind, text)
+
     def has_delays(self, name: bytes) -> bool:
         """Whether there are parts for delayed messages that nobody has opened yet."""
         return name in self._delay_parts

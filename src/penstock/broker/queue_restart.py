@@ -80,9 +80,9 @@ class QueueRestarts:
         self._let_go(queue)
         if len(failures) >= FAILURES_MAX:
             del self._failures[queue.name]
-            self._crash(queue, queue.amq)
-            text = f"{what} has failed {FAILURES_MAX} times in {WINDOW_S:.0f} s: {error!r}"
-            self._on_event("queue_crashed", text)
+            why = f"failed {FAILURES_MAX} times in {WINDOW_S:.0f} s: {error!r}"
+            self._crash(queue, queue.amq, why)
+            self._on_event("queue_crashed", f"{what} has {why}")
             return
         try:
             amq, lost = self._reopened(queue.amq)
@@ -107,7 +107,7 @@ class QueueRestarts:
         queue.consumers.cancel_all()
         queue.wake_waiters()
 
-    def _crash(self, queue: ServedQueue, amq: AMQQueue) -> None:
+    def _crash(self, queue: ServedQueue, amq: AMQQueue, why: str) -> None:
         """Its messages stay on disk until it is deleted. A checkpoint must not ask its RAM again:
         what can be had of it is taken; if that is not all, only the vhost's restart helps."""
         if amq.is_durable:
@@ -117,7 +117,9 @@ class QueueRestarts:
             except Exception as failure:
                 self._engine.stop(failure)
                 raise StoppedError(f"queue {queue.name!r} has crashed: {failure}") from failure
-        self._table.replace(queue, amq).is_crashed = True
+        crashed = self._table.replace(queue, amq)
+        crashed.is_crashed = True
+        crashed.why = why
 
     def _reopened(self, old: AMQQueue) -> tuple[AMQQueue, int]:
         """A new AMQQueue over the same indexes, and how many transient messages it is without."""

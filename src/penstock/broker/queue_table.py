@@ -9,6 +9,10 @@ declared it, so nothing of it needs to be on disk, whatever it was declared as.
     flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
     start), bit 1 auto-delete
 
+A queue with a memory limit of its own that does not fit the budget at a start, where that is
+strict, is kept down (`kept_down`, own_limits.py): opened as any other when it is named, and crashed
+for all who want something of it, until there is room.
+
 A queue of which a reader has messages leased (lease_desk.py) is deleted by force only, and neither
 expires nor goes with its last consumer.
 
@@ -44,16 +48,18 @@ from penstock.broker.stream_table import Making, StreamTable
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, OptionError
-from penstock.queues import factory
+from penstock.queues import factory, own_limits
 from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.budget import format_bytes
 from penstock.queues.delays import MARK
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_options import MAX_SIZE, QueueOptions
 from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG
 
 EXCLUSIVE_FLAG: Final = 1
@@ -94,6 +100,8 @@ class QueueTable:
         self._is_strict = is_strict
         self._check_new = check_new
         self._owned: dict[object, list[Served]] = {}
+        self._limits: dict[str, int] = {}  # of stored queues: limits of their own
+        self.kept_down: dict[str, str] = {}  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
         for queue in engine.state.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
@@ -131,6 +139,13 @@ class QueueTable:
         queue.used_at_ms = self.start_ms
         self._serve(queue)
         self._stored_bytes -= STORED_BYTES * self.stored.pop(name)
+        why = self.kept_down.get(name)
+        if why is None:
+            self._limits.pop(name, None)
+        else:
+            self._monitor.unregister(amq.backing)
+            queue.is_crashed = True
+            queue.why = why
         return queue
 
     def _serve(self, queue: Served) -> None:
@@ -228,7 +243,7 @@ class QueueTable:
             if is_stream:
                 return self._make_stream(what, name, arguments), self._engine.last_lsn
             options = check_arguments(what, arguments)
-            self._check_memory(what, options, 0)
+            self._check_memory(what, options, arguments)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
@@ -311,16 +326,78 @@ class QueueTable:
         self._topology.router.queue_added()
         return queue
 
-    def _check_memory(self, what: str, options: QueueOptions, old_bytes: int) -> None:
+    def check_limits(self) -> None:
+        """At the start: whether the queues' own memory limits fit the budget together. A warning;
+        if that is strict, those that do not fit are kept down."""
+        declared = self._engine.state.routing.queues.values()
+        for queue in sorted(declared, key=_number):
+            if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
+                at = queue.name.partition(factory.SEPARATOR)[0]
+                limit = own_limits.own_limit(self._opener.stored(at)[1])
+                if limit:
+                    self._limits[text_of(at)] = limit
+        budget_bytes = self._monitor.budget_bytes
+        warning = own_limits.warning(self._limits, budget_bytes)
+        if warning is not None:
+            self._opener.warn(warning)
+        if not self._is_strict:
+            return
+        for name, left_bytes in own_limits.beyond(self._limits, budget_bytes).items():
+            given = format_bytes(self._limits[name])
+            expected = own_limits.expected(left_bytes, budget_bytes)
+            self.kept_down[name] = f"its own memory limit is {given}, expected {expected}"
+        for name in list(self.kept_down)[: own_limits.SHOWN_MAX]:
+            why = self.kept_down[name]
+            self._opener.warn(f"{self.called(name)} stays down: {why} (strict)")
+        if len(self.kept_down) > own_limits.SHOWN_MAX:
+            more = len(self.kept_down) - own_limits.SHOWN_MAX
+            self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
+
+    def look_at_kept_down(self) -> None:
+        """There may be room for queues that are kept down: more memory, or a queue less."""
+        if not self.kept_down:
+            return
+        used = self._unopened_limits()
+        for queue in self.served.values():
+            if isinstance(queue, ServedQueue) and queue.name not in self.kept_down:
+                used += own_limits.own_limit(queue.amq.options)
+        for name in list(self.kept_down):
+            if used + self._limits[name] <= self._monitor.budget_bytes:
+                used += self._limits[name]
+                self._start(name)
+
+    def _start(self, name: str) -> None:
+        """One that was kept down is a queue like any other."""
+        del self.kept_down[name]
+        queue = self.served.get(name)
+        if isinstance(queue, ServedQueue):
+            del self._limits[name]
+            queue.is_crashed = False
+            queue.why = ""
+            self._opener.register(queue.amq.backing, queue.amq.options)
+            self._dispatch.mark(queue)
+        self._topology.router.queue_added()
+        self._opener.tell("queue_started", f"{self.called(name)} starts: there is room")
+
+    def _unopened_limits(self) -> int:
+        """Bytes of the limits of queues that nobody has opened yet, and that are not kept down."""
+        return sum(n for name, n in self._limits.items() if name not in self.kept_down)
+
+    def _check_memory(
+        self, what: str, options: QueueOptions, arguments: Mapping[str, object]
+    ) -> None:
         """Whether the queues' own limits fit the budget; ChannelError 406 if that is strict."""
         most = options.max_memory_bytes
         if most is None:
             return
         try:
-            warning = self._monitor.check_limits(max(most - old_bytes, 0), strict=self._is_strict)
+            warning = self._monitor.check_limits(
+                most, strict=self._is_strict, others_bytes=self._unopened_limits()
+            )
         except OptionError as error:
+            name = MAX_SIZE if MAX_SIZE in arguments else "x-queue-max-memory-bytes"
             raise refusals.precondition_failed(
-                f"invalid arg 'x-queue-max-memory-bytes' for {what}: received {error.given}, "
+                f"invalid arg '{name}' for {what}: received {error.given}, "
                 f"expected {error.expected}"
             ) from None
         if warning is not None:
@@ -370,7 +447,7 @@ class QueueTable:
         amq = queue.amq
         if amq.is_durable and amq.options.priorities:  # its parts have other names than its own
             self._topology.log_unbound(queue.name)
-        if queue.is_crashed:
+        if queue.is_crashed and queue.name not in self.kept_down:
             self._engine.delete_queues(indexes_of(self._engine, amq.name))
         else:
             amq.delete(DISK, force=True)  # whether it may was asked
@@ -381,6 +458,9 @@ class QueueTable:
             self._opener.forget(queue.amq)
         del self.served[queue.name]
         self._uncount(queue)
+        self._limits.pop(queue.name, None)
+        self.kept_down.pop(queue.name, None)
+        self.look_at_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
             if not owned:
@@ -502,3 +582,7 @@ def bytes_of(name: str) -> bytes:
 def text_of(name: bytes) -> str:
     """A name as everything else has it."""
     return name.decode("utf-8", "surrogateescape")
+
+
+def _number(queue: DurableQueue) -> int:
+    return queue.number

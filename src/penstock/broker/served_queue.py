@@ -62,6 +62,7 @@ class Served(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
+        self.why: str = ""  # it is crashed
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # so many bytes more
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one

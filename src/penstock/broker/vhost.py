@@ -182,6 +182,7 @@ class VHost:
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
         self.queues: dict[str, Served] = self.table.served
         self.topology.recover()
+        self.table.check_limits()
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
             self.clockwork.touch(queue)
@@ -307,6 +308,7 @@ class VHost:
         self.monitor.watermark_bytes = memory_bytes
         self.usage.memory_bytes = memory_bytes
         self.body_room.bytes_max = memory_bytes // BODIES_PART
+        self.table.look_at_kept_down()
 
     # ---- limits --------------------------------------------------------------------------------
 

@@ -12,14 +12,13 @@ counts come from its indexes, in a moment, and all that it holds is in delta.
 Not here: connections, channels and consumers (connection_handler.py), who asks (operations.py).
 """
 
-from datetime import UTC, datetime
-
 from penstock.broker.arguments import CLASSIC
 from penstock.broker.queue_table import bytes_of, indexes_of, text_of
 from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
+from penstock.clock import date
 from penstock.queues import factory
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
@@ -41,35 +40,38 @@ def queue_info(vhost: VHost, queue: Served) -> Info:
         return found | _stream_counts(queue)
     assert isinstance(queue, ServedQueue), "there is no third kind"
     if queue.is_crashed:
-        return found | _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), "crashed")
-    counts = queue.amq.info()
-    leased = int(counts.get("leased", 0))
-    ready, pending = int(counts["len"]), int(counts["depth"]) - int(counts["len"])
+        state = "down" if queue.name in vhost.table.kept_down else "crashed"
+        counts = _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), state, queue.why)
+        return found | counts
+    told = queue.amq.info()
+    leased = int(told.get("leased", 0))
+    ready, pending = int(told["len"]), int(told["depth"]) - int(told["len"])
     found |= {
         "state": "running",
-        "is_flowed": bool(counts["is_flowed"]),
+        "why": "",
+        "is_flowed": bool(told["is_flowed"]),
         "messages": ready + pending,
         "messages_ready": ready,
         "messages_unacknowledged": pending,
         "leased": leased,
-        "delayed": counts["delayed"],
-        "message_bytes": int(counts["bytes"]) + int(counts["unacked_bytes"]),
-        "message_bytes_ready": counts["bytes"],
-        "message_bytes_unacknowledged": counts["unacked_bytes"],
+        "delayed": told["delayed"],
+        "message_bytes": int(told["bytes"]) + int(told["unacked_bytes"]),
+        "message_bytes_ready": told["bytes"],
+        "message_bytes_unacknowledged": told["unacked_bytes"],
         "consumers": queue.consumers.count,
-        "memory": counts["ram_bytes"],
-        "memory_alphas": counts["alpha_bytes"],
-        "memory_rows": counts["row_bytes"],
-        "memory_target": _limit(counts["target_bytes"]),
-        "memory_max": _limit(counts["max_bytes"]),
-        "memory_min": _limit(counts["min_bytes"]),
-        "memory_share": _limit(counts["share_bytes"]),
-        "memory_duration": _limit(counts["duration_target_s"]),
-        "paged_by": counts["paged_by"],
-        "messages_ram": counts["ram_messages"],
-        "messages_paged_out": ready + pending - int(counts["ram_messages"]),
-        "idle_since": _date(queue.used_at_ms),
-        "mode": counts["mode"],
+        "memory": told["ram_bytes"],
+        "memory_alphas": told["alpha_bytes"],
+        "memory_rows": told["row_bytes"],
+        "memory_target": _limit(told["target_bytes"]),
+        "memory_max": _limit(told["max_bytes"]),
+        "memory_min": _limit(told["min_bytes"]),
+        "memory_share": _limit(told["share_bytes"]),
+        "memory_duration": _limit(told["duration_target_s"]),
+        "paged_by": told["paged_by"],
+        "messages_ram": told["ram_messages"],
+        "messages_paged_out": ready + pending - int(told["ram_messages"]),
+        "idle_since": date(queue.used_at_ms),
+        "mode": told["mode"],
         "message_stats": queue.counters(),
     }
     for name in (
@@ -77,7 +79,7 @@ def queue_info(vhost: VHost, queue: Served) -> Info:
         "disk_writes", "in_per_s", "out_per_s", "ack_in_per_s", "ack_out_per_s", "rejected",
         "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "alerts_raised",
     ):  # fmt: skip
-        found[name] = counts.get(name, 0)
+        found[name] = told.get(name, 0)
     return found
 
 
@@ -95,6 +97,7 @@ def _stream_counts(stream: ServedStream) -> Info:
     unacked = sum(consumer.unacked for consumer in consumers)
     return {
         "state": "running",
+        "why": "",
         "is_flowed": count > 0,
         "messages": count,
         "messages_ready": count,
@@ -106,7 +109,7 @@ def _stream_counts(stream: ServedStream) -> Info:
         "message_bytes_unacknowledged": 0,
         "consumers": len(consumers),
         "memory": 0,
-        "idle_since": _date(stream.used_at_ms),
+        "idle_since": date(stream.used_at_ms),
         "message_stats": stream.counters(),
         "partitions": len(stream.parts),
         "readers": len(stream.known_readers()),
@@ -115,10 +118,6 @@ def _stream_counts(stream: ServedStream) -> Info:
         "gammas": 0,
         "delta": count,
     }
-
-
-def _date(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def list_queues(vhost: VHost) -> list[Info]:
@@ -144,7 +143,8 @@ def _unopened_info(vhost: VHost, name: str, indexes: list[QueueIndex]) -> Info:
     found = _head(
         vhost, name, durable=True, exclusive=False, auto_delete=auto_delete, arguments=arguments
     )
-    return found | _stored_counts(indexes, "running")
+    why = vhost.table.kept_down.get(name, "")
+    return found | _stored_counts(indexes, "down" if why else "running", why)
 
 
 def _head(
@@ -161,8 +161,8 @@ def _head(
     }
 
 
-def _stored_counts(indexes: list[QueueIndex], state: str) -> Info:
-    """Of a queue that holds nothing in RAM; its indexes are all its parts."""
+def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
+    """Of a queue that holds nothing in RAM; its indexes are all its parts. why: it is not up."""
     own = [index for index in indexes if MARK not in index.name]
     total, total_bytes = sum(index.count for index in own), sum(index.bytes for index in own)
     leased = sum(index.leased.count for index in own)
@@ -170,6 +170,7 @@ def _stored_counts(indexes: list[QueueIndex], state: str) -> Info:
     count = total - leased
     return {
         "state": state,
+        "why": why,
         "is_flowed": count > 0,
         "messages": total,
         "messages_ready": count,

@@ -84,6 +84,31 @@ def restart_vhost(name: str, data: str) -> None:
     ask(data, "restart_vhost", name=name)
 
 
+@click.command("stop_vhost")
+@click.argument("name", callback=named)
+@DATA
+def stop_vhost(name: str, data: str) -> None:
+    """Stop one vhost in order; it stays stopped until `start_vhost`, whatever is started again.
+
+    Its clients are told, a checkpoint is made, its process ends; the others go on. Returns when it
+    has ended. Exit code 64: it is stopped already.
+    """
+    ask(data, "stop_vhost", name=name)
+
+
+@click.command("start_vhost")
+@click.argument("name", callback=named)
+@DATA
+def start_vhost(name: str, data: str) -> None:
+    """Start a vhost that an operator has stopped, that is down, or that nobody has opened yet.
+
+    Its failures, and the requests that are refused because they ended its process, are forgotten.
+    Returns when it serves. Exit code 64: it runs already; 69: it cannot start, and the message says
+    why.
+    """
+    ask(data, "start_vhost", name=name)
+
+
 @click.command("checkpoint")
 @VHOST
 @DATA

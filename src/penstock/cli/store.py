@@ -1,5 +1,7 @@
 """`penstock store`: look at a store that is not in use, copy it, and get out of it what is left.
 
+`path` alone is for stores in use, too: it says where what lies.
+
 Results go to stdout, everything else to stderr. On a terminal, work that takes longer than a second
 shows a bar and tables are drawn; in a pipe there are plain lines, fields separated by tabs, and no
 progress unless -v asks for it. `rich` is imported when something is drawn, and not before.
@@ -14,21 +16,33 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from penstock.cli import shown
-from penstock.cli.main import EX_DATAERR, EX_OK
+from penstock.cli.ask import DATA, ask, named
+from penstock.cli.main import (
+    EX_DATAERR,
+    EX_NOINPUT,
+    EX_OK,
+    FailedError,
+    RefusedError,
+    UnavailableError,
+)
 from penstock.cli.shown import FORMAT, table
 from penstock.clock import SystemClock
+from penstock.errors import LockedError
 from penstock.storage import backup as backups
 from penstock.storage import dump as dumps
 from penstock.storage import salvage as salvages
 from penstock.storage import stats as figures
 from penstock.storage import verify as verifies
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.data_directory import DataDirectory, check_version, hash_name
+from penstock.storage.dump_text import queue_title
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.queue_name import directories_of
 from penstock.storage.user_store import vhosts_in
 from penstock.storage.verify import Progress
 
@@ -201,6 +215,36 @@ def backup(directory: str, into: str) -> None:
     )
 
 
+@store.command("path")
+@click.argument("vhost", callback=named)
+@click.argument("queue", required=False, callback=named)
+@FORMAT
+@DATA
+def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
+    """Print the directory of a VHOST, or of a QUEUE or stream in it: one for each of its parts.
+
+    Works on a store in use, too. Exit code 66: there is none; a queue has files of its own once it
+    holds more than a few messages.
+    """
+    with _files() as fs:
+        check_version(fs, data)
+        place = f"{Path(data).absolute()}/vhosts/{hash_name(_bytes(vhost))}"
+        if not fs.is_dir(place):
+            raise FailedError(EX_NOINPUT, f"no vhost '{vhost}' in {data}")
+        paths = [place] if queue is None else directories_of(fs, place, _bytes(queue))
+        if not paths and queue is not None and not _is_known(fs, data, place, vhost, queue):
+            raise FailedError(EX_NOINPUT, f"no queue '{queue}' in vhost '{vhost}'")
+    if form == "json":
+        of = {"vhost": vhost} if queue is None else {"vhost": vhost, "queue": queue}
+        shown.document({**of, "paths": paths})
+        return
+    if not paths:
+        text = f"queue '{queue}' has no files of its own: what it holds stands in those of {place}"
+        raise FailedError(EX_NOINPUT, text)
+    for path in paths:
+        shown.say(path)
+
+
 # ---- helpers -----------------------------------------------------------------------------------
 
 
@@ -211,6 +255,27 @@ def _files() -> Iterator[OsFileSystem]:
         yield fs
     finally:
         fs.close()
+
+
+def _bytes(name: str) -> bytes:
+    """A name as the storage has it."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _is_known(fs: OsFileSystem, data: str, path: str, vhost: str, queue: str) -> bool:
+    """Whether the vhost has a queue of this name, as its broker says, or else what is on disk;
+    True if whoever has the store open cannot be asked."""
+    try:
+        return any(row["name"] == queue for row in ask(data, "list_queues", vhost))
+    except (UnavailableError, RefusedError):
+        pass
+    try:
+        found = figures.stats(fs, path)
+    except LockedError:
+        return True
+    title = queue_title(_bytes(queue))
+    names = [one.name for one in found.queues] + [one.name for one in found.streams]
+    return any(name == title or name.startswith(f"{title} (part ") for name in names)
 
 
 def _has_terminal() -> bool:

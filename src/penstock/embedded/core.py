@@ -26,10 +26,11 @@ from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.core_streams import CoreStreams, StreamState
 from penstock.embedded.queue_state import QueueState
 from penstock.errors import OptionError, StoppedError, UnknownQueueError
-from penstock.queues import factory
+from penstock.queues import factory, own_limits
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
+from penstock.queues.budget import format_bytes
 from penstock.queues.delays import find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
@@ -39,6 +40,7 @@ from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import Lock, OsFileSystem
 from penstock.storage.options import StorageOptions
+from penstock.storage.routing_table import DurableQueue
 
 VHOST: Final = b"/"
 WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
@@ -110,6 +112,14 @@ class Core:
                 raise
             self.streams = CoreStreams(self.engine, self.clock)
             self._delay_parts = find_parts(self.engine.state.routing.queues)
+            self._limits: dict[str, int] = {}  # own memory limits of queues that nobody has opened
+            try:
+                self._check_limits(is_new=not states)
+            except BaseException as error:
+                self.engine.stop(error)
+                self.engine.close()
+                self.data.close()
+                raise
             self._reopen(states or {})
         except BaseException:
             self.fs.close()
@@ -195,8 +205,32 @@ class Core:
         """The options of a queue of the directory."""
         return QueueOptions.decode(factory.stored(self.engine, name.encode())[0])
 
+    def _check_limits(self, *, is_new: bool) -> None:
+        """At the start: whether the queues' own memory limits fit the budget together, a warning.
+        OptionError, in a new core that is strict: they do not, and which queue is too much."""
+        declared = self.engine.state.routing.queues.values()
+        for queue in sorted(declared, key=_number):
+            if own_limits.may_have_one(queue.arguments):
+                name = queue.name.partition(factory.SEPARATOR)[0].decode("utf-8", "surrogateescape")
+                try:
+                    limit = own_limits.own_limit(QueueOptions.decode(queue.arguments))
+                except (OptionError, ValueError):
+                    continue  # whoever opens the queue is told
+                if limit:
+                    self._limits[name] = limit
+        budget_bytes = self.settings.memory_bytes
+        if self.settings.is_strict and is_new:
+            for name, left_bytes in own_limits.beyond(self._limits, budget_bytes).items():
+                limit_text = format_bytes(self._limits[name])
+                expected = own_limits.expected(left_bytes, budget_bytes)
+                raise OptionError(f"max_memory of queue {name!r}", limit_text, expected)
+        warning = own_limits.warning(self._limits, budget_bytes)
+        if warning is not None:
+            self.event("warning", warning)
+
     def _open_amq(self, name: str, options: QueueOptions) -> AMQQueue:
         """The queue as the directory has it, or, when it has none, a new one."""
+        self._limits.pop(name, None)
         engine = self.engine
         at = name.encode()
         mode = max(self.settings.mode, OS)
@@ -255,7 +289,9 @@ class Core:
         if options.max_memory_bytes is None:
             return
         more = options.max_memory_bytes - old_bytes
-        warning = self.monitor.check_limits(max(more, 0), strict=self.settings.is_strict)
+        warning = self.monitor.check_limits(
+            max(more, 0), strict=self.settings.is_strict, others_bytes=sum(self._limits.values())
+        )
         if warning is not None:
             self.event("warning", warning)
 
@@ -409,3 +445,7 @@ class Core:
         """In a forked child: let go of the copies of the locks."""
         for lock in self.fs.locks:
             lock.release()
+
+
+def _number(queue: DurableQueue) -> int:
+    return queue.number

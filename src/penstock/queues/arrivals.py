@@ -207,7 +207,7 @@ class Arrivals(Taker):
             self.backing.publish(header, body, mode, priority=priority)
         else:
             size = len(body)
-            if not self._max_length.drops_head:
+            if self._max_length.may_refuse:
                 self._check_room(header, body, mode, priority)
             now_ms = self._clock.wall_ms()
             delay = self.options.delay_ms if delay_ms is None else delay_ms

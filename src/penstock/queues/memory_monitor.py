@@ -175,15 +175,18 @@ class MemoryMonitor:
             if managed.share_sent < UNLIMITED:
                 self._sent_sum -= managed.share_sent
 
-    def check_limits(self, new_max_bytes: int, *, strict: bool = False) -> str | None:
-        """Whether the queues' own maxima, with this one, fit the budget.
+    def check_limits(
+        self, new_max_bytes: int, *, strict: bool = False, others_bytes: int = 0
+    ) -> str | None:
+        """Whether the queues' own maxima, with this one, fit the budget. others_bytes: those of
+        queues that are not registered.
 
         None if they do (80 % at most; UNLIMITED is no maximum and asks for nothing), else a
         warning. With `strict` a sum above the whole budget is an OptionError.
         """
         if new_max_bytes >= UNLIMITED:
             return None
-        total = new_max_bytes
+        total = new_max_bytes + others_bytes
         for managed in self._managed.values():
             if managed.own_max_bytes < UNLIMITED:
                 total += managed.own_max_bytes

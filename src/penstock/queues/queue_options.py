@@ -13,6 +13,17 @@ Two options are said otherwise on the wire than here:
   * max_attempts counts deliveries. RabbitMQ's x-delivery-limit counts what comes after the first
     one, so it is one less.
 
+Qpid's qpid.max_size, qpid.max_count and qpid.policy_type are other words for options here:
+
+    reject (default)   max_length_bytes, max_length; overflow "reject-publish"
+    ring               the same; "drop-head"
+    ring_strict        the same; "drop-head-strict"
+    flow_to_disk       max_memory_bytes is qpid.max_size; qpid.max_count asks for nothing, for what
+                       is counted in RAM is bytes
+
+A limit of 0 is none there. Together with the x-argument that they stand for they are an
+OptionError; `arguments` gives x-arguments.
+
 x-arguments that are not known here are kept in `extra` and given back. A value that is not allowed
 is an OptionError under the name that it was given by.
 
@@ -29,8 +40,18 @@ from penstock.errors import OptionError
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
-OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX)
+DROP_HEAD_STRICT: Final = "drop-head-strict"
+OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX, DROP_HEAD_STRICT)
 POLICIES: Final = ("ratio", "eager")
+
+# Qpid's words for what a queue does at qpid.max_size (bytes) and qpid.max_count.
+MAX_SIZE: Final = "qpid.max_size"
+MAX_COUNT: Final = "qpid.max_count"
+POLICY_TYPE: Final = "qpid.policy_type"
+REJECT: Final = "reject"
+FLOW_TO_DISK: Final = "flow_to_disk"
+_OVERFLOW_OF: Final = {REJECT: REJECT_PUBLISH, "ring": DROP_HEAD, "ring_strict": DROP_HEAD_STRICT}
+POLICY_TYPES: Final = (*_OVERFLOW_OF, FLOW_TO_DISK)
 
 COUNT_MAX: Final = (1 << 53) - 1  # what every JSON reader and AMQP's signed 64 bits can hold
 MS_MAX: Final = 100 * 366 * 86_400_000  # a hundred years: a date beyond it is a mistake
@@ -169,7 +190,7 @@ class QueueOptions:
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, object]) -> "QueueOptions":
         """From x-arguments. OptionError names the x-argument that is wrong."""
-        left = dict(arguments)
+        left = _without_qpids(arguments)
         values: dict[str, object] = {}
         for name, (x_name, low, high) in _NUMBERS.items():
             if x_name in left:
@@ -242,6 +263,39 @@ def _check_number(name: str, given: object, low: int, high: int, *, has_none: bo
     if type(given) is not int or not low <= given <= high:
         raise OptionError(name, given, f"a whole number from {low} to {high}")
     return given
+
+
+def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments with x-arguments instead of Qpid's. OptionError: one of Qpid's is wrong, or is
+    said as an x-argument too."""
+    left = dict(arguments)
+    size, count = left.pop(MAX_SIZE, 0), left.pop(MAX_COUNT, 0)
+    policy = _check_choice(POLICY_TYPE, left.pop(POLICY_TYPE, REJECT), POLICY_TYPES)
+    limits = {
+        name: _check_number(name, given, 0, COUNT_MAX, has_none=False)
+        for name, given in ((MAX_SIZE, size), (MAX_COUNT, count))
+    }
+    is_flowed = policy == FLOW_TO_DISK
+    x_names = {
+        MAX_SIZE: _NUMBERS["max_memory_bytes" if is_flowed else "max_length_bytes"][0],
+        MAX_COUNT: "" if is_flowed else _NUMBERS["max_length"][0],
+    }
+    for name, limit in limits.items():
+        x_name = x_names[name]
+        if limit and x_name:
+            _put(left, name, limit, x_name, limit)
+    if not is_flowed and (POLICY_TYPE in arguments or any(limits.values())):
+        x_name = _CHOICES["overflow"][0]
+        name = next(one for one in (POLICY_TYPE, MAX_SIZE, MAX_COUNT) if arguments.get(one))
+        _put(left, name, arguments[name], x_name, _OVERFLOW_OF[policy])
+    return left
+
+
+def _put(left: dict[str, object], name: str, given: object, x_name: str, value: object) -> None:
+    """The x-argument that stands for this one of Qpid's. OptionError: it is given too."""
+    if x_name in left:
+        raise OptionError(name, given, f"nothing, as {x_name} is given")
+    left[x_name] = value
 
 
 def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:

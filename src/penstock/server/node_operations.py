@@ -1,10 +1,10 @@
 """NodeOperations: what operators ask of the whole broker; everything else goes on to a vhost.
 
-    of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, list_users,
-                    add_user, delete_user, change_password, set_user_tags, list_permissions,
-                    set_permissions, clear_permissions, list_user_limits, set_user_limits,
-                    clear_user_limits, list_vhost_limits, set_vhost_limits, clear_vhost_limits,
-                    list_connections, await_startup, stop
+    of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, stop_vhost,
+                    start_vhost, list_users, add_user, delete_user, change_password, set_user_tags,
+                    list_permissions, set_permissions, clear_permissions, list_user_limits,
+                    set_user_limits, clear_user_limits, list_vhost_limits, set_vhost_limits,
+                    clear_vhost_limits, list_connections, await_startup, stop
     of a vhost      every other name: its process answers
 
 Whoever reaches the control socket may do all of it. A change of users or permissions is on disk
@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import penstock
 from penstock.access.limits import OF_USERS, OF_VHOSTS
+from penstock.clock import date
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
-from penstock.server.watched_process import DOWN, RUNNING, ProcessDown
-from penstock.server.watched_vhost import WatchedVhost
+from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
+from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
 from penstock.storage.durability import MODE_NAMES
 from penstock.storage.user_store import READY
 
@@ -64,6 +65,8 @@ class NodeOperations:
             "add_vhost": (self._add_vhost, {"name": str}),
             "delete_vhost": (self._delete_vhost, {"name": str}),
             "restart_vhost": (self._restart_vhost, {"name": str}),
+            "stop_vhost": (self._stop_vhost, {"name": str}),
+            "start_vhost": (self._start_vhost, {"name": str}),
             "list_users": (self._list_users, {}),
             "add_user": (self._add_user, {"name": str, "password": str, "tags?": list}),
             "delete_user": (self._delete_user, {"name": str}),
@@ -185,15 +188,16 @@ class NodeOperations:
         return found
 
     async def _await_startup(self, args: Args, _vhost: str) -> object:
-        """The node listens, and HTTP and all vhosts that were started serve. ProcessDown: one does
-        not."""
+        """The node listens, and HTTP and all vhosts that were started serve, but for those that an
+        operator has stopped. ProcessDown: one does not."""
         seconds = args.get("timeout_s", 60.0)
         assert isinstance(seconds, int | float)
         try:
             async with asyncio.timeout(seconds):
                 await self._node.is_ready.wait()
                 for vhost in list(self._node.vhosts.values()):
-                    await vhost.ready()
+                    if not vhost.is_held:
+                        await vhost.ready()
                 if self._node.http is not None:
                     await self._node.http.ready()
         except TimeoutError:
@@ -236,8 +240,17 @@ class NodeOperations:
             row["connections"] = watched.connections if watched is not None else 0
             row["depth_bytes"] = watched.depth_bytes if watched is not None else 0
             row["rss_bytes"] = watched.rss_bytes if watched is not None else 0
-            if state == READY and watched is None:
-                row["state"] = "stopped"
+            since_ms = watched.since_ms if watched is not None else None
+            row["why"] = watched.reason() if watched is not None else UNOPENED
+            if state != READY:
+                row["why"] = f"is {state}"
+            elif watched is None:
+                row["state"] = STOPPED
+            stopped_ms = self._node.users.stopped_ms(name)
+            if state == READY and stopped_ms is not None:
+                since_ms = stopped_ms
+                row["why"] = BY_OPERATOR if watched is None else row["why"]
+            row["since"] = date(since_ms) if since_ms is not None else None
             rows.append(row)
         return rows
 
@@ -261,7 +274,29 @@ class NodeOperations:
 
     async def _restart_vhost(self, args: Args, _vhost: str) -> object:
         """Start one that is down at once; stop and start one that runs."""
-        await self._vhost(str(args["name"])).restart()
+        vhost = self._vhost(str(args["name"]))
+        if vhost.is_held:
+            text = f"vhost '{vhost.name}' was stopped by an operator, expected start_vhost"
+            raise _wrong(text)
+        await vhost.restart()
+        return {}
+
+    async def _stop_vhost(self, args: Args, _vhost: str) -> object:
+        """It is on disk that it is stopped before it is."""
+        vhost = self._vhost(str(args["name"]))
+        self._node.users.stop_vhost(vhost.name, self._node.clock.wall_ms())
+        logger.info("%s is stopped by an operator", vhost.who)
+        await vhost.hold()
+        return {}
+
+    async def _start_vhost(self, args: Args, _vhost: str) -> object:
+        """One that was stopped, that is down, or that nobody has opened yet."""
+        vhost = self._vhost(str(args["name"]))
+        if not self._node.users.start_vhost(vhost.name) and vhost.state == RUNNING:
+            raise _wrong(f"vhost '{vhost.name}' runs already")
+        logger.info("%s is started by an operator", vhost.who)
+        self._node.make_room(vhost)
+        await vhost.let_go()
         return {}
 
     # ---- users ---------------------------------------------------------------------------------

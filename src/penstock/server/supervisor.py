@@ -34,7 +34,7 @@ from penstock.access.limits import MAX_CONNECTIONS, LimitTable
 from penstock.access.passwords import verify
 from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users
-from penstock.clock import SystemClock
+from penstock.clock import SystemClock, date
 from penstock.errors import AMQPConnectionError, StoppedError
 from penstock.server import memory_shares, vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
@@ -132,6 +132,12 @@ class Supervisor:
         settings = self.settings
         for note in settings.notes:
             logger.warning("%s", note)
+        for name in sorted(self.users.vhosts()):
+            stopped_ms = self.users.stopped_ms(name)
+            if self.is_known(name) and stopped_ms is not None:
+                since = date(stopped_ms)
+                text = "vhost %r stays stopped: an operator has stopped it at %s, see start_vhost"
+                logger.warning(text, name, since)
         # Resolved: a name such as localhost may be meant.
         hosts = {str(sock.getsockname()[0]) for sock in self.listener.socks}
         if (
@@ -195,7 +201,7 @@ class Supervisor:
     async def _wait_for_first(self) -> None:
         """Until "/" serves or is down, or the whole is stopped."""
         first = self.vhosts.get(DEFAULT_VHOST)
-        if first is None:
+        if first is None or first.is_held:
             return
         ready = self._loop.create_task(first.ready())
         stop = self._loop.create_task(self._stop.wait())
@@ -220,7 +226,9 @@ class Supervisor:
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
             )
             self.vhosts[name] = vhost
-            self._make_room(vhost)
+            vhost.is_held = self.users.stopped_ms(name) is not None
+            if not vhost.is_held:
+                self.make_room(vhost)
         return vhost
 
     def is_known(self, name: str) -> bool:
@@ -281,7 +289,7 @@ class Supervisor:
             if vhost.state in (RUNNING, STARTING)
         }
 
-    def _make_room(self, newcomer: WatchedVhost) -> None:
+    def make_room(self, newcomer: WatchedVhost) -> None:
         """For one that is about to start: the others give up what it begins with. They have done so
         before it holds anything."""
         depths = self._depths() | {newcomer.name: 0}

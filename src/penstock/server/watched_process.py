@@ -77,8 +77,11 @@ class WatchedProcess(ABC):
         self, who: str, settings: ServeSettings, clock: Clock, program: Sequence[str]
     ) -> None:
         self.who = who
-        self.state = STOPPED
+        self.since_ms: int | None = None  # it serves, or does not, since then; None: never started
+        self._state = STOPPED
         self.why = ""
+        self.last_failure = ""  # why its last life ended that was not to end
+        self.failed_ms = 0
         self.starts = 0
         self.pid = 0
         self.pongs = 0
@@ -134,6 +137,17 @@ class WatchedProcess(ABC):
     def _down(self, why: str) -> ProcessDown:
         """What whoever wants something of it is told."""
         return ProcessDown(self.who, why)
+
+    @property
+    def state(self) -> str:
+        """Which of the states above."""
+        return self._state
+
+    @state.setter
+    def state(self, new: str) -> None:
+        if self.since_ms is None or (new == RUNNING) != (self._state == RUNNING):
+            self.since_ms = self._clock.wall_ms()
+        self._state = new
 
     @property
     def retry_in_s(self) -> float | None:
@@ -233,6 +247,7 @@ class WatchedProcess(ABC):
         self._running = self._loop.create_task(self._live_on())
 
     def _forget_failures(self) -> None:
+        self.last_failure = ""
         self._failures.clear()
         self._retries = 0
 
@@ -274,6 +289,7 @@ class WatchedProcess(ABC):
                 self.state = STOPPED
                 return
             self.why = self.why or f"its process ended with status {status}"
+            self.last_failure, self.failed_ms = self.why, self._clock.wall_ms()
             self._failed(status)
             if self._is_final or self._has_failed_too_often():
                 self._go_down()

@@ -5,6 +5,9 @@ that failed see their connections end, come again, and find the vhost as it was 
 While it is down whoever wants to open it is told why (VhostDown). The lock of the vhost's directory
 keeps a second process out in any case.
 
+An operator may hold it: it is stopped then, and started by nobody who opens it, until it is let go.
+That this outlives the broker is the supervisor's business.
+
 **Requests that end it.** The process writes what it handles to memory that both share
 (broker.in_flight). When it dies, that request is blamed, unless the cause was a disk error, a
 SIGKILL from outside in the first LONG_S of the request, or a process that was stopped by SIGSTOP.
@@ -31,6 +34,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from penstock.access.limits import LimitTable
@@ -42,8 +46,12 @@ from penstock.server.handoff import Opened, pack
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import (
+    DOWN,
     PYTHON,
     RUNNING,
+    STARTING,
+    STOPPED,
+    STOPPING,
     WAITING_MAX,
     ProcessDown,
     WatchedProcess,
@@ -58,6 +66,8 @@ PAD_BYTES: Final = 1 << 20
 INTERNAL_ERROR: Final = 541
 NOT_ALLOWED: Final = 530
 LONG_S: Final = 0.25  # a signal from outside seldom comes while one request is handled for so long
+UNOPENED: Final = "nobody has opened it yet"  # why it is stopped
+BY_OPERATOR: Final = "stopped by an operator"
 BLAMED_MAX: Final = 64  # requests that are remembered after one death
 
 logger = logging.getLogger(__name__)
@@ -108,6 +118,7 @@ class WatchedVhost(WatchedProcess):
         super().__init__(f"vhost {name!r}", settings, clock, program)
         self.name = name
         self.path = path
+        self.is_held = False  # an operator has stopped it
         self.clients: Counter[str] = Counter()  # user -> connections that were handed over
         self._limits = LimitTable(settings.limits) if limits is None else limits
         self.memory_bytes = 0
@@ -122,6 +133,54 @@ class WatchedVhost(WatchedProcess):
         self._last = bytes(in_flight.SIZE)  # what that said when the process ended
         self._blamed: dict[tuple[str, str], float] = {}  # (user, operation) -> when it ended it
         self._refused: dict[tuple[str, str], float] = {}  # the same -> until when
+
+    def start(self) -> None:
+        """Have it run; nothing happens if it does, is down, or is held."""
+        if not self.is_held:
+            super().start()
+
+    async def hold(self) -> None:
+        """Stop it in order, and have nobody start it until it is let go."""
+        self.is_held = True
+        await self.stop()
+        if self.state == DOWN:
+            self.state, self.why = STOPPED, ""
+
+    async def let_go(self) -> None:
+        """It runs again, with its failures forgotten; at once also if it is down. ProcessDown."""
+        self.is_held = False
+        if self.state == STOPPING:
+            await self.stop()
+        await self.restart()
+
+    def reason(self) -> str:
+        """Why it does not serve, or not everybody; "" if it does. One line, for operators."""
+        if self.is_held:
+            told = BY_OPERATOR if self.state == STOPPED else f"is {BY_OPERATOR}"
+            return told + (f"; {_first_line(self.why)}" if self.why else "")
+        if self.state == STOPPED:
+            return UNOPENED if self.starts == 0 else "stopped"
+        if self.state == STOPPING:
+            return "stops"
+        if self.state == DOWN:
+            retry_s = self.retry_in_s
+            again = "" if retry_s is None else f"; started again in {retry_s:.0f} s"
+            failed_at = datetime.fromtimestamp(self.failed_ms / 1000, UTC).astimezone()
+            until = failed_at.strftime("%Y-%m-%d %H:%M:%S")  # as lines of the log begin
+            return (
+                f"failed: {_first_line(self.why)}{again}; the log has more, in lines of "
+                f'"{self.who}" until {until}'
+            )
+        if self.state == STARTING:
+            if self.blocked_reason:
+                return f"starts once there is more {self.blocked_reason}"
+            if self.last_failure:
+                return f"starts again after: {_first_line(self.last_failure)}"
+            return "starts"
+        return "; ".join(
+            f"refuses {one['operation']} of user '{one['user']}' for {one['seconds']:.0f} s"
+            for one in self.refused()
+        )
 
     def hand_over(
         self, opened: Opened, identity: Identity, leftover: bytes, sock: socket.socket
@@ -233,5 +292,12 @@ class WatchedVhost(WatchedProcess):
         while len(self._blamed) > BLAMED_MAX:
             del self._blamed[next(iter(self._blamed))]
 
+    def _why_down(self) -> str:
+        return "an operator has stopped it" if self.is_held else super()._why_down()
+
     def _down(self, why: str) -> VhostDown:
         return VhostDown(self.name, why)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

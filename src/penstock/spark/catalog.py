@@ -53,11 +53,11 @@ from penstock.spark.reader_owner import ReaderOwner
 from penstock.spark.source_options import SourceOptions
 from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.queue_name import QUEUE_NAME, name_in
 from penstock.storage.stream_view import StreamView
 
 FRESH_BROKER_S: Final = 0.1
 FRESH_STORE_S: Final = 0.005  # less than Spark waits between two questions
-QUEUE_NAME: Final = ".queue_name"
 ALL_META: Final = "allMeta"
 
 Clock = Callable[[], float]
@@ -417,7 +417,7 @@ def _vhost_path(path: str, vhost: str) -> Path:
 def _name_in(directory: Path) -> tuple[str, int] | None:
     """(stream, partition) of the name that stands in a stream's directory, if one does."""
     try:
-        raw = (directory / QUEUE_NAME).read_bytes().removesuffix(b"\n")
+        raw = name_in((directory / QUEUE_NAME).read_bytes(), str(directory))
     except (FileNotFoundError, NotADirectoryError):
         return None
     name, _, rest = raw.partition(SEPARATOR)

@@ -54,6 +54,7 @@ _OWN_SEED = struct.Struct(">QIQ")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 
+SLOTS_MAX = 4096  # of a segment; a damaged header may say anything
 SEQ_TRIES_BYTES_MAX = 4096  # an entry of .qs without slot is tried as every seq up to this size
 
 
@@ -168,7 +169,8 @@ def _entries(fs: FileSystem, path: str) -> Iterator[str]:
         length, _, header_len = _PREFIX.unpack_from(data, position)
         end = position + PREFIX_BYTES + length
         slot = places.get(position)
-        seqs = range(segment * slots, (segment + 1) * slots) if slot is None else [slot.seq]
+        first = segment * slots
+        seqs = range(first, first + min(slots, SLOTS_MAX)) if slot is None else [slot.seq]
         found = -1
         if end <= len(data) and (slot is not None or length <= SEQ_TRIES_BYTES_MAX):
             found = next((s for s in seqs if _is_entry(seed, s, data[position:end])), -1)
@@ -188,7 +190,7 @@ def _places(fs: FileSystem, path: str, seed: int, segment: int, slots: int) -> d
     """Position in .qs -> the slot that names it."""
     found: dict[int, Slot] = {}
     data = fs.read(path) if fs.exists(path) else b""
-    for rel in range(slots):
+    for rel in range(min(slots, SLOTS_MAX)):
         slot = decode_slot(seed, segment * slots + rel, data, HEADER_BYTES + rel * SLOT_BYTES)
         if slot is not None and slot.flags & HAS_ENTRY:
             found[slot.where] = slot

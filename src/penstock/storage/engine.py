@@ -111,15 +111,16 @@ class StorageEngine:
         self.on_head: Callable[[Stream], None] | None = None  # a head has moved
         self._lock = fs.lock(path + "/LOCK")
         try:
-            self._open(vhost_number(vhost))
+            self._open(vhost)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and is_disk_full(error):
                 raise DiskFullError(path, fs.free_bytes(path), 0) from error
             raise
 
-    def _open(self, vhost: int) -> None:
+    def _open(self, name: bytes) -> None:
         fs, path, options = self.fs, self.path, self.options
+        vhost = vhost_number(name)
         recovery.make_directories(fs, path)
         found = recovery.load(
             fs, path, vhost, options, self.event, ram_bytes=options.replay_ram_bytes
@@ -127,6 +128,7 @@ class StorageEngine:
         recovery.begin(found)
         self.recovered: recovery.Recovered = found
         self.state: StorageState = found.state
+        self.state.name_vhost(name)
         self.log: TransactionLog = TransactionLog(
             fs, path + "/wal", vhost, self.clock, self.rng,
             segment_bytes_min=options.wal_segment_bytes_min,

@@ -15,9 +15,10 @@ from penstock.storage.queue_segment import Handles, SegmentFiles
 
 class Ticks:
     """What all parts of one engine share about checkpoints: the epoch of the last cut, and dead
-    segment files that wait for the next one."""
+    segment files that wait for the next one; and what the vhost is called, for people."""
 
     def __init__(self) -> None:
+        self.vhost_name: bytes = b""
         self.epoch: int = 0
         self.dead: list[tuple[int, int]] = []  # (queue, segment)
         self.dirty: dict[str, SegmentFiles] = {}  # written since their last sync began

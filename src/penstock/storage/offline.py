@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, NotAStoreError
-from penstock.storage.data_directory import check_version, hash_name, vhost_number
+from penstock.storage.data_directory import check_version, vhost_number
 from penstock.storage.filesystem import FileSystem, Lock
 
 USUAL_NAMES = (b"/",)
@@ -125,16 +125,6 @@ class Offline:
 def is_vhost(fs: FileSystem, path: str) -> bool:
     """Whether it looks like a vhost's directory, damaged or not."""
     return any(fs.exists(f"{path}/{name}") for name in (".vhost", "CURRENT", "wal"))
-
-
-def queue_name(fs: FileSystem, directory: str) -> bytes:
-    """The name in `.queue_name` of a queue's directory, b"" if it is not the one that the
-    directory is named after."""
-    stub = directory + "/.queue_name"
-    if not fs.exists(stub):
-        return b""
-    name = fs.read(stub).removesuffix(b"\n")
-    return name if hash_name(name) == directory.rpartition("/")[2].partition(".")[0] else b""
 
 
 def _number_of(name: str) -> int:

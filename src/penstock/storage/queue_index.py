@@ -29,6 +29,7 @@ from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder, Holder
 from penstock.storage.index_segment import IndexSegment, Limbo, Row, Section, Ticks
 from penstock.storage.leased_segments import LeasedSeqs
+from penstock.storage.queue_name import QUEUE_NAME, text_of
 from penstock.storage.queue_segment import SegmentFiles, Slot, queue_seed
 from penstock.storage.record import Run
 
@@ -400,8 +401,8 @@ class QueueIndex:
     def make_directory(self) -> None:
         """The directory, and the name in it for people, as it should be. Needs a sync."""
         self.fs.mkdir(self.path)
-        stub, text = self.path + "/.queue_name", self.name + b"\n"
-        if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, or the disk was full
+        stub, text = f"{self.path}/{QUEUE_NAME}", text_of(self.ticks.vhost_name, self.name)
+        if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, disk full, or old
             file = self.fs.open(stub, create=True)
             try:
                 file.pwrite(text, 0)

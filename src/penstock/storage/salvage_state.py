@@ -28,7 +28,7 @@ from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Row, Ticks
 from penstock.storage.leases import LeaseTable
-from penstock.storage.offline import queue_name
+from penstock.storage.queue_name import queue_name
 from penstock.storage.queue_segment import (
     HEADER_BYTES,
     MAGIC_QI,

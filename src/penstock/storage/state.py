@@ -65,6 +65,10 @@ class StorageState:
         self.batches: BatchTable = BatchTable()
         self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
 
+    def name_vhost(self, name: bytes) -> None:
+        """What the vhost is called: directories that are made from now on say so."""
+        self.ticks.vhost_name = self.streams.vhost_name = name
+
     # ---- queues --------------------------------------------------------------------------------
 
     def add_queue(self, name: bytes, number: int, *, is_durable: bool = True) -> QueueIndex:

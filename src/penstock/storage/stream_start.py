@@ -30,6 +30,7 @@ from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
 from penstock.storage.page_table import list_bases
 from penstock.storage.page_writer import PageWriter
+from penstock.storage.queue_name import QUEUE_NAME
 from penstock.storage.stream_meta import (
     ALL_META,
     NEW,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.storage.persistent_queue import PersistentQueue
 
 LOCK = "LOCK"
-QUEUE_NAME = ".queue_name"  # which a vhost puts into a stream's directory
 
 
 # ---- made --------------------------------------------------------------------------------------

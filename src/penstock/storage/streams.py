@@ -50,6 +50,7 @@ from penstock.storage.data_directory import hash_name, write_small
 from penstock.storage.durability import DISK
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.queue_name import QUEUE_NAME, text_of
 from penstock.storage.stream_meta import Position
 
 STREAM_FLAG: Final = 128  # in DurableQueue.flags
@@ -174,6 +175,7 @@ class StreamTable:
     def __init__(self, fs: FileSystem, path: str) -> None:
         self.fs = fs
         self.path: str = path + "/streams"
+        self.vhost_name: bytes = b""  # for people
         self.by_number: dict[int, Stream] = {}
         self.by_name: dict[bytes, Stream] = {}
         self.deleted: list[Stream] = []  # their directories go at the next checkpoint
@@ -202,7 +204,7 @@ class StreamTable:
         path = self.directory(name, number)
         remove_tree(fs, path)  # of a declare that failed: nothing names it
         fs.mkdir(path)
-        write_small(fs, path + "/.queue_name", name + b"\n")
+        write_small(fs, f"{path}/{QUEUE_NAME}", text_of(self.vhost_name, name))
         queue = PersistentQueue(
             fs, path, page_bytes=page_bytes, forces=False, number=number, clock=clock, rng=rng
         )

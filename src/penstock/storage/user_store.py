@@ -7,7 +7,7 @@ synchronous=EXTRA, which syncs the directory too. Schema, version 1 (PRAGMA user
 the first user is in, so that a crash in the first start leaves a file that is still new):
 
     users        name PRIMARY KEY | hash (text of access.users) | tags (space between)
-    vhosts       name PRIMARY KEY | state | meta (JSON)
+    vhosts       name PRIMARY KEY | state | meta (JSON: stopped_ms, if an operator has stopped it)
     permissions  user, vhost PRIMARY KEY | configure | write | read
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
 

@@ -51,6 +51,7 @@ from penstock.storage.message_store import OWN_FILE, MessageStore
 from penstock.storage.offline import Offline, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_name import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile
@@ -289,12 +290,14 @@ class _VhostCheck:
 
     def _check_stub(self, queue: QueueIndex) -> None:
         """`.queue_name`: a crash may have cut it off; the next write into the queue mends it."""
-        stub = queue.path + "/.queue_name"
-        wanted = queue.name + b"\n"
+        stub = f"{queue.path}/{QUEUE_NAME}"
+        wanted, old = text_of(self._vhost.name, queue.name), old_text_of(queue.name)
         text = self._fs.read(stub) if self._fs.exists(stub) else b""
-        if not self._fs.exists(queue.path) or text == wanted:
+        if not self._fs.exists(queue.path) or text in (wanted, old):
             return
-        if wanted.startswith(text.rstrip(b"\0")):
+        if not self._vhost.name and queue_name(self._fs, queue.path) == queue.name:
+            return  # the vhost's name is lost, which is told
+        if wanted.startswith(text.rstrip(b"\0")) or old.startswith(text.rstrip(b"\0")):
             self._report.notes.append(f"{stub}: cut off")
         else:
             problem = Problem(stub, 0, f"expected {wanted!r}, found {text[:60]!r}")

@@ -41,9 +41,10 @@ from penstock.storage.page_index import (
     decode_row,
 )
 from penstock.storage.page_table import list_bases
+from penstock.storage.queue_name import QUEUE_NAME
 from penstock.storage.stream_meta import ALL_META, WRITE_META, Head, Position
 
-KNOWN: Final = frozenset({"allMeta", "readMeta", "writeMeta", "readers", "LOCK", ".queue_name"})
+KNOWN: Final = frozenset({"allMeta", "readMeta", "writeMeta", "readers", "LOCK", QUEUE_NAME})
 
 
 @dataclass(slots=True)

@@ -256,6 +256,20 @@ def test_a_vhost_is_created_and_deleted_in_steps_that_a_crash_cannot_lose(world:
     assert world.open().vhosts() == {"/": "creating"}
 
 
+def test_that_a_vhost_was_stopped_is_on_disk_until_it_is_started(world: World) -> None:
+    world.users.vhost_made("/")
+    assert world.users.stopped_ms("/") is None
+    world.users.stop_vhost("/", 1_700_000_000_000)
+    for now in (world.users, world.open()):
+        assert now.stopped_ms("/") == 1_700_000_000_000
+        assert now.vhosts() == {"/": "ready"}
+    with pytest.raises(AMQPError, match=r"vhost '/' is stopped already, since 2023-11-14T22:13:20"):
+        world.users.stop_vhost("/", 5)
+    assert world.users.start_vhost("/") is True
+    assert world.users.start_vhost("/") is False
+    assert world.open().stopped_ms("/") is None
+
+
 def test_a_vhost_that_is_ready_is_not_forgotten(world: World) -> None:
     world.users.vhost_made("/")
     with pytest.raises(AssertionError):
@@ -281,6 +295,8 @@ def test_a_vhost_that_is_ready_is_not_forgotten(world: World) -> None:
         (404, "no vhost 'n'", lambda u: u.list_permissions(vhost="n")),
         (404, "no vhost 'n'", lambda u: u.delete_vhost("n")),
         (404, "no vhost 'n'", lambda u: u.vhost_made("n")),
+        (404, "no vhost 'n'", lambda u: u.stop_vhost("n", 1)),
+        (404, "no vhost 'n'", lambda u: u.start_vhost("n")),
         (406, "user 'guest' already exists", lambda u: u.add_user("guest", b"")),
         (406, "vhost '/' already exists", lambda u: u.add_vhost("/")),
     ],

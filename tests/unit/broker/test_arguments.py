@@ -1,8 +1,10 @@
 """The x-arguments of queues: what is refused, what is the same, what is stored."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,9 @@ def of_type(kind: str) -> set[str]:
         ("x-alert-count-up", 0),
         ("x-alert-count-down", 5),  # without -up
         ("x-delay", [1]),
+        ("qpid.max_size", -1),
+        ("qpid.max_count", 1.0),
+        ("qpid.policy_type", "ring strict"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
@@ -108,7 +113,8 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
     }  # fmt: skip
-    assert set(given) == of_type("classic")
+    others = {"qpid.max_size", "qpid.max_count", "qpid.policy_type"}  # other words for these
+    assert set(given) | others == of_type("classic")
     options = check_arguments(WHAT, given)
     assert (options.ttl_ms, options.priorities, options.max_attempts) == (1000, 255, 1)
     assert options.lazy
@@ -359,3 +365,49 @@ def test_what_the_library_wrote_is_read_and_the_other_way_round() -> None:
 def test_what_is_no_object_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON object"):
         decode_arguments(b"[1]")
+
+
+# ---- Qpid's ------------------------------------------------------------------------------------
+
+
+def test_a_conflict_of_qpids_arguments_with_ours_names_both() -> None:
+    with pytest.raises(ChannelError) as error:
+        check_arguments(WHAT, {"qpid.max_count": 5, "x-max-length": 6})
+    assert error.value.code == 406
+    assert error.value.text == (
+        f"PRECONDITION_FAILED - invalid arg 'qpid.max_count' for {WHAT}: received the value '5' of "
+        "type 'signedint', expected nothing, as x-max-length is given"
+    )
+
+
+def test_qpids_arguments_are_compared_as_they_were_given() -> None:
+    ring: dict[str, object] = {"qpid.max_count": 5, "qpid.policy_type": "ring"}
+    check_equivalent(WHAT, ring, dict(ring))
+    for other in (
+        {"qpid.max_count": 5}, {**ring, "qpid.max_count": 6}, {"x-max-length": 5}, {},
+    ):  # fmt: skip
+        with pytest.raises(ChannelError, match=r"inequivalent arg '(qpid\.|x-max-length)"):
+            check_equivalent(WHAT, other, ring)
+
+
+def test_streams_have_none_of_qpids_arguments() -> None:
+    for name, value in (("qpid.max_size", 5), ("qpid.policy_type", "ring")):
+        with pytest.raises(ChannelError, match=f"invalid arg '{name}'"):
+            check_stream_arguments(WHAT, {"x-queue-type": "stream", name: value})
+
+
+def test_the_table_of_arguments_has_all_of_them() -> None:
+    page = Path(__file__).parents[3] / "docs" / "ttl-and-limits.md"
+    table = page.read_text(encoding="utf-8").partition("## All arguments")[2]
+    told: dict[str, set[str]] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and cells[1].startswith("`"):
+            types = (
+                {"classic", "quorum", "stream"}
+                if cells[2] in ("", "all")
+                else set(cells[2].split(", "))
+            )
+            for name in re.findall(r"`([^`]+)`", cells[1]):
+                told.setdefault(name, set()).update(types)
+    assert told == {name: set(one.queue_types) for name, one in ARGUMENTS.items()}

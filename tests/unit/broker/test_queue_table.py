@@ -3,12 +3,16 @@
 import pytest
 
 from penstock.broker.served_queue import ServedQueue
+from penstock.broker.vhost_info import list_queues
+from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import AMQPError, ChannelError, DiskFullError
 from penstock.queues import factory
 from penstock.storage.durability import DISK
 from penstock.storage.routing_table import DurableQueue
 from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -298,6 +302,91 @@ def test_strict_memory_limits(rig: VHostRig) -> None:
     lax = VHostRig(memory_bytes=1 << 20)
     lax.queue(arguments={"x-queue-max-memory-bytes": 2 << 20})
     assert "memory limits" in lax.told("warning")[0]
+
+
+def test_limits_of_queues_that_nobody_has_opened_yet_count(rig: VHostRig) -> None:
+    strict = VHostRig(memory_bytes=10 * MIB, is_strict=True)
+    strict.queue("old", arguments={"x-queue-max-memory-bytes": 8 * MIB})
+    strict.restart()
+    error = refused(
+        strict.vhost.declare_queue, "new", durable=True,
+        arguments={"x-queue-max-memory-bytes": 3 * MIB},
+    )  # fmt: skip
+    assert "the 2 MiB that other queues leave of 10 MiB" in error.text
+
+
+def over_the_budget(*, is_strict: bool) -> VHostRig:
+    """A vhost that is started with less memory than its queues may have together."""
+    rig = VHostRig(memory_bytes=100 * MIB)
+    for name, most in (("big", 20 * MIB), ("bigger", 30 * MIB), ("small", MIB)):
+        rig.put(rig.queue(name, arguments={"x-queue-max-memory-bytes": most}), b"x")
+    rig.queue("free")
+    rig.settings = VHostSettings(DISK, 40 * MIB, is_strict, rig.settings.storage)
+    rig.events.clear()
+    rig.restart()
+    return rig
+
+
+def test_limits_beyond_the_budget_are_told_at_the_start() -> None:
+    rig = over_the_budget(is_strict=False)
+    assert rig.told("warning") == [
+        "the queues' own memory limits come to 51 MiB, 128 % of it: 40 MiB; 'bigger' 30 MiB, "
+        "'big' 20 MiB, 'small' 1 MiB"
+    ]
+    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+
+
+def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
+    rig = over_the_budget(is_strict=True)
+    vhost = rig.vhost
+    why = (
+        "its own memory limit is 30 MiB, expected at most the 20 MiB that other queues leave of "
+        "40 MiB"
+    )
+    assert rig.told("warning")[1:] == [f"queue 'bigger' in vhost 'test' stays down: {why} (strict)"]
+    rows = {row["name"]: row for row in list_queues(vhost)}
+    for _ in range(2):  # before it is opened, and after
+        assert (rows["bigger"]["state"], rows["bigger"]["why"]) == ("down", why)
+        assert rows["bigger"]["messages"] == 1
+        assert rows["big"]["state"] == "running"
+        error = refused(vhost.find_queue, "bigger")
+        assert (error.code, error.text) == (
+            404, "NOT_FOUND - queue 'bigger' in vhost 'test' has crashed and failed to restart"
+        )  # fmt: skip
+        assert vhost.served("bigger") is None
+        rows = {row["name"]: row for row in list_queues(vhost)}
+    assert rig.bodies(vhost.find_queue("big")) == [b"x"]
+    assert refused(
+        vhost.declare_queue, "bigger", durable=True,
+        arguments={"x-queue-max-memory-bytes": 30 * MIB},
+    ).code == 404  # fmt: skip
+    # Its limit takes nothing from others.
+    rig.queue("new", arguments={"x-queue-max-memory-bytes": 10 * MIB})
+
+
+def test_a_queue_that_was_kept_down_starts_when_there_is_room() -> None:
+    rig = over_the_budget(is_strict=True)
+    assert rig.vhost.served("bigger") is None
+    rig.vhost.set_memory(50 * MIB)
+    assert rig.vhost.served("bigger") is None
+    rig.vhost.set_memory(51 * MIB)
+    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+    assert rig.told("queue_started") == ["queue 'bigger' in vhost 'test' starts: there is room"]
+    (row,) = [row for row in list_queues(rig.vhost) if row["name"] == "bigger"]
+    assert (row["state"], row["why"]) == ("running", "")
+    assert rig.restart().served("bigger") is None  # the settings are what they were
+
+    rig = over_the_budget(is_strict=True)  # never named: nothing to open
+    rig.vhost.delete_queue(rig.vhost.find_queue("big"))
+    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+
+
+def test_a_queue_that_is_kept_down_can_be_deleted_and_declared_smaller() -> None:
+    rig = over_the_budget(is_strict=True)
+    queue = rig.vhost.find_queue("bigger", is_crashed_allowed=True)
+    rig.vhost.delete_queue(queue)
+    rig.queue("bigger", arguments={"x-queue-max-memory-bytes": 19 * MIB})
+    assert rig.bodies(rig.restart().find_queue("bigger")) == []
 
 
 # --- stored queues ---

@@ -1,11 +1,15 @@
 """What a vhost tells people: the same of a queue whether it is open or not."""
 
 import json
+import re
 
 import pytest
+from click.testing import CliRunner
 
 from penstock.broker import vhost_info
 from penstock.broker.topology import SYSTEM
+from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.main import cli
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 
@@ -25,6 +29,19 @@ def filled(rig: VHostRig) -> None:
     rig.put(queue, b"12345", b"678", priority=1)
     rig.put(queue, b"later", delay_ms=60_000)
     assert queue.amq.fetch() is not None
+
+
+def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
+    filled(rig)
+    rig.queue("stored")
+    rig.vhost.declare_queue("stream", durable=True, arguments={"x-queue-type": "stream"})
+    told = set[str]().union(*vhost_info.list_queues(rig.vhost))
+    told |= set[str]().union(*vhost_info.list_queues(rig.restart()))
+    first, others = COLUMNS["list_queues"]
+    assert sorted(told) == sorted((*first, *others))
+    done = CliRunner().invoke(cli, ["list_queues", "--help"])
+    words = set(re.findall(r"\w+", done.output.partition("Columns:")[2]))
+    assert told <= words
 
 
 def test_an_open_queue(rig: VHostRig) -> None:

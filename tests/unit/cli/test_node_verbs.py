@@ -60,6 +60,18 @@ def test_vhosts_checkpoint_backup(
     assert capsys.readouterr().out == "copy: 1 files linked, 2 copied (3 bytes)\n"
 
 
+def test_stop_and_start_of_one_vhost() -> None:
+    broker = FakeControl(stop_vhost={}, start_vhost={})
+    assert broker.run("stop_vhost", "/x") == 0
+    assert broker.run("start_vhost", r"\xff") == 0
+    assert broker.asked == [
+        ("stop_vhost", None, {"name": "/x"}),
+        ("start_vhost", None, {"name": "\udcff"}),
+    ]
+    stopped = RefusedError(406, "vhost '/x' is stopped already")
+    assert FakeControl(stop_vhost=stopped).run("stop_vhost", "/x") == 64
+
+
 def test_await_startup_asks_until_somebody_is_there() -> None:
     missing, early = UnavailableError("nobody"), RefusedError(541, "starting")
     answers = [missing, early, None]

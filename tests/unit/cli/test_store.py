@@ -10,11 +10,12 @@ from penstock.cli import shown
 from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import UserStore
+from tests.helpers.fake_control import FakeControl
 from tests.helpers.tool_stores import OPTIONS, VHOST, fill
 
 pytestmark = pytest.mark.real
@@ -226,3 +227,46 @@ def test_on_a_terminal_slow_work_has_a_bar(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["store", "verify", data]) == 0
     assert "messages" in capsys.readouterr().err
+
+
+# ---- path --------------------------------------------------------------------------------------
+
+
+def test_the_path_of_a_vhost_and_of_a_queue(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "path", "/", "--data", data]) == 0
+    vhost = Path(data) / "vhosts" / hash_name(VHOST)
+    assert capsys.readouterr().out == f"{vhost}\n"
+    assert main(["store", "path", "/", "big", "--data", data]) == 0
+    big = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert (big / ".queue_name").read_bytes() == b"VHOST: /\nQUEUE: big\n"
+    assert main(["store", "path", "/", "big", "--data", data, "--format", "json"]) == 0
+    told = {"vhost": "/", "queue": "big", "paths": [str(big)]}
+    assert json.loads(capsys.readouterr().out) == told
+    (big / ".queue_name").write_bytes(b"big\n")  # as earlier versions wrote it
+    assert main(["store", "path", "/", "big", "--data", data]) == 0
+    assert capsys.readouterr().out == f"{big}\n"
+    assert main(["store", "verify", data]) == 0
+
+
+def test_there_is_no_path_of_what_there_is_not(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(*words: str) -> str:
+        assert main(["store", "path", *words, "--data", data]) == 66
+        return capsys.readouterr().err
+
+    assert refusal("nothing") == f"penstock: no vhost 'nothing' in {data}\n"
+    assert refusal("/", r"a\\\x1b") == "penstock: no queue 'a\\\\x1b' in vhost '/'\n"
+    place = Path(data) / "vhosts" / hash_name(VHOST)
+    told = f"has no files of its own: what it holds stands in those of {place}\n"
+    assert refusal("/", "small") == f"penstock: queue 'small' {told}"
+    assert main(["store", "path", "/", "small", "--data", data, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["paths"] == []
+    assert main(["store", "path", "/", "--data", data + "/vhosts"]) == 66
+
+
+def test_a_broker_that_runs_says_which_queues_there_are(data: str) -> None:
+    broker = FakeControl(list_queues=[{"name": "new"}])
+    assert broker.run("store", "path", "/", "new", "--data", data, "--format", "json") == 0
+    assert broker.asked == [("list_queues", "/", {})]
+    assert broker.run("store", "path", "/", "other", "--data", data, "--format", "json") == 66

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import StoppedError, UnknownQueueError
-from tests.contracts.box import LONG_S, bodies
+from penstock.errors import OptionError, StoppedError, UnknownQueueError
+from tests.contracts.box import LONG_S, bodies, until
 
 
 @pytest.fixture
@@ -106,3 +106,31 @@ def test_an_abandoned_core_has_written_nothing_more(box: penstock.Box, tmp_path:
     box.close()
     with penstock.open(tmp_path / "box.d") as again:
         assert bodies(again.queue("q")) == [b"x"]
+
+
+# ---- own memory limits at a start ----------------------------------------------------------------
+
+
+def test_limits_that_together_exceed_the_memory_are_told_when_a_box_is_opened(
+    tmp_path: Path,
+) -> None:
+    with penstock.open(tmp_path / "box.d", memory="64 MiB") as box:
+        box.queue("a", max_memory="5 MiB")
+        box.queue("b", max_memory="6 MiB").put(b"x")
+    told: list[tuple[str, str]] = []
+    with penstock.open(
+        tmp_path / "box.d", memory="8 MiB", on_event=lambda *event: told.append(event)
+    ) as box:
+        assert bodies(box.queue("b")) == [b"x"]
+        text = "the queues' own memory limits come to 11 MiB, 138 % of it: 8 MiB; "
+        until(lambda: ("warning", text + "'b' 6 MiB, 'a' 5 MiB") in told)
+    for _ in range(2):  # nothing stays locked
+        with pytest.raises(
+            OptionError, match="max_memory of queue 'b': given '6 MiB', expected at most the 3 MiB"
+        ):
+            penstock.open(tmp_path / "box.d", memory="8 MiB", strict=True)
+    with (
+        penstock.open(tmp_path / "box.d", memory="11 MiB", strict=True) as box,
+        pytest.raises(OptionError, match="that other queues leave"),  # nobody has opened them
+    ):
+        box.queue("c", max_memory=1)

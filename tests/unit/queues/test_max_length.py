@@ -6,7 +6,7 @@ from penstock.errors import QueueFullError
 from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.max_length import MaxLength
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import OS
+from penstock.storage.durability import NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue
 
@@ -72,3 +72,40 @@ def test_the_three_ways_are_told_apart() -> None:
     assert limits().drops_head
     assert not limits(overflow="reject-publish").buries_refused
     assert limits(overflow="reject-publish-dlx").buries_refused
+
+
+# ---- strict: what was delivered is never dropped, nor room made behind it -----------------------
+
+
+def test_a_strict_ring_drops_its_oldest_while_nothing_is_delivered() -> None:
+    queue = queue_of(b"a", b"b")
+    strict = limits(max_length=2, overflow="drop-head-strict")
+    assert (strict.drops_head, strict.may_refuse) == (True, True)
+    strict.check(queue, 1, 1)
+    queue.publish(b"", b"c", OS)
+    assert strict.trim(queue, 256, None) == 1
+    assert queue.len() == 2
+
+
+def test_a_strict_ring_refuses_while_its_oldest_is_not_acknowledged() -> None:
+    queue = queue_of()
+    for body in (b"aa", b"b"):
+        queue.publish(b"", body, NONE)
+    taken = queue.fetch()
+    assert taken is not None
+    for given in ({"max_length": 2}, {"max_length_bytes": 3}):
+        strict = limits(overflow="drop-head-strict", **given)
+        with pytest.raises(QueueFullError) as caught:
+            strict.check(queue, 1, 1)
+        assert (caught.value.given, caught.value.allowed) in ((3, 2), (4, 3))
+    limits(max_length=3, max_length_bytes=4, overflow="drop-head-strict").check(queue, 1, 1)
+    queue.ack([taken.tag], OS)
+    limits(max_length=1, overflow="drop-head-strict").check(queue, 1, 1)
+
+
+def test_what_is_larger_than_a_strict_ring_is_refused() -> None:
+    strict = limits(max_length=2, max_length_bytes=4, overflow="drop-head-strict")
+    with pytest.raises(QueueFullError):
+        strict.check(queue_of(), 1, 5)
+    with pytest.raises(QueueFullError):
+        strict.check(queue_of(), 3, 3)

@@ -83,7 +83,7 @@ def test_the_least_memory_is_half_of_the_greatest() -> None:
         ({"max_length": 1.5}, "given 1.5"),
         ({"ttl_ms": "60"}, "given '60'"),
         ({"max_attempts": 0}, "option max_attempts: given 0, expected a whole number from 1"),
-        ({"overflow": "drop"}, "expected drop-head, reject-publish or reject-publish-dlx"),
+        ({"overflow": "drop"}, "expected drop-head, reject-publish, reject-publish-dlx or drop-"),
         ({"policy": "lru"}, "option policy: given 'lru', expected ratio or eager"),
         ({"lazy": 1}, "option lazy: given 1, expected True or False"),
         ({"dead_letter_to": ""}, "option dead_letter_to: given '', expected the name of a queue"),
@@ -130,3 +130,71 @@ def test_a_wrong_argument_is_named_as_it_was_given(arguments: dict[str, object],
 def test_bytes_that_are_no_arguments_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # json's own, and ours
         QueueOptions.decode(data)
+
+
+# ---- Qpid's arguments ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"qpid.max_count": 5}, {"max_length": 5, "overflow": "reject-publish"}),
+        (
+            {"qpid.max_size": 9, "qpid.policy_type": "reject"},
+            {"max_length_bytes": 9, "overflow": "reject-publish"},
+        ),
+        ({"qpid.max_count": 5, "qpid.policy_type": "ring"}, {"max_length": 5}),
+        (
+            {"qpid.max_count": 5, "qpid.max_size": 9, "qpid.policy_type": "ring_strict"},
+            {"max_length": 5, "max_length_bytes": 9, "overflow": "drop-head-strict"},
+        ),
+        ({"qpid.max_size": 9, "qpid.policy_type": "flow_to_disk"}, {"max_memory_bytes": 9}),
+        ({"qpid.max_count": 5, "qpid.policy_type": "flow_to_disk"}, {}),
+        ({"qpid.max_count": 0, "qpid.max_size": 0}, {}),
+        ({"qpid.policy_type": "ring"}, {}),
+        (
+            {"qpid.max_size": 9, "qpid.policy_type": "flow_to_disk", "x-max-length": 3},
+            {"max_memory_bytes": 9, "max_length": 3},
+        ),
+    ],
+)
+def test_qpids_arguments_are_options(given: dict[str, object], options: dict[str, object]) -> None:
+    assert QueueOptions.from_arguments(given) == QueueOptions.of(options)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"qpid.max_count": 5, "x-max-length": 5}, ("qpid.max_count", "x-max-length")),
+        ({"qpid.max_size": 5, "x-max-length-bytes": 6}, ("qpid.max_size", "x-max-length-bytes")),
+        (
+            {"qpid.policy_type": "ring", "x-overflow": "drop-head"},
+            ("qpid.policy_type", "x-overflow"),
+        ),
+        ({"qpid.max_count": 5, "x-overflow": "drop-head"}, ("qpid.max_count", "x-overflow")),
+        (
+            {
+                "qpid.max_size": 5, "qpid.policy_type": "flow_to_disk",
+                "x-queue-max-memory-bytes": 5,
+            },
+            ("qpid.max_size", "x-queue-max-memory-bytes"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_in_both_ways_is_refused_with_both_names(
+    given: dict[str, object], names: tuple[str, str]
+) -> None:
+    with pytest.raises(OptionError) as error:
+        QueueOptions.from_arguments(given)
+    assert error.value.name == names[0]
+    assert error.value.expected == f"nothing, as {names[1]} is given"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("qpid.max_size", -1), ("qpid.max_count", "5"), ("qpid.policy_type", "flow-to-disk")],
+)
+def test_qpids_arguments_that_are_wrong(name: str, value: object) -> None:
+    with pytest.raises(OptionError) as error:
+        QueueOptions.from_arguments({name: value})
+    assert error.value.name == name

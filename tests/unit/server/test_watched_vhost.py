@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 import signal
 import socket
 import sys
@@ -32,9 +33,13 @@ class JumpingClock(SystemClock):
     """As if the process had been stopped for a while."""
 
     offset_s = 0.0
+    now_ms = 1_700_000_000_000
 
     def monotonic(self) -> float:
         return super().monotonic() + self.offset_s
+
+    def wall_ms(self) -> int:
+        return self.now_ms
 
 
 class Rig:
@@ -259,6 +264,83 @@ def test_an_operator_restarts_one_that_runs() -> None:
         assert await rig.pid() != first
 
     with_vhost("good", scenario)
+
+
+def test_one_that_an_operator_holds_is_started_by_nobody_until_it_is_let_go() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        assert vhost.reason() == "nobody has opened it yet"
+        first = await rig.pid()
+        assert vhost.reason() == ""
+        await vhost.hold()
+        assert (vhost.state, vhost.pid) == (STOPPED, 0)
+        assert vhost.reason() == "stopped by an operator"
+        vhost.start()
+        with pytest.raises(VhostDown, match="vhost '/' is down: an operator has stopped it"):
+            await rig.pid()
+        with pytest.raises(VhostDown, match="an operator has stopped it"):
+            await vhost.restart()
+        assert vhost.starts == 1
+        await vhost.let_go()
+        assert await rig.pid() != first
+        assert not rig.down.is_set()
+
+    with_vhost("good", scenario)
+
+
+def test_one_that_is_let_go_while_it_still_stops_runs_in_the_end() -> None:
+    async def scenario(rig: Rig) -> None:
+        first = await rig.pid()
+        holding = asyncio.ensure_future(rig.vhost.hold())
+        await asyncio.sleep(0)
+        assert rig.vhost.reason() == "is stopped by an operator"
+        await rig.vhost.let_go()
+        await holding
+        assert rig.vhost.state == RUNNING
+        assert await rig.pid() != first
+
+    with_vhost("good", scenario)
+
+
+def test_one_that_is_down_can_be_held_and_is_not_tried_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(VhostDown):
+            await rig.vhost.ready()
+        await rig.vhost.hold()
+        assert (rig.vhost.state, rig.vhost.retry_in_s) == (STOPPED, None)
+        assert rig.vhost.reason() == "stopped by an operator"
+        rig.vhost.path = "good"
+        await rig.vhost.let_go()
+        assert rig.vhost.state == RUNNING
+
+    with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=100.0, ping_s=30.0)
+
+
+def test_why_one_does_not_serve_and_since_when() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        assert vhost.since_ms is None
+        vhost.start()
+        assert vhost.reason() == "starts"
+        begun_ms = vhost.since_ms
+        assert begun_ms == rig.clock.now_ms
+        rig.clock.now_ms += 1000
+        with pytest.raises(VhostDown):
+            await vhost.ready()
+        assert vhost.since_ms == begun_ms  # it has not served since
+        why = vhost.reason()
+        assert why.startswith("failed: its process ended with status 74; started again in 100 s; ")
+        assert re.search(r"the log has more, in lines of \"vhost '/'\" until [-\d]+ [:\d]+$", why)
+        vhost.path = "good"
+        vhost._begin()
+        assert vhost.reason() == "starts again after: its process ended with status 74"
+        await vhost.ready()
+        assert vhost.since_ms == rig.clock.now_ms
+        assert vhost.reason() == ""
+        vhost._refused["ann", "queue.declare"] = rig.clock.monotonic() + 60.5
+        assert vhost.reason() == "refuses queue.declare of user 'ann' for 60 s"
+
+    with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=100.0, ping_s=30.0)
 
 
 async def crash(rig: Rig, number: int, operation: str, *, stays: bool = False) -> None:

@@ -92,6 +92,16 @@ def test_whatever_the_bytes_are_there_is_a_dump(killed: FaultyFileSystem, damage
                 assert all(len(line) > 12 for line in dump(fs, path))
 
 
+def test_a_header_that_claims_too_many_slots_does_not_hold_it_up(killed: FaultyFileSystem) -> None:
+    fs = killed.fork()
+    path = path_of(fs, KILLED["dump_qs"])
+    fs.open(path).pwrite(b"\xff\xff\xff\xff", 24)
+    header, *entries = dump(fs, path)
+    assert "DAMAGED header" in header
+    assert "slots 4294967295" in header
+    assert entries
+
+
 def test_an_empty_file_is_damaged(killed: FaultyFileSystem) -> None:
     for name in ("wal", "qi", "qs", "rdq", "hint", "msg", "checkpoint"):
         fs = killed.fork()

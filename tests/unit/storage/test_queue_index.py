@@ -20,6 +20,7 @@ def index(ticks: Ticks | None = None, fs: FaultyFileSystem | None = None) -> Que
     fs = fs or FaultyFileSystem()
     fs.mkdir("/queues")
     ticks = ticks or Ticks()
+    ticks.vhost_name = b"/"
     return QueueIndex(fs, "/queues/q.1", b"the queue", 7, 1, SLOTS, ticks, True)
 
 
@@ -320,7 +321,7 @@ def test_a_queue_has_no_files_before_its_first_entry_is_written() -> None:
     assert queue.fs.list("/queues") == []
     queue.write([entry(0), entry(1), entry(2)])
     assert queue.fs.list("/queues/q.1") == [".queue_name", "0.qi", "0.qs"]
-    assert queue.fs.read("/queues/q.1/.queue_name") == b"the queue\n"
+    assert queue.fs.read("/queues/q.1/.queue_name") == b"VHOST: /\nQUEUE: the queue\n"
 
 
 def test_entries_go_to_the_files_of_their_segments_and_these_are_dirty() -> None:
@@ -332,6 +333,15 @@ def test_entries_go_to_the_files_of_their_segments_and_these_are_dirty() -> None
     assert [m.id for m in found] == [101, 102, 108]
 
 
+def test_a_name_as_older_versions_wrote_it_is_written_anew() -> None:
+    queue = filled(1)
+    queue.fs.mkdir("/queues")
+    queue.fs.mkdir("/queues/q.1")
+    queue.fs.open("/queues/q.1/.queue_name", create=True).pwrite(b"the queue\n", 0)
+    queue.write([entry(0)])
+    assert queue.fs.read("/queues/q.1/.queue_name") == b"VHOST: /\nQUEUE: the queue\n"
+
+
 def test_a_name_that_was_cut_off_by_a_full_disk_is_written_again() -> None:
     queue = filled(1)
     assert isinstance(queue.fs, FaultyFileSystem)
@@ -340,7 +350,7 @@ def test_a_name_that_was_cut_off_by_a_full_disk_is_written_again() -> None:
         queue.write([entry(0)])
     assert queue.fs.handles == {} or not any(queue.fs.handles.values())
     queue.write([entry(0)])
-    assert queue.fs.read("/queues/q.1/.queue_name") == b"the queue\n"
+    assert queue.fs.read("/queues/q.1/.queue_name") == b"VHOST: /\nQUEUE: the queue\n"
 
 
 def test_read_prefers_the_section_where_no_slot_is() -> None:

@@ -72,7 +72,7 @@ def test_partitions_are_declared_in_one_record() -> None:
     assert rig.engine.last_lsn == before + 1
     assert len({stream.number for stream in made}) == 3
     assert len({stream.queue.stream_id for stream in made}) == 3
-    assert rig.fs.read(made[1].path + "/.queue_name") == b"s\0p1\n"
+    assert rig.fs.read(made[1].path + "/.queue_name") == b"VHOST: test\nQUEUE: s\\x00p1\n"
 
 
 @pytest.mark.parametrize("names", [[b"s", b"s"], [b"taken"], [b"q"]])

@@ -402,5 +402,5 @@ def test_a_torn_name_of_a_queue_is_mended_at_the_next_start() -> None:
     rig.engine.checkpoint()
     rig.fs.damage(queue.path + "/.queue_name", lambda data: bytes(len(data)))
     rig.crash("kept")
-    assert rig.fs.read(queue.path + "/.queue_name") == b"torn\n"
+    assert rig.fs.read(queue.path + "/.queue_name") == b"VHOST: test\nQUEUE: torn\n"
     rig.stop()

@@ -9,6 +9,7 @@ from penstock.errors import LockedError
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.data_directory import DataDirectory, vhost_number
+from penstock.storage.queue_name import queue_name
 from penstock.storage.store_state import FileState
 from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import Bodies, Problem, Report, verify
@@ -108,6 +109,20 @@ def test_a_damaged_name_of_a_queue(whole: FaultyFileSystem) -> None:
     path = f"{queues}/{fs.list(queues)[0]}/.queue_name"
     fs.damage_flip(path, 0)
     assert only(check(fs)).path == path
+
+
+def test_a_name_of_a_queue_as_older_versions_wrote_it(whole: FaultyFileSystem) -> None:
+    fs = whole.fork()
+    queues = vhost_path(fs) + "/queues"
+    for directory in fs.list(queues):
+        path = f"{queues}/{directory}"
+        old = queue_name(fs, path) + b"\n"
+        file = fs.open(path + "/.queue_name")
+        file.truncate(0)
+        file.pwrite(old, 0)
+        assert queue_name(fs, path) + b"\n" == old != b"\n"
+    report, before = check(fs), check(whole.fork())
+    assert (report.problems, report.notes) == (before.problems, before.notes)
 
 
 @pytest.mark.parametrize("name", ["VERSION", "vhosts/{}/.vhost"])

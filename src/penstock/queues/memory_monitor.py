@@ -152,8 +152,9 @@ class MemoryMonitor:
 
     def register(self, queue: BackingQueue, max_bytes: int = UNLIMITED) -> None:
         """Manage this queue, whose own limit is `max_bytes`. At once it gets as much as all others
-        would on average, as far as nobody has it, but the half that is divided equally in any
-        case; a round is due soon. A second call changes the limit."""
+        would on average, as far as nobody has it, but SPARE_BYTES in any case: enough to begin,
+        and too little to matter when many come at once; a round is due soon. A second call
+        changes the limit."""
         known = self._managed.get(id(queue))
         if known is not None:
             known.own_max_bytes = max_bytes
@@ -163,7 +164,7 @@ class MemoryMonitor:
         if not self.is_disk_full:
             even = self._shared_bytes() // len(self._managed)
             free = self._shared_bytes() - self._sent_sum
-            self._send(managed, INFINITY, max(even // 2, min(even, free)))
+            self._send(managed, INFINITY, max(min(even, free), min(even, SPARE_BYTES)))
         soon_s = max(self._clock.monotonic(), self._begun_s + self._interval_s / 10)
         self._due_s = min(self._due_s, soon_s)
 

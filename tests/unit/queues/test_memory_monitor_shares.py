@@ -129,13 +129,19 @@ def test_a_new_queue_has_at_once_what_nobody_has() -> None:
     assert d.share == SHARED // 3
 
 
-def test_a_new_queue_has_its_equal_part_at_once_and_a_round_is_due_soon() -> None:
+def test_many_new_queues_are_promised_no_more_than_there_is() -> None:
+    bench = Monitored(*[queue() for _ in range(100)])
+    assert sum(one.share for one in bench.queues) <= BUDGET
+    assert all(one.share >= 64 << 10 for one in bench.queues)
+
+
+def test_a_new_queue_has_enough_to_begin_and_a_round_is_due_soon() -> None:
     a = queue(depth=MIB)
     bench = Monitored(a)
     bench.round()
     b = queue()
     bench.monitor.register(b)
-    assert b.share == SHARED // 2 // 2
+    assert b.share == 64 << 10
     bench.monitor.tick(bench.clock.monotonic())
     assert bench.monitor.rounds == 1  # not at once: a thousand may be declared in a second
     bench.clock.advance(0.25)

@@ -814,9 +814,15 @@ class StorageEngine:
 
     def full(self, error: DiskFullError) -> DiskFullError:
         if not self.blocked:
-            self.blocked = True
-            self.event("disk_full", str(error))
+            self.block(str(error))
         return error
+
+    def block(self, text: str = "") -> None:
+        """Refuse publishers until upkeep finds space. Nobody else tells `disk_full`: owners block
+        their clients at that, until the `disk_free` that only ends what began here."""
+        was_blocked, self.blocked = self.blocked, True
+        if text or not was_blocked:
+            self.event("disk_full", text or "there is no space")
 
     def wait_for_room(self) -> None:
         self.log.flush()

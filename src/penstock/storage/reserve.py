@@ -38,6 +38,8 @@ class Reserve:
             return None
         size = max(self._want, 2 * self.bytes)
         if available < size - self.bytes:
+            size = self._want
+        if available < size - self.bytes:
             return None
         self._is_growing = True
 
@@ -59,6 +61,14 @@ class Reserve:
         assert isinstance(size, int)
         self._is_growing = False
         self.bytes = size
+
+    def not_grown(self) -> None:
+        """The operation has failed: the file has whatever size it has, and that can be released."""
+        self._is_growing = False
+        try:
+            self.bytes = self._fs.size(self._path) if self._fs.exists(self._path) else 0
+        except OSError:
+            pass  # it has the size that it had, as far as anybody knows
 
     def missing(self) -> int:
         """Bytes that it is smaller than it should be."""

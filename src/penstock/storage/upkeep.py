@@ -49,6 +49,8 @@ class Upkeep:
         self._owed_free: int = 0  # what was free then
         self._is_told: bool = False  # that one was given up, since publishers are refused
         self._disk_at = engine.clock.monotonic()
+        self._grow_at: float = 0.0  # when the reserve may be tried to be made again
+        self._is_reserve_told: bool = False  # that it could not be
         self._combining = False
         engine.log.on_full(self.make_room)
 
@@ -137,11 +139,9 @@ class Upkeep:
         self._is_owed = True
         self._owed_free = self._free_bytes()
         self.reserve.release()
-        self._engine.blocked = True
-        if not self._is_told:
+        if not self._is_told or not self._engine.blocked:
             self._is_told = True
-            text = f"a checkpoint was given up, it will be tried again: {error}"
-            self._engine.event("disk_full", text)
+            self._engine.block(f"a checkpoint was given up, it will be tried again: {error}")
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
         """A whole checkpoint, now; False if it was given up twice for want of space."""
@@ -238,10 +238,9 @@ class Upkeep:
         deletes go on with what the reserve had. False if there is no reserve."""
         has_room = self.reserve.release()
         if has_room:
-            self._engine.event("disk_full", "the log goes on in the room of the reserve")
+            self._engine.block("the log goes on in the room of the reserve")
         elif not self._engine.blocked:
-            self._engine.event("disk_full", "there is no room for the next segment of the log")
-        self._engine.blocked = True
+            self._engine.block("there is no room for the next segment of the log")
         return has_room
 
     def check_disk(self) -> None:
@@ -252,21 +251,30 @@ class Upkeep:
         want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
         self.reserve.want(want)
         if not engine.blocked and free < limit:
-            engine.blocked = True
-            text = f"{free} bytes are free, the limit is {limit}: publishers are refused"
-            engine.event("disk_full", text)
+            engine.block(f"{free} bytes are free, the limit is {limit}: publishers are refused")
         elif engine.blocked and free >= limit + self.reserve.missing():
             engine.blocked = False
             self._is_told = False
             engine.event("disk_free", f"{free} bytes are free again: publishers go on")
-        if not engine.blocked:
+        if not engine.blocked and engine.clock.monotonic() >= self._grow_at:
             growth = self.reserve.take_growth(free - limit)
             if growth is not None:
-                engine.submit(growth, self.reserve.grown, self._not_grown)
+                engine.submit(growth, self._grown, self._not_grown)
+
+    def _grown(self, size: object) -> None:
+        self.reserve.grown(size)
+        if size:
+            self._is_reserve_told = False
+        else:
+            self._grow_at = self._engine.clock.monotonic() + AGAIN_S
 
     def _not_grown(self, error: BaseException) -> None:
-        self.reserve.grown(0)
-        self._engine.event("disk_full", f"the reserve could not be made: {error}")
+        """No alarm, for there is space enough: publishers go on, and it is tried again."""
+        self.reserve.not_grown()
+        self._grow_at = self._engine.clock.monotonic() + AGAIN_S
+        if not self._is_reserve_told:
+            self._is_reserve_told = True
+            self._engine.event("warning", f"the reserve could not be made: {error}")
 
     def delete_orphans(self) -> None:
         """After recovery's checkpoint: delete what a crash left and nothing knows, and mend the

@@ -25,12 +25,16 @@ from penstock.storage.durability import OS
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import StoreRef
 from penstock.storage.reserve import Reserve
+from penstock.storage.trimmer import Trimmer
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
 CHECK_DISK_S: Final = 1.0
 AGAIN_S: Final = 5.0  # between two checkpoints while publishers are refused
+LOG_SHARE: Final = 8  # of the room above the limit, that log and reserve may have each
+LOOK_SHARE: Final = 4  # of that room, that may be written before it is looked at again
+LOG_SEGMENTS: Final = 8  # of the smallest size: the log between two checkpoints at the least
 
 
 class Upkeep:
@@ -51,6 +55,10 @@ class Upkeep:
         self._disk_at = engine.clock.monotonic()
         self._grow_at: float = 0.0  # when the reserve may be tried to be made again
         self._is_reserve_told: bool = False  # that it could not be
+        self.trimmer = Trimmer(engine, self.reserve)
+        # Bytes of the disk above the limit, when it was looked at.
+        self._room: int = max(0, self._free_bytes() - engine.options.disk_free_limit)
+        self._looked_bytes: int = 0  # what had been written then
         self._combining = False
         engine.log.on_full(self.make_room)
 
@@ -69,7 +77,22 @@ class Upkeep:
         if now - self._disk_at >= CHECK_DISK_S:
             self._disk_at = now
             self.check_disk()
+            self.trimmer.look(now, self.needed_bytes)
             engine.state.streams.release_some()
+        elif not engine.blocked and self._bytes() - self._looked_bytes > self._room // LOOK_SHARE:
+            self.check_disk()  # a fast publisher fills a small disk within a second
+
+    def _bytes(self) -> int:
+        """Of all that was written; it only grows."""
+        engine = self._engine
+        transient = engine.transient.written_bytes
+        return engine.log.appended_bytes + self._store_bytes() + engine.written_bytes + transient
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a checkpoint has to write at most, and so what the reserve has to be."""
+        engine = self._engine
+        return engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -79,11 +102,17 @@ class Upkeep:
             return self._is_due_without_space(now)
         if log.appended_records == self._cut_records and not self._engine.state.ticks.dead:
             return False
+        # On a small disk sooner: until then it holds the log, the reserve for it and the messages;
+        # and while there is hardly any room as soon as anything may be given back.
+        least_bytes = LOG_SEGMENTS * options.wal_segment_bytes_min
+        room_bytes = max(self._room // LOG_SHARE, least_bytes)
+        is_low = self._room < 2 * least_bytes and now - self._cut_at >= AGAIN_S
         return (
-            log.appended_bytes - self._cut_bytes >= options.checkpoint_log_bytes
+            log.appended_bytes - self._cut_bytes >= min(options.checkpoint_log_bytes, room_bytes)
             or log.appended_records - self._cut_records >= options.checkpoint_records
             or self._store_bytes() - self._cut_store_bytes >= options.checkpoint_store_bytes
             or now - self._cut_at >= options.checkpoint_seconds
+            or is_low
         )
 
     def _is_due_without_space(self, now: float) -> bool:
@@ -156,6 +185,15 @@ class Upkeep:
             if checkpoints.count > before:
                 return True
         return False
+
+    def close(self) -> None:
+        """The last checkpoint, clean, and what is not needed until the next start goes. Without
+        space for it all stays as it is: the next start reads the log."""
+        self._drive()
+        self.trimmer.before_close()
+        if self.checkpoint(is_clean=True):
+            self.trimmer.after_close(self._engine.checkpoints.bytes)
+        self.finish()
 
     def _drive(self) -> None:
         engine = self._engine
@@ -248,8 +286,12 @@ class Upkeep:
         engine = self._engine
         free = self._free_bytes()
         limit = engine.options.disk_free_limit
-        want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
+        self._room = max(0, free - limit)
+        self._looked_bytes = self._bytes()
+        want = self.trimmer.reserve_bytes(self.needed_bytes)
         self.reserve.want(want)
+        if self.reserve.bytes - want > self._room // LOG_SHARE:
+            self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not engine.blocked and free < limit:
             engine.block(f"{free} bytes are free, the limit is {limit}: publishers are refused")
         elif engine.blocked and free >= limit + self.reserve.missing():

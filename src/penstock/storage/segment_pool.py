@@ -166,7 +166,7 @@ class SegmentPool:
     # ---- giving room back ---------------------------------------------------------------
 
     @property
-    def bytes(self) -> int:
+    def disk_bytes(self) -> int:
         """Of all files but those of before the start."""
         ahead = 0 if self.ahead is None else self.ahead.size
         return sum([s.size for s in self.in_use]) + sum([s.size for s in self._spares]) + ahead

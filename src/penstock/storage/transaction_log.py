@@ -680,9 +680,9 @@ class TransactionLog:
         self._pool.release_before(number, self._writing)
 
     @property
-    def bytes(self) -> int:
+    def disk_bytes(self) -> int:
         """What the log takes on the disk, but for files of before the start."""
-        return self._pool.bytes
+        return self._pool.disk_bytes
 
     @property
     def has_old(self) -> bool:

@@ -77,7 +77,7 @@ class Trimmer:
             self._rounds = 0
         self.drop_transient()
         if self._rounds < ROUNDS and now_s - self._made_s >= AGAIN_S:
-            if engine.log.bytes > LOG_SEGMENTS * engine.options.wal_segment_bytes_min:
+            if engine.log.disk_bytes > LOG_SEGMENTS * engine.options.wal_segment_bytes_min:
                 engine.log.shrink()
             if not engine.log.is_shrinking and self.leave_dead():
                 self._rounds += 1

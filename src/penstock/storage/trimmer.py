@@ -58,6 +58,7 @@ class Trimmer:
         self._since_s: float = engine.clock.monotonic()
         self._made_s: float = float("-inf")
         self._rounds: int = 0
+        self._is_done: bool = False  # there was nothing left to give back, and nothing came since
         self.is_idle: bool = False
 
     def look(self, now_s: float, needed_bytes: int) -> None:
@@ -67,24 +68,38 @@ class Trimmer:
             self._lsn = engine.last_lsn
             self._since_s = now_s
             self._rounds = 0
+            self._is_done = False
         self.is_idle = now_s - self._since_s >= IDLE_S
         engine.log.lean(self.is_idle or engine.blocked)
         if not self.is_idle and not engine.blocked:
             return
         if self._is_busy():
             return
-        if engine.blocked and now_s - self._made_s >= AGAIN_S:
-            self._rounds = 0
         self.drop_transient()
-        if self._rounds < ROUNDS and now_s - self._made_s >= AGAIN_S:
-            if engine.log.disk_bytes > LOG_SEGMENTS * engine.options.wal_segment_bytes_min:
-                engine.log.shrink()
-            if not engine.log.is_shrinking and self.leave_dead():
-                self._rounds += 1
-                self._made_s = now_s
-                engine.upkeep.begin_checkpoint()
-                return
-        self.trim_reserve(needed_bytes)
+        is_time = now_s - self._made_s >= AGAIN_S
+        if engine.blocked and is_time:
+            self._rounds = 0
+            self._is_done = False
+        if self._is_done and engine.state.store.has_dead():  # files were combined meanwhile
+            self._is_done = False
+        if is_time and not self._is_done and self._rounds < ROUNDS and self._give_back():
+            self._rounds += 1
+            self._made_s = now_s
+        else:
+            self.trim_reserve(needed_bytes)
+
+    def _give_back(self) -> bool:
+        """The next step; True if it is a checkpoint."""
+        engine = self._engine
+        if engine.log.disk_bytes > LOG_SEGMENTS * engine.options.wal_segment_bytes_min:
+            engine.log.shrink()
+        if engine.log.is_shrinking:
+            return False
+        if not self.leave_dead():
+            self._is_done = True
+            return False
+        engine.upkeep.begin_checkpoint()
+        return True
 
     def reserve_bytes(self, needed_bytes: int) -> int:
         """What the reserve is to be, if it has to be as large as that."""

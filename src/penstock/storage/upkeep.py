@@ -8,12 +8,16 @@ Reaping reads the slots of purged segments for the store references in them, one
 once the purge is durable, and logs a RELEASE for each. Combining copies what lives in store files
 that are mostly garbage.
 
+What is kept for reuse only, and given back when nobody writes or there is no room, is trimmer.py.
+
 Space: below `disk_free_limit` publishers are refused; a checkpoint that meets ENOSPC gives the
 reserve back and goes on, and if that does not help is given up. It is tried again a second later if
 there is more space than there was, else every few seconds, because consumers make it smaller. While
 publishers are refused every change makes a checkpoint due that soon, because it frees what
 consumers are done with. Publishers go on once there is room for the limit and for the reserve that
-the log since the last checkpoint needs.
+the log since the last checkpoint needs. The disk is looked at once a second, and when a quarter of
+the room above the limit has been written. On a small disk, by what is free above the limit, there
+is less log between two checkpoints and less reserve than it could have.
 """
 
 from typing import TYPE_CHECKING, Final

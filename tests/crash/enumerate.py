@@ -28,7 +28,7 @@ class Unit(triple_unit.Unit):
 
     TITLE = "crash enumeration"
     TRIPLES = tuple(itertools.product(OPERATIONS, repeat=3))
-    BEFORE = ("publish", "publish", "ack", "begin", "page_out", "spool")
+    BEFORE = ("publish", "publish", "ack", "begin", "page_out", "spool", "trim")
     BEFORE_MAX = 5
     AND_THEN: ClassVar = {"delete": "declare_missing"}
     IMAGES = 20_000

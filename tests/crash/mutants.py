@@ -245,6 +245,26 @@ MUTANTS = (
         "segment.number, self._last_end, self.written_lsn, self.written_lsn, True",
     ),
     Mutant(
+        "shrunk-without-sync", "[11]",
+        "            and self.durable_lsn == self.written_lsn\n",
+        "",
+        "trim",
+    ),
+    Mutant(
+        "old-log-goes-when-it-shrinks", "[6]",
+        "        self._pool.replace_ahead()\n        self._leave_old()\n",
+        "        self._pool.replace_ahead()\n        self._leave_old()\n"
+        "        self.release_before(segment.number)\n",
+        "trim",
+    ),
+    Mutant(
+        "retired-body-file-goes-at-once", "[6]",
+        "            self.unsynced.finish(writing)\n\n    def drop_dead",
+        "            self.unsynced.finish(writing)\n            self._remove(file)\n"
+        "            self.fs.unlink(self.tables.rdq_path(file.number))\n\n    def drop_dead",
+        "trim",
+    ),
+    Mutant(
         "dequeue-without-ids", "format",
         "for m in messages if m.store_file]",
         "for m in messages if m.store_file and m.id % 3]",

@@ -32,7 +32,7 @@ WEIGHTS = {
     "deliver": 6, "requeue": 3, "purge": 2, "delete": 1, "declare_missing": 4, "roll": 3,
     "spool": 3, "publish_transient": 2, "page_out": 5, "checkpoint": 2, "begin_checkpoint": 6,
     "finish_checkpoint": 2, "combine": 5, "reap": 5, "flush": 4, "poll": 4, "sync": 6, "tick": 3,
-    "idle": 1, "prepare_ahead": 1,
+    "idle": 1, "prepare_ahead": 1, "trim": 2,
 }  # fmt: skip
 LIVES = 3
 POINTS = 4  # images of one life
@@ -96,6 +96,11 @@ PLANS = {
          "begin_checkpoint": 6, "finish_checkpoint": 2, "flush": 4, "poll": 6, "sync": 6, "tick": 3,
          "idle": 1, "read_streams": 2},
         faults=0.4, driver=StreamDriver,
+    ),
+    "trim": Plan(
+        {"publish": 30, "ack": 15, "sync": 10, "flush": 6, "poll": 8, "page_out": 4, "trim": 10,
+         "prepare_ahead": 2, "idle": 1, "finish_checkpoint": 2, "publish_transient": 1},
+        faults=0.1, steps=60, variant=1,
     ),
     "tail": Plan(
         {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3, "prepare_ahead": 3},

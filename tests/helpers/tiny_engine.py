@@ -37,8 +37,11 @@ OPTIONS = StorageOptions(
     tx_record_bytes=400,
     replay_ram_bytes=600,
 )
-# All queues get files of their own, whatever their size; and nothing is spilled in replay.
-FILES_ONLY = replace(OPTIONS, small_queue_entries=0, replay_ram_bytes=0)
+# All queues get files of their own, whatever their size; nothing is spilled in replay; and segments
+# of the log double.
+FILES_ONLY = replace(
+    OPTIONS, small_queue_entries=0, replay_ram_bytes=0, wal_segment_bytes_max=8192
+)  # fmt: skip
 # Most queues stay in sections of the checkpoint.
 SECTIONS = replace(OPTIONS, small_queue_entries=24, small_queues_bytes_max=1 << 20)
 VARIANTS = (OPTIONS, FILES_ONLY, SECTIONS)

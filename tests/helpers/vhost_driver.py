@@ -440,6 +440,16 @@ class Driver:
             engine.poll(wait=True)
         raise Violation(f"a checkpoint hangs in phase {engine.checkpoints.phase}")
 
+    def trim(self) -> None:
+        """What is done in a time of rest, at any time: the log goes on in a small segment, dead
+        files that are written to are left, a checkpoint begins that lets them go."""
+        engine = self.engine
+        engine.log.lean(self.rng.random() < 0.5)
+        engine.log.shrink()
+        engine.upkeep.trimmer.drop_transient()
+        if engine.checkpoints.phase == IDLE and engine.upkeep.trimmer.leave_dead(0):
+            engine.upkeep.begin_checkpoint()
+
     def combine(self) -> None:
         """Store files are combined, if any are worth it."""
         self.engine.upkeep.combine()

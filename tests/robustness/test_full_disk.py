@@ -282,3 +282,50 @@ def test_publishers_go_on_when_the_last_checkpoint_was_given_up() -> None:
         engine.poll(wait=True)
     assert not engine.blocked
     rig.put(queue, b"goes on")
+
+
+def goes_on(rig: VHostRig, queue: ServedQueue, seconds: float) -> None:
+    """So much later, by the clock, clients' publishers are not blocked any more, and may publish.
+    Time passes as the vhost itself asks for it."""
+    left = seconds
+    while left > 0:
+        step = min(rig.vhost.tick(), left)
+        rig.clock.advance(max(step, 0.001))
+        left -= max(step, 0.001)
+        rig.vhost.engine.poll(wait=True)
+        rig.turn()
+    rig.vhost.tick()
+    assert not rig.vhost.engine.blocked
+    assert rig.vhost.blocked_reason == ""
+    assert not rig.vhost.monitor.is_disk_full
+    rig.put(queue, b"goes on")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_publishers_go_on_after_the_reserve_could_not_be_made(number: int) -> None:
+    """The file cannot be opened or made; there is more space than the limit all the time."""
+    rig = VHostRig(storage=replace(OPTIONS, disk_free_limit=1000))
+    queue = rig.queue("q")
+    rig.fs.fail(number, kinds=["create", "allocate"], path="/reserve", times=2)
+    rig.put(queue, b"x" * 100)
+    rig.tick(1.1)
+    rig.vhost.engine.poll(wait=True)
+    assert bool(rig.vhost.blocked_reason) == rig.vhost.engine.blocked
+    goes_on(rig, queue, 1)
+    goes_on(rig, queue, 12)  # it is tried again after five seconds
+    assert rig.vhost.engine.upkeep.reserve.bytes
+
+
+def test_a_blocked_vhost_looks_at_the_disk_once_a_second() -> None:
+    rig = VHostRig(storage=replace(OPTIONS, disk_free_limit=5000))
+    queue = rig.queue("q")
+    rig.fs.capacity = rig.fs.used_bytes()
+    rig.tick(5)
+    rig.tick(5)
+    assert rig.vhost.blocked_reason == "disk"
+    for _ in range(20):  # nothing is going on any more
+        rig.clock.advance(rig.vhost.tick())
+        rig.vhost.engine.poll(wait=True)
+    assert rig.vhost.tick() <= 1
+    rig.fs.capacity = rig.fs.used_bytes() + 20_000
+    goes_on(rig, queue, 1.1)

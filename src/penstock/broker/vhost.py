@@ -232,7 +232,7 @@ class VHost:
             if self.is_memory_short:
                 self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
-                handler.blocked(reason)
+                handler.blocked(self.blocked_reason)  # what the others held may have changed it
 
     def _tell_blocked(self, *, was_blocked: bool) -> None:
         """Why publishers wait, since when, and what there is to do; or that they do no longer."""

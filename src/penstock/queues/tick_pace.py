@@ -2,8 +2,9 @@
 
 Library and broker tick alike: at once, but for others to get in, when there is more to do; every
 10 ms while a checkpoint has slices left; ten times a second, or as often as syncs are due by the
-clock, while something is under way; and else when a round of the memory monitor is. What is due at
-a time of its own their owner knows.
+clock, while something is under way; once a second while publishers are refused for want of space,
+so that free space is noticed; and else when a round of the memory monitor is. What is due at a time
+of its own their owner knows.
 """
 
 from typing import Final
@@ -13,6 +14,7 @@ from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 
 BUSY_S: Final = 0.1
+BLOCKED_S: Final = 1.0
 IDLE_AGAIN_S: Final = 2.5
 MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
 CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
@@ -39,4 +41,6 @@ class TickPace:
             or engine.checkpoints.phase != IDLE
         )
         self._seen_lsn = lsn
-        return min(self._busy_s if is_busy else IDLE_AGAIN_S, due_s)
+        if is_busy:
+            return min(self._busy_s, due_s)
+        return min(BLOCKED_S if engine.blocked else IDLE_AGAIN_S, due_s)

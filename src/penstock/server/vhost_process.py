@@ -217,19 +217,23 @@ class VhostProcess(LinkedProcess):
     def _wait_for_space(
         self, facts: dict[str, Any], options: VHostSettings, error: DiskFullError
     ) -> None:
-        """A full disk is no failure: the start is tried again once there is more space."""
+        """A full disk is no failure: the start is tried again once there is more space than at some
+        time since it failed: what was free then may have become others' room a moment later."""
         path = facts["path"]
         logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
-        free = self._fs.free_bytes(path)
+        least = self._fs.free_bytes(path)
 
         def look() -> None:
+            nonlocal least
             if self._ended.done():
                 return
-            if self._fs.free_bytes(path) > free:
+            free = self._fs.free_bytes(path)
+            if free > least:
                 self._open(facts, options, self._clock.monotonic() + LOCKED_S)
-            else:
-                self._loop.call_later(FULL_AGAIN_S, look)
+                return
+            least = free
+            self._loop.call_later(FULL_AGAIN_S, look)
 
         self._loop.call_later(FULL_AGAIN_S, look)
 

@@ -224,6 +224,34 @@ class AppendFiles:
                 paths += self._paths(file)
         return paths
 
+    def retire_current(self) -> None:
+        """See ``MessageStore.retire_dead``."""
+        file, writing = self.current, self._writing
+        if file is not None and writing is not None and file.total_bytes and file.is_dead():
+            self.current = None
+            self._writing = None
+            self.unsynced.finish(writing)
+
+    def drop_dead(self) -> list[str]:
+        """See ``MessageStore.drop_dead``."""
+        self.retire_current()
+        paths, self._replaced, self._leaving = self._replaced + self._leaving, [], []
+        for file in [file for file in self.files if file.is_dead() and file is not self.current]:
+            self._remove(file)
+            paths += self._paths(file)
+        return paths
+
+    def dead_bytes(self) -> int:
+        """See ``MessageStore.dead_bytes``."""
+        file = self.current
+        return file.total_bytes if file is not None and file.is_dead() else 0
+
+    def has_dead(self) -> bool:
+        """See ``MessageStore.has_dead``."""
+        if self._replaced or self._leaving:
+            return True
+        return any(file.is_dead() and file is not self.current for file in self.files)
+
     def put_back_dead(self, paths: list[str]) -> None:
         """See ``MessageStore.put_back_dead``."""
         self._leaving += paths

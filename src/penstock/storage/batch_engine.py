@@ -18,7 +18,7 @@ as a rule, is told once and tried again with each tick.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import SyncFailedError, deleted_error
+from penstock.errors import SyncFailedError, deleted_error, is_disk_full
 from penstock.storage import batches, record, staging
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
@@ -210,7 +210,11 @@ class BatchEngine:
             self._running = None
             if isinstance(error, SyncFailedError) or not isinstance(error, OSError):
                 engine.stop(error)
-            elif not self._is_failing:
+                return
+            if is_disk_full(error):
+                # Checkpoints, which give room back, wait for it: the reserve is for both.
+                engine.upkeep.reserve.release()
+            if not self._is_failing:
                 self._is_failing = True
                 engine.event("stream_write", f"an adopted page is not in its place yet: {error}")
                 engine.disk_full(error, adoption.writer.count * 16)

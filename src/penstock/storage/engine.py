@@ -122,9 +122,7 @@ class StorageEngine:
         fs, path, options = self.fs, self.path, self.options
         vhost = vhost_number(name)
         recovery.make_directories(fs, path)
-        found = recovery.load(
-            fs, path, vhost, options, self.event, ram_bytes=options.replay_ram_bytes
-        )
+        found = recovery.load(fs, path, vhost, options, self.event, ram_bytes=self._replay_bytes())
         recovery.begin(found)
         self.recovered: recovery.Recovered = found
         self.state: StorageState = found.state
@@ -135,6 +133,7 @@ class StorageEngine:
             segment_bytes_max=options.wal_segment_bytes_max,
             interval_ms=options.interval_ms,
             group_bytes_max=options.group_bytes_max,
+            free_limit=options.disk_free_limit,
             store=self.state.store,
         )  # fmt: skip
         self.transient: MessageStore = MessageStore(
@@ -158,6 +157,15 @@ class StorageEngine:
                 if row.body_file:
                     row.message.body = None  # the replay had it in RAM
         self.upkeep.delete_orphans()
+
+    def _replay_bytes(self) -> int:
+        """What a replay may hold in RAM; 0, which is all of it and writes nothing, where there is
+        hardly more space than it could write: a start that has to be given up for want of space
+        leaves nothing behind that takes room from the next one."""
+        log = self.path + "/wal"
+        log_bytes = sum([self.fs.size(f"{log}/{name}") for name in self.fs.list(log)])
+        needed = 2 * (log_bytes + self.options.wal_segment_bytes_min)
+        return self.options.replay_ram_bytes if self.fs.free_bytes(self.path) > needed else 0
 
     def _needed_bytes(self) -> int:
         """About what the checkpoint of a start has still to write: the messages of the log."""
@@ -784,8 +792,7 @@ class StorageEngine:
                 self.sync()
                 while self.upkeep.reap():
                     self.sync()
-                self.upkeep.checkpoint(is_clean=True)
-                self.upkeep.finish()
+                self.upkeep.close()
         finally:
             self.is_closed = True
             self.log.close()
@@ -816,9 +823,15 @@ class StorageEngine:
 
     def full(self, error: DiskFullError) -> DiskFullError:
         if not self.blocked:
-            self.blocked = True
-            self.event("disk_full", str(error))
+            self.block(str(error))
         return error
+
+    def block(self, text: str = "") -> None:
+        """Refuse publishers until upkeep finds space. Nobody else tells `disk_full`: owners block
+        their clients at that, until the `disk_free` that only ends what began here."""
+        was_blocked, self.blocked = self.blocked, True
+        if text or not was_blocked:
+            self.event("disk_full", text or "there is no space")
 
     def wait_for_room(self) -> None:
         self.log.flush()

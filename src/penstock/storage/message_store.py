@@ -245,6 +245,28 @@ class MessageStore(QueueBacking):
         leave RAM here; the caller unlinks them once the checkpoint is CURRENT [6]."""
         return self.append_files.take_dead() + self.own_files.take_dead()
 
+    def retire_dead(self) -> None:
+        """If nothing in the file that is appended to is alive, the next cut takes it as well: the
+        next body begins another. For whoever needs its room more than the time of making one."""
+        self.append_files.retire_current()
+
+    def dead_bytes(self) -> int:
+        """Bytes of the file that is appended to, if nothing in it is alive."""
+        return self.append_files.dead_bytes()
+
+    def has_dead(self) -> bool:
+        """Whether a checkpoint would let go of append files."""
+        return self.append_files.has_dead()
+
+    def drop_dead(self) -> list[str]:
+        """Of a transient store, which no manifest names: paths of all files that hold nothing now,
+        the one that is appended to included. They are forgotten here and may go at once."""
+        assert not self.persistent, "[6]"
+        self.own_files.cut()
+        paths = self.append_files.drop_dead() + self.own_files.take_dead()
+        self.own_files.capture()
+        return paths
+
     def put_back_dead(self, paths: list[str]) -> None:
         """The checkpoint was given up: the next ``take_dead`` has these paths again."""
         self.append_files.put_back_dead(paths)

@@ -252,6 +252,32 @@ class QueueIndex:
             if tail is not None and not tail.count:
                 self._drop_if_dead(tail)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether any segment's files were used since the start."""
+        return len(self._files) > 0
+
+    def tail_bytes(self) -> int:
+        """Bytes of the files of the segment of next seq, if the queue is empty: they stay, for the
+        next message may be written to them. 0 if there are none, or anything is alive."""
+        number = self.next_seq // self.slots
+        if self.count or any(self.transients.values()) or number not in self._files:
+            return 0
+        path = f"{self.path}/{number}"
+        size = 0
+        for name in (path + ".qi", path + ".qs"):
+            if self.fs.exists(name):
+                size += self.fs.size(name)
+        return size
+
+    def leave_tail(self) -> None:
+        """Go on in the next segment, so that the files of this one, in which nothing is alive, go
+        with the next checkpoint. Nothing is logged: after a crash without that checkpoint the
+        queue goes on where it was, and no seq was given in between."""
+        assert not self.count, "an empty queue"
+        self.skip_to((self.next_seq // self.slots + 1) * self.slots)
+        self._sweep_tail()
+
     def _tail_segment(self, seq: int) -> IndexSegment:
         old = self._tail
         number = seq // self.slots

@@ -5,8 +5,9 @@ space first. So a file of real zeros is kept that is at least as large as the lo
 materialised plus the last manifest; when a checkpoint meets ENOSPC the file is cut to nothing and
 the checkpoint goes on. Publishers stay blocked until it can be made again.
 
-It grows by doubling, so that it costs few writes, and never shrinks by itself. Growing may run
-elsewhere: `take_growth` gives the operation, `grown` is told its result.
+It grows by doubling where there is room for that, so that it costs few writes, and shrinks when it
+is told to (`trim`), never by itself. Growing may run elsewhere: `take_growth` gives the operation,
+`grown` or `not_grown` is told how it ended.
 """
 
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Reserve:
             return None
         size = max(self._want, 2 * self.bytes)
         if available < size - self.bytes:
+            size = self._want
+        if available < size - self.bytes:
             return None
         self._is_growing = True
 
@@ -58,6 +61,30 @@ class Reserve:
         """The operation has returned the size that the file has now, 0 if there was no room."""
         assert isinstance(size, int)
         self._is_growing = False
+        self.bytes = size
+
+    def not_grown(self) -> None:
+        """The operation has failed: the file has whatever size it has, and that can be released."""
+        self._is_growing = False
+        try:
+            self.bytes = self._fs.size(self._path) if self._fs.exists(self._path) else 0
+        except OSError:
+            pass  # it has the size that it had, as far as anybody knows
+
+    def trim(self, size: int) -> None:
+        """Give back what it has beyond so many bytes, unless it is growing. A disk that does not
+        let us keeps it as it is."""
+        size = -(-size // STEP) * STEP
+        if self._is_growing or self.bytes <= size:
+            return
+        try:
+            file = self._fs.open(self._path)
+            try:
+                file.truncate(size)
+            finally:
+                file.close()
+        except OSError:
+            return
         self.bytes = size
 
     def missing(self) -> int:

@@ -143,7 +143,8 @@ class TransactionLog:
     """See the head of this module. `start` comes before everything else.
 
     segment_bytes_min, _max: size of the first segment and the limit of its doubling.
-    interval_ms: between syncs of mode INTERVAL. group_bytes_max: of one group (but a larger record
+    free_limit: bytes of the disk that segments leave free. interval_ms: between syncs of mode
+    INTERVAL. group_bytes_max: of one group (but a larger record
     is a group of its own), and what may wait unwritten before `is_full` asks the caller to stop.
     """
 
@@ -159,6 +160,7 @@ class TransactionLog:
         segment_bytes_max: int = 64 << 20,
         interval_ms: int = 200,
         group_bytes_max: int = 8 << 20,
+        free_limit: int = 0,
         store: StoreSync | None = None,
     ) -> None:
         self.fs: FileSystem = fs
@@ -186,7 +188,7 @@ class TransactionLog:
         self._closed_bytes: int = 0  # of all groups ever closed
         self._start_lsn: int = 0
         self._pool: SegmentPool = SegmentPool(
-            fs, directory, vhost, clock, rng, segment_bytes_min, segment_bytes_max
+            fs, directory, vhost, clock, rng, segment_bytes_min, segment_bytes_max, free_limit
         )
         self._writing: Segment | None = None  # what goes to the file goes to this one
         self._last_written: Segment | None = None  # has the last group that was written
@@ -416,6 +418,8 @@ class TransactionLog:
             try:
                 if not self._pool.complete(token, result):
                     return False
+                if self._pool.small is not None and self.failed is None and not self._is_closed:
+                    self._go_on_in_small()
             except Exception as error:  # noqa: BLE001  # whatever it is, the log has no future
                 self._fail(self.directory, error)
         if self.failed is None and not self._is_closed:
@@ -671,8 +675,87 @@ class TransactionLog:
         They are kept for a new life or deleted elsewhere, with the files of before the start.
         """
         self._check()
+        self._leave_old()
         assert self._writing is not None
         self._pool.release_before(number, self._writing)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the log takes on the disk, but for files of before the start."""
+        return self._pool.disk_bytes
+
+    @property
+    def has_old(self) -> bool:
+        """Whether a checkpoint now would let go of segments."""
+        return len(self._pool.in_use) > 1
+
+    @property
+    def is_shrinking(self) -> bool:
+        """Whether `shrink` is on its way."""
+        return self._pool.is_shrinking
+
+    def shrink(self) -> None:
+        """Have the log go on in a segment of the smallest size, soon, with a small one ahead. What
+        it had before goes with the next checkpoint. Nothing to do if the segment in use is that
+        small, or empty."""
+        self._check()
+        segment = self._pool.in_use[-1]
+        if segment.size > self._pool.bytes_min and self._has_records(segment):
+            self._pool.shrink()
+
+    def lean(self, is_lean: bool) -> None:
+        """Keep no segments for reuse, or some again."""
+        self._check()
+        self._pool.lean(is_lean)
+
+    def end(self) -> None:
+        """A checkpoint says that nothing of the log is needed, and nothing more will be logged: its
+        files but for the one in use are deleted elsewhere. `close` comes when not `is_ending`."""
+        self._check()
+        self._pool.end()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether anything of `end` is still to complete."""
+        return self._pool.is_busy
+
+    def _has_records(self, segment: Segment) -> bool:
+        """Whether a group has its place in it. If none ever does nothing can chain to it."""
+        return segment.end > FIRST_GROUP_OFFSET or len(self._parts) > 0
+
+    def _go_on_in_small(self) -> None:
+        """The segment of `shrink` is there: as `_roll`, but nobody waits for it. It has its vouch
+        before that in the one ahead may go [11]."""
+        self._close_group()
+        last = self._pool.in_use[-1]
+        if not self._has_records(last):
+            self._pool.drop_small()
+            return
+        segment = self._pool.take_small()
+        if segment is None:
+            return
+        segment.prev_segment, segment.prev_end = last.number, last.end
+        segment.prev_lsn = self.last_lsn
+        self._seed = segment.seed
+        written = self._last_written
+        if written is not None and self._pool.in_use[-2] is written:
+            self._vouch_ahead(written)
+        if self.failed is not None:
+            return
+        self._pool.replace_ahead()
+        self._leave_old()
+
+    def _leave_old(self) -> None:
+        """Nothing more is to be written to the segment before the one in use: from now on that is
+        the one that is written, and a checkpoint may let go of the other."""
+        is_at_rest = (
+            self._sync_token == NO_TOKEN
+            and not self._pending
+            and self.durable_lsn == self.written_lsn
+            and len(self._parts) == 0
+        )
+        if is_at_rest:
+            self._writing = self._pool.in_use[-1]
 
     def close(self) -> None:
         """Close the files. Waits for nothing: what was not settled before stays unsettled.

@@ -8,12 +8,16 @@ Reaping reads the slots of purged segments for the store references in them, one
 once the purge is durable, and logs a RELEASE for each. Combining copies what lives in store files
 that are mostly garbage.
 
+What is kept for reuse only, and given back when nobody writes or there is no room, is trimmer.py.
+
 Space: below `disk_free_limit` publishers are refused; a checkpoint that meets ENOSPC gives the
 reserve back and goes on, and if that does not help is given up. It is tried again a second later if
 there is more space than there was, else every few seconds, because consumers make it smaller. While
 publishers are refused every change makes a checkpoint due that soon, because it frees what
 consumers are done with. Publishers go on once there is room for the limit and for the reserve that
-the log since the last checkpoint needs.
+the log since the last checkpoint needs. The disk is looked at once a second, and when a quarter of
+the room above the limit has been written. On a small disk, by what is free above the limit, there
+is less log between two checkpoints and less reserve than it could have.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -25,12 +29,16 @@ from penstock.storage.durability import OS
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import StoreRef
 from penstock.storage.reserve import Reserve
+from penstock.storage.trimmer import Trimmer
 
 if TYPE_CHECKING:
     from penstock.storage.engine import StorageEngine
 
 CHECK_DISK_S: Final = 1.0
 AGAIN_S: Final = 5.0  # between two checkpoints while publishers are refused
+LOG_SHARE: Final = 8  # of the room above the limit, that log and reserve may have each
+LOOK_SHARE: Final = 4  # of that room, that may be written before it is looked at again
+LOG_SEGMENTS: Final = 8  # of the smallest size: the log between two checkpoints at the least
 
 
 class Upkeep:
@@ -49,6 +57,12 @@ class Upkeep:
         self._owed_free: int = 0  # what was free then
         self._is_told: bool = False  # that one was given up, since publishers are refused
         self._disk_at = engine.clock.monotonic()
+        self._grow_at: float = 0.0  # when the reserve may be tried to be made again
+        self._is_reserve_told: bool = False  # that it could not be
+        self.trimmer = Trimmer(engine, self.reserve)
+        # Bytes of the disk above the limit, when it was looked at.
+        self._room: int = max(0, self._free_bytes() - engine.options.disk_free_limit)
+        self._looked_bytes: int = 0  # what had been written then
         self._combining = False
         engine.log.on_full(self.make_room)
 
@@ -67,7 +81,22 @@ class Upkeep:
         if now - self._disk_at >= CHECK_DISK_S:
             self._disk_at = now
             self.check_disk()
+            self.trimmer.look(now, self.needed_bytes)
             engine.state.streams.release_some()
+        elif not engine.blocked and self._bytes() - self._looked_bytes > self._room // LOOK_SHARE:
+            self.check_disk()  # a fast publisher fills a small disk within a second
+
+    def _bytes(self) -> int:
+        """Of all that was written; it only grows."""
+        engine = self._engine
+        transient = engine.transient.written_bytes
+        return engine.log.appended_bytes + self._store_bytes() + engine.written_bytes + transient
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a checkpoint has to write at most, and so what the reserve has to be."""
+        engine = self._engine
+        return engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -77,11 +106,17 @@ class Upkeep:
             return self._is_due_without_space(now)
         if log.appended_records == self._cut_records and not self._engine.state.ticks.dead:
             return False
+        # On a small disk sooner: until then it holds the log, the reserve for it and the messages;
+        # and while there is hardly any room as soon as anything may be given back.
+        least_bytes = LOG_SEGMENTS * options.wal_segment_bytes_min
+        room_bytes = max(self._room // LOG_SHARE, least_bytes)
+        is_low = self._room < 2 * least_bytes and now - self._cut_at >= AGAIN_S
         return (
-            log.appended_bytes - self._cut_bytes >= options.checkpoint_log_bytes
+            log.appended_bytes - self._cut_bytes >= min(options.checkpoint_log_bytes, room_bytes)
             or log.appended_records - self._cut_records >= options.checkpoint_records
             or self._store_bytes() - self._cut_store_bytes >= options.checkpoint_store_bytes
             or now - self._cut_at >= options.checkpoint_seconds
+            or is_low
         )
 
     def _is_due_without_space(self, now: float) -> bool:
@@ -137,11 +172,9 @@ class Upkeep:
         self._is_owed = True
         self._owed_free = self._free_bytes()
         self.reserve.release()
-        self._engine.blocked = True
-        if not self._is_told:
+        if not self._is_told or not self._engine.blocked:
             self._is_told = True
-            text = f"a checkpoint was given up, it will be tried again: {error}"
-            self._engine.event("disk_full", text)
+            self._engine.block(f"a checkpoint was given up, it will be tried again: {error}")
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
         """A whole checkpoint, now; False if it was given up twice for want of space."""
@@ -156,6 +189,15 @@ class Upkeep:
             if checkpoints.count > before:
                 return True
         return False
+
+    def close(self) -> None:
+        """The last checkpoint, clean, and what is not needed until the next start goes. Without
+        space for it all stays as it is: the next start reads the log."""
+        self._drive()
+        self.trimmer.before_close()
+        if self.checkpoint(is_clean=True):
+            self.trimmer.after_close(self._engine.checkpoints.bytes)
+        self.finish()
 
     def _drive(self) -> None:
         engine = self._engine
@@ -238,10 +280,9 @@ class Upkeep:
         deletes go on with what the reserve had. False if there is no reserve."""
         has_room = self.reserve.release()
         if has_room:
-            self._engine.event("disk_full", "the log goes on in the room of the reserve")
+            self._engine.block("the log goes on in the room of the reserve")
         elif not self._engine.blocked:
-            self._engine.event("disk_full", "there is no room for the next segment of the log")
-        self._engine.blocked = True
+            self._engine.block("there is no room for the next segment of the log")
         return has_room
 
     def check_disk(self) -> None:
@@ -249,24 +290,37 @@ class Upkeep:
         engine = self._engine
         free = self._free_bytes()
         limit = engine.options.disk_free_limit
-        want = engine.log.appended_bytes - self._cut_bytes + engine.checkpoints.bytes
+        self._room = max(0, free - limit)
+        self._looked_bytes = self._bytes()
+        want = self.trimmer.reserve_bytes(self.needed_bytes)
         self.reserve.want(want)
+        if self.reserve.bytes - want > self._room // LOG_SHARE:
+            self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not engine.blocked and free < limit:
-            engine.blocked = True
-            text = f"{free} bytes are free, the limit is {limit}: publishers are refused"
-            engine.event("disk_full", text)
+            engine.block(f"{free} bytes are free, the limit is {limit}: publishers are refused")
         elif engine.blocked and free >= limit + self.reserve.missing():
             engine.blocked = False
             self._is_told = False
             engine.event("disk_free", f"{free} bytes are free again: publishers go on")
-        if not engine.blocked:
+        if not engine.blocked and engine.clock.monotonic() >= self._grow_at:
             growth = self.reserve.take_growth(free - limit)
             if growth is not None:
-                engine.submit(growth, self.reserve.grown, self._not_grown)
+                engine.submit(growth, self._grown, self._not_grown)
+
+    def _grown(self, size: object) -> None:
+        self.reserve.grown(size)
+        if size:
+            self._is_reserve_told = False
+        else:
+            self._grow_at = self._engine.clock.monotonic() + AGAIN_S
 
     def _not_grown(self, error: BaseException) -> None:
-        self.reserve.grown(0)
-        self._engine.event("disk_full", f"the reserve could not be made: {error}")
+        """No alarm, for there is space enough: publishers go on, and it is tried again."""
+        self.reserve.not_grown()
+        self._grow_at = self._engine.clock.monotonic() + AGAIN_S
+        if not self._is_reserve_told:
+            self._is_reserve_told = True
+            self._engine.event("warning", f"the reserve could not be made: {error}")
 
     def delete_orphans(self) -> None:
         """After recovery's checkpoint: delete what a crash left and nothing knows, and mend the

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import OptionError, StoppedError, UnknownQueueError
+from penstock.errors import DiskFullError, OptionError, StoppedError, UnknownQueueError
+from penstock.storage.filesystem import OsFileSystem
 from tests.contracts.box import LONG_S, bodies, until
+from tests.helpers.live_broker import wait_until
 
 
 @pytest.fixture
@@ -106,6 +108,42 @@ def test_an_abandoned_core_has_written_nothing_more(box: penstock.Box, tmp_path:
     box.close()
     with penstock.open(tmp_path / "box.d") as again:
         assert bodies(again.queue("q")) == [b"x"]
+
+
+def test_a_box_that_nobody_uses_notices_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1 << 40]
+    monkeypatch.setattr(OsFileSystem, "free_bytes", lambda _fs, _path: free[0])
+    with penstock.open(tmp_path / "box.d", durability="os", disk_free_limit=1 << 20) as box:
+        q = box.queue("q")
+        q.put(b"before")
+        free[0] = 0
+        wait_until(lambda: box.info()["is_disk_full"], "a full disk", 60)
+        with pytest.raises(DiskFullError):
+            q.put(b"refused")
+        assert q.get().body == b"before"
+        free[0] = 1 << 40
+        wait_until(lambda: not box.info()["is_disk_full"], "space", 60)
+        q.put(b"goes on")
+
+
+def test_a_closed_box_that_is_empty_is_small(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "box.d", durability="os") as box:
+        q = box.queue("q")
+        for _ in range(40):
+            q.put_many([bytes(10_000)] * 100)
+        assert q.purge() == 4000
+        assert disk_bytes(tmp_path) > 40 << 20
+    assert disk_bytes(tmp_path) <= 16 << 20
+    with penstock.open(tmp_path / "box.d") as again:
+        again.queue("q").put(b"x")
+        assert bodies(again.queue("q")) == [b"x"]
+
+
+def disk_bytes(path: Path) -> int:
+    """Of the blocks of all files below, as du counts them."""
+    return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
 # ---- own memory limits at a start ----------------------------------------------------------------

@@ -75,3 +75,10 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
     loop.calls.pop()[1]()
     assert starts == [2]
     assert len(loop.calls) == 1, "it waits again"
+    fs.capacity = 500  # what was free when it failed was somebody else's a moment later
+    loop.calls.pop()[1]()
+    fs.capacity = 1500
+    loop.calls.pop()[1]()
+    assert starts == [3], "there is more than there was"
+    loop.calls.pop()[1]()
+    assert starts == [3]

@@ -90,6 +90,25 @@ def test_an_adoption_that_has_no_room_is_tried_again() -> None:
     assert rig.engine.checkpoint()
 
 
+def test_an_adoption_without_room_gets_that_of_the_reserve() -> None:
+    """No checkpoint is made before it is done, so nothing else would give any room back."""
+    rig = BatchRig()
+    rig.append(*[b"before" * 200] * 20)
+    rig.clock.advance(2)
+    rig.settle()
+    rows = rows_of(0, 20)
+    rig.decide(rows)
+    assert rig.engine.upkeep.reserve.bytes > 4000
+    rig.fs.capacity = rig.fs.used_bytes()
+    roll(rig.engine, "q")
+    for _ in range(3):
+        rig.clock.advance(0.1)
+        rig.settle()
+    assert not rig.engine.state.streams.adopting
+    assert rig.engine.checkpoint()
+    assert rig.payloads()[20:] == payloads(rows)
+
+
 def test_a_failed_sync_of_an_adoption_stops_the_engine() -> None:
     rig = BatchRig()
     rig.decide(rows_of(0, 20))

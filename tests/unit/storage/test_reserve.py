@@ -99,3 +99,42 @@ def test_it_is_found_again_after_a_restart() -> None:
     fs, r = reserve()
     grow(r, STEP)
     assert Reserve(fs, "/v").bytes == STEP
+
+
+def test_where_twice_as_much_does_not_fit_it_grows_to_what_is_wanted() -> None:
+    _, r = reserve()
+    grow(r, 2 * STEP)
+    assert grow(r, 3 * STEP, STEP)
+    assert r.bytes == 3 * STEP
+
+
+def test_a_file_that_could_not_grow_can_still_be_given_back() -> None:
+    fs, r = reserve()
+    grow(r, 2 * STEP)
+    fs.fail(errno.EIO, kinds={"allocate"})
+    fs.fail(errno.EIO, kinds={"truncate"})
+    op = wanted(r, 5 * STEP, MANY)
+    assert op is not None
+    with pytest.raises(OSError, match="error"):
+        op()
+    r.not_grown()
+    assert r.bytes == fs.size("/v/reserve") == 2 * STEP
+    assert r.release()
+    assert fs.used_bytes() == 0
+
+
+def test_it_is_trimmed_in_whole_steps_and_not_while_it_grows() -> None:
+    fs, r = reserve()
+    grow(r, 8 * STEP)
+    r.trim(2 * STEP - 1)
+    assert r.bytes == fs.size("/v/reserve") == 2 * STEP
+    r.trim(5 * STEP)
+    assert r.bytes == 2 * STEP
+    op = wanted(r, 4 * STEP, MANY)
+    assert op is not None
+    r.trim(0)
+    assert r.bytes == 2 * STEP
+    r.grown(op())
+    fs.fail(errno.EIO, kinds={"truncate"})
+    r.trim(0)
+    assert r.bytes == 4 * STEP, "a disk that does not let us keeps it"

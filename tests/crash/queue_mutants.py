@@ -89,7 +89,7 @@ QUEUE_MUTANTS = (
         "transient-comes-back-persistent", "transient",
         "        if seq in transients:\n            message.persistent = False\n",
         "        if seq in transients:\n            continue\n",
-        QUEUES + "random",
+        QUEUES + "flowing",
     ),
     Mutant(
         "count-not-written", "attempts",

@@ -200,7 +200,8 @@ class Paging:
         state = self._state
         if self._inhaler.is_reading:
             return True
-        if at_rest and not state.is_flowed:
+        if not state.q3.count or (at_rest and not state.is_flowed):
+            self._is_inhaling = False
             return False
         if not self._is_inhaling:
             is_low = state.ram_bytes() < self._lowest()

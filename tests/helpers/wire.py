@@ -228,12 +228,16 @@ class Wire:
         )
 
     def open(self, vhost: str = "/", **tuning: int) -> "Wire":
-        """The whole handshake."""
-        self.hello()
-        self.log_in()
-        self.agree(**tuning)
-        self.send(commands.Connection.Open(virtual_host=vhost))
-        self.expect(commands.Connection.OpenOk)
+        """The whole handshake. Ended, OSError: there was none, and the socket is closed."""
+        try:
+            self.hello()
+            self.log_in()
+            self.agree(**tuning)
+            self.send(commands.Connection.Open(virtual_host=vhost))
+            self.expect(commands.Connection.OpenOk)
+        except (Ended, OSError):
+            self.sock.close()
+            raise
         return self
 
     def channel(self, number: int = 1) -> int:
@@ -249,7 +253,11 @@ class Wire:
 
 
 def open_channel(broker: Broker) -> Wire:
-    """A connection with channel 1 open."""
+    """A connection with channel 1 open. Ended, OSError: there is none, and the socket is closed."""
     wire = Wire(broker).open()
-    wire.channel()
+    try:
+        wire.channel()
+    except (Ended, OSError):
+        wire.sock.close()
+        raise
     return wire

@@ -23,7 +23,7 @@ from typing import TypeVar
 from penstock.embedded.alone_core import AloneCore
 from penstock.embedded.box_errors import BoxClosedError
 from penstock.embedded.gates import Gate, Guard
-from penstock.embedded.waiting import RECHECK_S, WAITING, ThreadWaiter, Waiter, ring
+from penstock.embedded.waiting import RECHECK_S, WAITING, ThreadWaiter, Waiter, ring, run_call
 from penstock.errors import ForkedError
 
 T = TypeVar("T")
@@ -77,18 +77,7 @@ class AloneDriver:
 
     def run(self, call: Generator[Waiter, None, T]) -> T:
         """Run a call in this thread."""
-        try:
-            waiter = next(call)
-            while True:
-                try:
-                    self.wait(waiter)
-                except BaseException as error:  # noqa: BLE001  # the call cleans up, and raises it
-                    waiter = call.throw(error)
-                else:
-                    waiter = next(call)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return run_call(call, self.wait)
 
     def wait(self, waiter: Waiter) -> None:
         """Until it is woken; one that may be woken for nothing also at its deadline, or after a

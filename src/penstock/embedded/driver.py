@@ -39,6 +39,7 @@ from penstock.embedded.waiting import (
     ThreadWaiter,
     Waiter,
     ring,
+    run_call,
 )
 from penstock.errors import StoppedError
 from penstock.storage.durability import DISK
@@ -171,18 +172,7 @@ class Driver(BoxThread):
 
     def run(self, call: Generator[Waiter, None, T]) -> T:
         """Run a call, one of `calls`, in this thread."""
-        try:
-            waiter = next(call)
-            while True:
-                try:
-                    self.wait(waiter)
-                except BaseException as error:  # noqa: BLE001  # the call cleans up, and raises it
-                    waiter = call.throw(error)
-                else:
-                    waiter = next(call)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return run_call(call, self.wait)
 
     def wait(self, waiter: Waiter) -> None:
         """Until it is woken; one that waits for its turn also once its deadline has passed, or

@@ -15,7 +15,8 @@ What a loop of asyncio waits with is in `aio`; who wakes whom is in `driver` and
 """
 
 import threading
-from typing import Final
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
 
 WAITING: Final = 0
 WOKEN: Final = 1  # what it waited for may have come
@@ -23,6 +24,9 @@ LEADING: Final = 2  # it is now the one that brings in completions
 FAILED: Final = 3  # the box has stopped
 
 RECHECK_S: Final = 1.0
+
+T = TypeVar("T")
+W = TypeVar("W")
 
 
 class Waiter:
@@ -74,3 +78,20 @@ def ring(bell: threading.Lock) -> None:
         bell.release()
     except RuntimeError:
         pass
+
+
+def run_call(call: Generator[W, None, T], wait: Callable[[W], None]) -> T:
+    """Run a call, a generator of what it waits for, in this thread; what `wait` raises is raised in
+    the call, which cleans up."""
+    try:
+        waiter = next(call)
+        while True:
+            try:
+                wait(waiter)
+            except BaseException as error:  # noqa: BLE001  # the call cleans up, and raises it
+                waiter = call.throw(error)
+            else:
+                waiter = next(call)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

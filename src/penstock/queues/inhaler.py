@@ -467,8 +467,7 @@ class Inhaler:
         state = self._state
         q3 = state.q3
         before = q3.count
-        average = ALPHA_BYTES + state.bytes // max(state.len, 1)
-        run_rows = RUN_BYTES_MAX // average + FEW_ROWS
+        run_rows = RUN_BYTES_MAX // state.average_bytes() + FEW_ROWS
         most = min(rows_max, run_rows, room_bytes // (2 * ROW_BYTES))
         if before >= FEW_ROWS or not state.delta.count or not most:
             return 0
@@ -558,7 +557,7 @@ def _run_of(rows: list[Row]) -> list[Row]:
         if start < 0:
             start = row.place
         if row.place < last or row.place + row.size - start > 2 * RUN_BYTES_MAX:
-            return rows[:n] if n else rows[:1]
+            return rows[: max(n, 1)]
         last = row.place
     return rows
 

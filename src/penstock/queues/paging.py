@@ -119,7 +119,7 @@ class Paging:
     def _bytes_for(self, messages: int) -> int:
         """What so many alphas of the queue's average take, and the rows that may stay with them."""
         state = self._state
-        average = ALPHA_BYTES + (state.bytes // state.len if state.len else 0)
+        average = state.average_bytes()
         alphas = state.ram_messages()
         if alphas:
             average = max(average, state.alpha_bytes // alphas)

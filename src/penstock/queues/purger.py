@@ -422,8 +422,8 @@ def _too_many_rows(state: VQState) -> int:
     rows = state.q2.count + state.q3.count
     if not rows:
         return 0
-    average = ALPHA_BYTES + state.bytes // max(state.len, 1)
-    return rows - permitted_betas(state, state.target_bytes // average, segment_rows(state))
+    target = state.target_bytes // state.average_bytes()
+    return rows - permitted_betas(state, target, segment_rows(state))
 
 
 def _border(state: VQState) -> int:

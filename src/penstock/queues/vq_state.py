@@ -163,6 +163,10 @@ class VQState:
         rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
         return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
 
+    def average_bytes(self) -> int:
+        """What a ready message takes in RAM on average, without its header."""
+        return ALPHA_BYTES + self.bytes // max(self.len, 1)
+
     def fits(self) -> bool:
         """Whether all of it would fit in RAM, with an eighth of the target to spare. Headers are
         not counted, for of messages in delta nobody knows them."""

@@ -48,7 +48,9 @@ class FakeHttp(Fake):
             self.send({"do": "ready"})
             return None
         if do == "ping":
-            self.send({"do": "pong", "n": facts["n"], "rss_bytes": 7, "requests": 8})
+            self.send(
+                {"do": "pong", "n": facts["n"], "rss_bytes": 7, "returned_bytes": 9, "requests": 8}
+            )
             return None
         return super().take(facts, data, descriptors)
 

@@ -65,7 +65,13 @@ class Fake:
             if self.behaviour == "hangs":
                 threading.Event().wait()
         elif do == "ping":
-            counts = {"depth_bytes": 5, "connections": 6, "rss_bytes": 7, "counted_bytes": 8}
+            counts = {
+                "depth_bytes": 5,
+                "connections": 6,
+                "rss_bytes": 7,
+                "counted_bytes": 8,
+                "returned_bytes": 9,
+            }
             self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
         elif do == "connection":
             with socket.socket(fileno=descriptors[0]) as handed:

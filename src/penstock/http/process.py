@@ -37,7 +37,6 @@ from penstock.http.range_answers import RangeAnswers
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.http.stream_pages import StreamPages
-from penstock.queues.budget import rss_bytes
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
@@ -76,8 +75,7 @@ class HttpProcess(LinkedProcess):
     """Serves until it is told to stop; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self._fs = OsFileSystem(0)
+        super().__init__(sock, OsFileSystem(0))
         self._socks: list[socket.socket] = []
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -121,8 +119,13 @@ class HttpProcess(LinkedProcess):
 
     def _pong(self, facts: Facts) -> Facts:
         requests = self._api.requests if self._api is not None else 0
-        rss = rss_bytes(self._fs) or 0
-        return {"do": "pong", "n": facts["n"], "rss_bytes": rss, "requests": requests}
+        return {
+            "do": "pong",
+            "n": facts["n"],
+            "rss_bytes": self._rss_bytes(),
+            "returned_bytes": self._heap.returned_bytes,
+            "requests": requests,
+        }
 
     def _start(self, facts: dict[str, Any]) -> None:
         set_up(facts["log_level"], "http")

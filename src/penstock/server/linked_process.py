@@ -22,10 +22,12 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.clock import SystemClock
+from penstock.queues.budget import rss_bytes
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.measured_loop import new_loop
 from penstock.server.process_link import Facts, Link
+from penstock.storage.filesystem import FileSystem
 
 LAST_WORDS_S: Final = 1.0
 EX_OK: Final = 0
@@ -34,13 +36,14 @@ EX_OK: Final = 0
 class LinkedProcess(ABC):
     """Runs until it is told to end; `run` returns the exit status. On the running loop."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, fs: FileSystem) -> None:
+        self._fs = fs
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
         self._link = Link(sock, self._on_message, self._on_link_closed)
         self._clock = SystemClock()
         self._status = EX_OK
-        self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes)
+        self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes, rss=self._rss_bytes)
 
     async def run(self) -> int:
         """The whole life."""
@@ -61,6 +64,10 @@ class LinkedProcess(ABC):
     def _counted_bytes(self) -> int:
         """Bytes of memory that it counts as in use, for the heap."""
         return 0
+
+    def _rss_bytes(self) -> int:
+        """Return the bytes of RAM that this process occupies, 0 if that is not known."""
+        return rss_bytes(self._fs) or 0
 
     def _end(self, why: str) -> None:
         if not self._ended.done():

@@ -240,6 +240,7 @@ class NodeOperations:
             row["connections"] = watched.connections if watched is not None else 0
             row["depth_bytes"] = watched.depth_bytes if watched is not None else 0
             row["rss_bytes"] = watched.rss_bytes if watched is not None else 0
+            row["returned_bytes"] = watched.returned_bytes if watched is not None else 0
             since_ms = watched.since_ms if watched is not None else None
             row["why"] = watched.reason() if watched is not None else UNOPENED
             if state != READY:

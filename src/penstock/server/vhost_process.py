@@ -45,7 +45,6 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.protocol.connection import Connection
-from penstock.queues.budget import rss_bytes
 from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.handoff import FIELDS, unpack
@@ -85,9 +84,8 @@ class VhostProcess(LinkedProcess):
     """Serves until it is told to stop; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
+        super().__init__(sock, OsFileSystem(WORKERS))
         make_room_for_files(min(FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-        self._fs = OsFileSystem(WORKERS)
         self._vhost: VHost | None = None
         self._blocked_reason: str = ""  # why it has not started yet
         self._hub: Hub | None = None
@@ -198,7 +196,7 @@ class VhostProcess(LinkedProcess):
             self._fail(error, is_final=final)
             return
         vhost.limits.set(**self._limits)
-        vhost.watch_rss(lambda: rss_bytes(self._fs) or 0, self._heap.give_back)
+        vhost.watch_rss(self._rss_bytes, self._heap.give_back)
         batch_desk(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone
@@ -249,7 +247,8 @@ class VhostProcess(LinkedProcess):
             "n": facts["n"],
             "depth_bytes": depth_bytes,
             "connections": connections,
-            "rss_bytes": rss_bytes(self._fs) or 0,
+            "rss_bytes": self._rss_bytes(),
+            "returned_bytes": self._heap.returned_bytes,
             "blocked_reason": self._blocked_reason if vhost is None else vhost.blocked_reason,
             "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
         }

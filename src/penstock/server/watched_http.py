@@ -13,7 +13,7 @@ Beyond the messages of all processes:
               connections_max, address_connections_max, user_requests_max)
               result (id, result or error) of a call of its own
     from it   call (n, op, vhost, args): any operation that the control socket knows
-              pong, with rss_bytes and requests
+              pong, with rss_bytes, returned_bytes and requests
 
 Users are sent at each start and after each change, before whoever made the change is answered; so
 a password or permission that was taken away is unknown there at once.
@@ -56,7 +56,7 @@ class WatchedHttp(WatchedProcess):
     """`socks`: what it listens at; the caller's to close. users(): the tables as they are now.
     answer(op, vhost, args): an operation's result, or an error.
 
-    Of the last pong: rss_bytes, requests (since its start).
+    Of the last pong: rss_bytes, returned_bytes and requests (both since its start).
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class WatchedHttp(WatchedProcess):
         super().__init__("http", settings, clock, program)
         self.port: Final = int(socks[0].getsockname()[1])
         self.rss_bytes = 0
+        self.returned_bytes = 0
         self.requests = 0
         self._socks = socks
         self._users = users
@@ -92,6 +93,7 @@ class WatchedHttp(WatchedProcess):
             "restarts": self.restarts,
             "requests": self.requests,
             "rss_bytes": self.rss_bytes,
+            "returned_bytes": self.returned_bytes,
         }
 
     # ---- as one of the processes ---------------------------------------------------------------
@@ -120,6 +122,7 @@ class WatchedHttp(WatchedProcess):
     def _told(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.rss_bytes = whole(facts["rss_bytes"])
+            self.returned_bytes = whole(facts["returned_bytes"])
             self.requests = whole(facts["requests"])
         elif do == "call" and self._link is not None:
             task = self._loop.create_task(self._call(self._link, facts))
@@ -152,6 +155,6 @@ class WatchedHttp(WatchedProcess):
 
     def _life_ended(self) -> None:
         super()._life_ended()
-        self.rss_bytes = self.requests = 0
+        self.rss_bytes = self.returned_bytes = self.requests = 0
         for task in self._answering:
             task.cancel()

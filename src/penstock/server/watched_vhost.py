@@ -20,7 +20,8 @@ What it is told and says beyond the messages of all processes:
     to it     start (name, path, settings, refused; with memory) · connection (with a socket)
               memory (bytes) · identity · close_user
     from it   memory_is
-              pong, with depth_bytes, connections, rss_bytes, counted_bytes, blocked_reason
+              pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
+              blocked_reason
 
 Not here: which vhosts there are, what is done about one that is down (supervisor), the process
 itself (vhost_process).
@@ -100,7 +101,8 @@ class WatchedVhost(WatchedProcess):
     what is started, with the descriptor of its end of the link behind. limits: of users and vhosts,
     which it is told when it starts.
 
-    Of the last pong: depth_bytes, connections, rss_bytes, counted_bytes (RAM for messages),
+    Of the last pong: depth_bytes, connections, rss_bytes, returned_bytes (RAM that the process has
+    given back to the system since its start), counted_bytes (RAM for messages),
     blocked_reason (why publishers wait: "memory", "disk"; "": they do not). memory_bytes: what it
     was told.
     """
@@ -125,6 +127,7 @@ class WatchedVhost(WatchedProcess):
         self.depth_bytes = 0
         self.connections = 0
         self.rss_bytes = 0
+        self.returned_bytes = 0
         self.counted_bytes = 0
         self.blocked_reason = ""
         self.on_memory: Callable[[], None] | None = None  # it has taken what it was told
@@ -237,6 +240,7 @@ class WatchedVhost(WatchedProcess):
             self.depth_bytes = whole(facts["depth_bytes"])
             self.connections = whole(facts["connections"])
             self.rss_bytes = whole(facts["rss_bytes"])
+            self.returned_bytes = whole(facts["returned_bytes"])
             self.counted_bytes = whole(facts["counted_bytes"])
             self.blocked_reason = str(facts["blocked_reason"])
         elif do == "gone":
@@ -256,7 +260,8 @@ class WatchedVhost(WatchedProcess):
     def _life_ended(self) -> None:
         super()._life_ended()
         self.clients.clear()
-        self.connections = self.depth_bytes = self.rss_bytes = self.counted_bytes = 0
+        self.connections = self.depth_bytes = self.counted_bytes = 0
+        self.rss_bytes = self.returned_bytes = 0
         self.blocked_reason = ""
         if self._shared is not None:
             self._last = self._shared[:]

@@ -27,13 +27,17 @@ class Process:
         self.cpu_s = 1.0
         self.now_s = 100.0
         self.trims = 0
+        self.rss = 100
+        self.returns = 0  # bytes that a trim gives back
         self.heap = Heap(
             asyncio.get_running_loop(), self.trim, counted=lambda: self.counted,
+            rss=lambda: self.rss,
             cpu_s=lambda: self.cpu_s, monotonic=lambda: self.now_s,
         )  # fmt: skip
 
     def trim(self) -> None:
         self.trims += 1
+        self.rss -= self.returns
 
     async def look(self, counted: int) -> int:
         """Look while so much is counted for two windows; how many trims there were so far."""
@@ -93,6 +97,17 @@ def test_each_step_that_is_freed_after_it_was_counted() -> None:
             process.heap.freed(STEP_BYTES // 2)
             await process.done()
         assert process.trims == 2
+
+    lived(life)
+
+
+def test_what_was_given_back_adds_up() -> None:
+    async def life(process: Process) -> None:
+        for returns, returned in ((-2, 0), (3, 3), (3, 6)):
+            process.returns = returns
+            process.heap.freed(STEP_BYTES)
+            await process.done()
+            assert process.heap.returned_bytes == returned
 
     lived(life)
 

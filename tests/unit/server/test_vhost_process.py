@@ -10,6 +10,7 @@ from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError
 from penstock.server import vhost_process
+from penstock.server.heap import Heap
 from penstock.server.vhost_process import VhostProcess
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -58,6 +59,7 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
     process._clock = ManualClock()  # type: ignore[assignment]
     process._vhost = process._hub = None
     process._blocked_reason = ""
+    process._heap = Heap(loop, None)  # type: ignore[arg-type]
 
     def vhost(*_: object, **__: object) -> None:
         starts[0] += 1

@@ -113,7 +113,7 @@ def test_counters_come_with_pongs_and_memory_is_acknowledged() -> None:
         assert vhost.memory_bytes == 77
         while vhost.depth_bytes != 5:
             await asyncio.sleep(0)
-        assert (vhost.connections, vhost.rss_bytes) == (6, 7)
+        assert (vhost.connections, vhost.rss_bytes, vhost.returned_bytes) == (6, 7, 9)
         assert (vhost.counted_bytes, vhost.blocked_reason) == (8, "disk")
 
     with_vhost("good", scenario)

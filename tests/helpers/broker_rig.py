@@ -36,6 +36,7 @@ from penstock.protocol.events import AckRun, Event, MessageReceived, MethodRecei
 from penstock.protocol.states import ConnectionState
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK
+from penstock.storage.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS
 
@@ -175,11 +176,12 @@ class BrokerRig:
     def __init__(
         self, *, mode: int = DISK, memory_bytes: int = 64 << 20,
         fs: FaultyFileSystem | None = None, limits: Limits | None = None,
+        storage: StorageOptions = OPTIONS,
     ) -> None:  # fmt: skip
         self.fs = fs or FaultyFileSystem()
         self.clock = ManualClock()
         self.settings = VHostSettings(
-            mode=mode, memory_bytes=memory_bytes, storage=OPTIONS, limits=limits or Limits()
+            mode=mode, memory_bytes=memory_bytes, storage=storage, limits=limits or Limits()
         )
         self.events: list[tuple[str, str]] = []
         self.clients: list[RigClient] = []

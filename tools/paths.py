@@ -1,0 +1,261 @@
+"""How far a message travels through the source: modules, calls and moves of each important path.
+
+    PYTHONPATH=src .venv-pure/bin/python tools/paths.py [--modules] [PATH ...]
+
+Each path is run for real on a vhost (or the library) and traced from its first call to its last.
+Only functions of the package count, and only the uncompiled build can be traced. What is counted:
+
+    modules   different modules that a function was called in
+    calls     calls of functions (comprehensions and lambdas count as part of their function)
+    moves     calls that lead from one module into another
+
+A path is run a few times before it is traced, so what is cached is cached. Limits stand in
+pyproject.toml, [tool.penstock.paths]; tests/test_paths.py compares.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import penstock  # noqa: E402
+from penstock.clock import ManualClock  # noqa: E402
+from penstock.codec.frames import content_frames, method_frame  # noqa: E402
+from penstock.codec.properties import BasicProperties  # noqa: E402
+from penstock.codec.spec import (  # noqa: E402
+    BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicPublish,
+    BasicQos,
+    BasicQosOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    QueueDeclare,
+    QueueDeclareOk,
+)
+from penstock.queues.factory import open_backing  # noqa: E402
+from penstock.storage.engine import StorageEngine  # noqa: E402
+from penstock.storage.options import StorageOptions  # noqa: E402
+from tests.helpers.broker_rig import BrokerRig, RigClient  # noqa: E402
+
+PACKAGE = str(Path(penstock.__file__).parent) + "/"
+PERSISTENT = 2
+BODY = b"x" * 256
+PAGED = 200  # messages that overflow a queue of PAGED_BYTES
+PAGED_BYTES = 16 << 10
+
+
+# The simulated disk need not hold log segments of the usual size. All else is as users have it.
+OPTIONS = StorageOptions(
+    wal_segment_bytes_min=1 << 20, wal_segment_bytes_max=1 << 20, disk_free_limit=0
+)
+
+
+@dataclass
+class Trace:
+    """What was seen of one path. modules: calls in each, by its name, in the order met."""
+
+    modules: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
+    moves: int = 0
+
+    def see(self, frame: FrameType, event: str, _arg: object) -> None:
+        """A profile function for sys.setprofile."""
+        if event != "call":
+            return
+        module = module_of(frame)
+        if module is None or frame.f_code.co_name.startswith("<"):
+            return
+        self.calls += 1
+        self.modules[module] = self.modules.get(module, 0) + 1
+        caller = frame.f_back
+        while caller is not None:
+            above = module_of(caller)
+            if above is not None:
+                self.moves += above != module
+                return
+            caller = caller.f_back
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Trace what runs inside."""
+        sys.setprofile(self.see)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+def module_of(frame: FrameType) -> str | None:
+    """The module of a frame, as "broker.publish"; None if it is not of the package."""
+    path = frame.f_code.co_filename
+    if not path.startswith(PACKAGE):
+        return None
+    return path.removeprefix(PACKAGE).removesuffix(".py").replace("/", ".")
+
+
+# ---- the broker --------------------------------------------------------------------------------
+
+
+def publisher(rig: BrokerRig, **arguments: Any) -> RigClient:
+    """A client with a durable queue q and confirms."""
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q", durable=True, arguments=arguments), QueueDeclareOk)
+    client.call(1, ConfirmSelect(), ConfirmSelectOk)
+    return client
+
+
+def publish_bytes() -> bytes:
+    """The frames of a persistent message for q."""
+    method = BasicPublish(exchange="", routing_key="q")
+    props = BasicProperties(delivery_mode=PERSISTENT).encode()
+    return method_frame(1, method.encode()) + content_frames(1, props, BODY, 131072)
+
+
+PUBLISH = publish_bytes()
+
+
+def trace_publish(traces: dict[str, Trace]) -> None:
+    """publish: from the bytes to appended. confirm: the turn and the sync until its basic.ack."""
+    rig = BrokerRig(storage=OPTIONS)
+    client = publisher(rig)
+    for _ in range(3):
+        client.handler.receive(PUBLISH)
+        rig.turn()
+    client.pump()
+    with traces["publish"].running():
+        client.handler.receive(PUBLISH)
+    with traces["confirm"].running():
+        rig.turn()
+    client.pump()
+    assert len(client.methods(BasicAck)) == 4
+
+
+def trace_deliver(traces: dict[str, Trace]) -> None:
+    """deliver: a turn in which a ready message goes to a consumer. ack: its basic.ack."""
+    rig = BrokerRig(storage=OPTIONS)
+    client = publisher(rig)
+    consumer = rig.client().open(1)
+    consumer.call(1, BasicQos(prefetch_count=1), BasicQosOk)
+    consumer.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    for _ in range(4):
+        client.handler.receive(PUBLISH)
+    rig.turn()
+    for n in range(1, 4):
+        ack = consumer.protocol.send(1, BasicAck(delivery_tag=n))
+        trace = Trace()
+        with trace.running():
+            consumer.handler.receive(ack)
+        traces["ack"] = trace
+        trace = Trace()
+        with trace.running():
+            rig.vhost.turn()
+        traces["deliver"] = trace
+    assert len(consumer.messages()) == 4
+
+
+def trace_page_out(traces: dict[str, Trace]) -> None:
+    """page_out: the publish after which the queue pages out, as far as that publish does it."""
+    rig = BrokerRig(storage=OPTIONS)
+    client = publisher(rig, **{"x-queue-max-memory-bytes": PAGED_BYTES})
+    most = Trace()
+    for _ in range(PAGED):
+        trace = Trace()
+        with trace.running():
+            client.handler.receive(PUBLISH)
+        if trace.calls > most.calls and "queues.purger" in " ".join(trace.modules):
+            most = trace
+        rig.turn()
+    traces["page_out"] = most
+
+
+def trace_recovery(traces: dict[str, Trace]) -> None:
+    """recovery: the engine opens after a crash, and a queue with some messages on it."""
+    rig = BrokerRig(storage=OPTIONS)
+    client = publisher(rig)
+    for _ in range(10):
+        client.handler.receive(PUBLISH)
+    rig.turn()
+    fs = rig.fs.crash("lost")
+    path = rig.vhost.path
+    with traces["recovery"].running():
+        engine = StorageEngine(
+            fs, path, b"/", clock=ManualClock(), rng=random.Random(1), options=OPTIONS
+        )
+        queue = open_backing(engine, b"q")
+    assert queue.len() == 10
+
+
+# ---- the library -------------------------------------------------------------------------------
+
+
+def trace_library(traces: dict[str, Trace]) -> None:
+    """put, get and job_ack of the blocking library, in mode `os`."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        penstock.open(directory, durability="os") as box,
+    ):
+        queue = box.queue("q")
+        for _ in range(3):
+            queue.put(BODY)
+            queue.get().ack()
+        with traces["put"].running():
+            queue.put(BODY)
+        with traces["get"].running():
+            job = queue.get()
+        with traces["job_ack"].running():
+            job.ack()
+
+
+PATHS: dict[str, Callable[[dict[str, Trace]], None]] = {
+    "publish": trace_publish,
+    "confirm": trace_publish,
+    "deliver": trace_deliver,
+    "ack": trace_deliver,
+    "page_out": trace_page_out,
+    "recovery": trace_recovery,
+    "put": trace_library,
+    "get": trace_library,
+    "job_ack": trace_library,
+}
+
+
+def trace_all() -> dict[str, Trace]:
+    """All paths, each on a vhost or box of its own."""
+    traces = {name: Trace() for name in PATHS}
+    for run in dict.fromkeys(PATHS.values()):
+        run(traces)
+    return traces
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(description="Modules, calls and moves of each path.")
+    parser.add_argument("--modules", action="store_true", help="name the modules, too")
+    parser.add_argument("path", nargs="*", metavar="PATH", help=f"of {', '.join(PATHS)} [all]")
+    given = parser.parse_args()
+    if penstock.build_kind() != "pure":
+        sys.exit("paths: this is the compiled build, which cannot be traced; use .venv-pure")
+    for name, trace in trace_all().items():
+        if given.path and name not in given.path:
+            continue
+        print(
+            f"{name:10} {len(trace.modules):3} modules {trace.calls:5} calls {trace.moves:4} moves"
+        )
+        if given.modules:
+            for module, calls in trace.modules.items():
+                print(f"{'':12}{calls:4}  {module}")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,10 +21,10 @@ go on. The same holds for answers that come in a later turn (`failed`).
 comes behind them on this connection, and the client is not read until it is over; it is told with
 connection.blocked if it understands that. A client that only consumes notices nothing.
 
-**Large bodies** are sent by a chore of the connection, a piece whenever the transport takes more, so
-that no other client waits for a file to be read. What the client is slow to take is not read, and
-takes no RAM. A body that cannot be read, or turns out to be damaged, ends the connection (541)
-before the content is whole, for the client cannot be told otherwise; its message stays.
+**Large bodies** are sent by a chore of the connection, a piece whenever the transport takes more:
+no other client waits for a file to be read. What the client is slow to take is not read, and takes
+no RAM. A body that cannot be read, or turns out to be damaged, ends the connection (541) before the
+content is whole, for the client cannot be told otherwise; its message stays.
 
 **Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them, or 4 MiB,
 the client is not read. What is kept, unfinished bodies and unacked deliveries are counted for the
@@ -224,6 +224,8 @@ class ConnectionHandler(ChannelOwner):
     def send_piece(self) -> int:
         """The next piece of a large body, if the transport takes more: a step of a chore."""
         output = self.output
+        if output.has_frames():  # the body's own header frame may be among them
+            self.flush()
         if self._is_lost or self.is_closed or self.is_closing or not output.has_large():
             return ASLEEP
         # Small messages of other channels must not keep the transport full for ever.

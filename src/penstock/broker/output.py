@@ -124,6 +124,10 @@ class Output:
         """Whether nothing more should be delivered in this turn."""
         return self._piece_bytes + len(self._writer) >= FULL_BYTES
 
+    def has_frames(self) -> bool:
+        """Whether there is anything to `take`."""
+        return self._piece_bytes + len(self._writer) > 0
+
     def take(self) -> list[bytes]:
         """All there is, in order; the buffer is empty then."""
         pieces = self._pieces

@@ -233,8 +233,7 @@ class ServedQueue(Served):
                         self._wait_for_head(dispatch)
                     break
                 n += 1
-                if delivery.is_redelivered:
-                    self.redelivered += 1
+                self.redelivered += delivery.is_redelivered
                 consumer.channel.deliver(consumer, delivery)
                 if consumer.no_ack:
                     if delivery.message.body is not None:  # else `sent` comes

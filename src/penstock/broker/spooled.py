@@ -79,7 +79,4 @@ def leads_to_durable(route: Route) -> bool:
     """Whether a message may go to a durable queue: its headers may decide that later."""
     if route.by_headers or route.is_special:
         return True
-    for queue in route.queues:
-        if queue.is_durable:
-            return True
-    return False
+    return any(queue.is_durable for queue in route.queues)

@@ -25,6 +25,8 @@ from penstock.codec.spec import (
     ConfirmSelect,
     ConfirmSelectOk,
     ConnectionClose,
+    QueueBind,
+    QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
     QueueDelete,
@@ -40,6 +42,7 @@ from penstock.errors import DiskFullError
 from penstock.message import LARGE_FROM
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
+from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 METHOD, BODY = 1, 3
 BASIC_ACK = b"\x00\x3c\x00\x50"
@@ -82,13 +85,32 @@ def rig() -> Iterator[BrokerRig]:
     assert open_bodies(rig) == []
 
 
+class Longest:
+    """How many bytes one read of the file system has had at most."""
+
+    read_bytes = 0
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> Longest:
+    found = Longest()
+    plain = FaultyFileSystem.on_read
+
+    def on_read(
+        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
+    ) -> bytes:  # fmt: skip
+        if not path.endswith(".wal"):
+            found.read_bytes = max(found.read_bytes, min(stop, len(data)) - start)
+        return plain(fs, path, data, start, stop)
+
+    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
+    return found
+
+
 def open_bodies(rig: BrokerRig) -> list[str]:
     """Paths of bodies that somebody reads, deleted ones included."""
     disk = rig.fs.disk
-    names = {
-        rig.fs._find(path): path
-        for path in own_files(rig)
-    }
+    names = {rig.fs._find(path): path for path in own_files(rig)}
     return [
         names.get(number, "deleted")
         for number, count in rig.fs.handles.items()
@@ -118,15 +140,6 @@ def filled(rig: BrokerRig, *bodies: bytes, persistent: bool = True) -> RigClient
     for body in bodies:
         client.publish(1, "", "q", body, delivery_mode=2 if persistent else 1)
     rig.turn()
-    return client
-
-
-def consuming(rig: BrokerRig, *, no_ack: bool = False, prefetch: int = 0) -> RigClient:
-    """A client whose transport is full, and that consumes q."""
-    client = rig.client().open()
-    if prefetch:
-        client.call(1, BasicQos(prefetch_count=prefetch), BasicQosOk)
-    client.call(1, BasicConsume(queue="q", no_ack=no_ack), BasicConsumeOk)
     return client
 
 
@@ -179,9 +192,7 @@ def ready(rig: BrokerRig, name: str = "q") -> int:
 
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("no_ack", [True, False])
-def test_a_consumer_gets_large_bodies_whole(
-    rig: BrokerRig, persistent: bool, no_ack: bool
-) -> None:
+def test_a_consumer_gets_large_bodies_whole(rig: BrokerRig, persistent: bool, no_ack: bool) -> None:
     bodies = [LARGE, b"small", body_of(2, 1), body_of(1, 2)]
     filled(rig, *bodies, persistent=persistent)
     client = rig.client().open()
@@ -229,34 +240,106 @@ def test_a_large_mandatory_message_without_a_queue_is_returned_in_pieces(rig: Br
     assert message.body == LARGE
 
 
-def test_a_body_of_the_threshold_stays_in_the_store_and_a_smaller_one_does_not(
-    rig: BrokerRig,
-) -> None:
-    filled(rig, b"x" * LARGE_FROM, b"y" * LARGE_FROM + b"y")
-    queue = rig.vhost.served("q")
-    assert queue is not None
-    consuming(rig)
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_around_the_threshold(rig: BrokerRig, more: int) -> None:
+    """A smaller one is read whole; what comes out is what came in."""
+    body = body_of(2)[: LARGE_FROM + more]
+    filled(rig, body)
+    rig.restart()
+    client = rig.client().open()
+    send_one_piece(client)
+    client.send(1, BasicConsume(queue="q"))
     rig.turn()
-    assert ready(rig) == 0
+    assert len(open_bodies(rig)) == (more >= 0)
+    assert (sent_bytes(client) < len(body)) == (more >= 0)
+    take_all(client)
+    assert client.bodies() == [body]
 
 
-def test_the_body_is_never_in_ram(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No read of the file system is larger than a piece; nothing reads the body whole."""
+def test_the_body_is_never_in_ram(rig: BrokerRig, longest: Longest) -> None:
     filled(rig, LARGE)
-    longest = 0
-    plain = rig.fs.on_read
-
-    def on_read(path: str, data: bytearray, start: int, stop: int) -> bytes:
-        nonlocal longest
-        longest = max(longest, stop - start)
-        return plain(path, data, start, stop)
-
-    monkeypatch.setattr(rig.fs, "on_read", on_read)
     client = begun(rig)
-    assert rig.vhost.monitor.other_bytes >= PIECE_BYTES
+    assert rig.vhost.monitor.other_bytes >= PIECE_BYTES, "what is in RAM of it is counted"
+    queue = rig.vhost.served("q")
+    assert isinstance(queue, ServedQueue)
+    assert queue.amq.ram_bytes() < PIECE_BYTES
     take_all(client)
     assert client.bodies() == [LARGE]
-    assert longest <= PIECE_BYTES
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+def test_nor_after_a_restart(rig: BrokerRig, longest: Longest) -> None:
+    filled(rig, LARGE, body_of(2, 1), b"small")
+    rig.restart()
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    assert client.bodies() == [LARGE, body_of(2, 1), b"small"]
+    client.lose()
+    assert ready(rig) == 3
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("why", ["rejected", "expired", "maxlen"])
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("to_durable", [True, False])
+def test_nor_when_it_is_dead_lettered(
+    rig: BrokerRig, why: str, persistent: bool, to_durable: bool, longest: Longest
+) -> None:
+    client = rig.client().open()
+    declared(client, "dead", durable=to_durable)
+    arguments: dict[str, object] = {
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"
+    }  # fmt: skip
+    if why == "maxlen":
+        arguments["x-max-length"] = 1
+    client.call(1, QueueDeclare(queue="src", durable=True, arguments=arguments), QueueDeclareOk)
+    properties: dict[str, object] = {"delivery_mode": 2 if persistent else 1}
+    if why == "expired":
+        properties["expiration"] = "1000"
+    client.publish(1, "", "src", LARGE, **properties)
+    rig.turn()
+    if why == "rejected":
+        client.send(1, BasicGet(queue="src"))
+        rig.turn()
+        assert client.bodies() == [LARGE]
+        client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    elif why == "expired":
+        rig.tick(2.0)
+    else:
+        client.publish(1, "", "src", b"newer", delivery_mode=2)
+    rig.turn()
+    assert (ready(rig, "src"), ready(rig, "dead")) == (why == "maxlen", 1)
+    checkpointed(rig, client)
+    assert len(own_files(rig)) == 1, "one body, in one store"
+    client.send(1, BasicGet(queue="dead", no_ack=True))
+    rig.turn()
+    assert client.bodies() == [LARGE]
+    checkpointed(rig, client)
+    assert own_files(rig) == []
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+def test_nor_when_it_goes_to_queues_of_all_sorts(rig: BrokerRig, longest: Longest) -> None:
+    """One file in each store, whatever the queues."""
+    client = rig.client().open()
+    names = {"d1": True, "d2": True, "t1": False, "t2": False}
+    for name, durable in names.items():
+        declared(client, name, durable=durable)
+        client.call(1, QueueBind(queue=name, exchange="amq.fanout"), QueueBindOk)
+    for mode in (2, 1):
+        client.publish(1, "amq.fanout", "", LARGE, delivery_mode=mode)
+        rig.turn()
+        assert [ready(rig, name) for name in names] == [1, 1, 1, 1]
+        checkpointed(rig, client)
+        assert len(own_files(rig)) == mode, "transient: one for all"
+        for name in names:
+            client.send(1, BasicGet(queue=name, no_ack=True))
+            rig.turn()
+            assert client.bodies() == [LARGE]
+        checkpointed(rig, client)
+        assert own_files(rig) == []
+    assert longest.read_bytes <= PIECE_BYTES
 
 
 # ---- channels, and what else is said -------------------------------------------------------------
@@ -435,11 +518,12 @@ def test_a_connection_that_dies_gives_it_back(
     rig: BrokerRig, no_ack: bool, persistent: bool
 ) -> None:
     filled(rig, LARGE, persistent=persistent)
+    before = rig.vhost.monitor.other_bytes
     client = begun(rig, no_ack=no_ack)
     assert len(open_bodies(rig)) == 1
     client.lose()
     assert open_bodies(rig) == []
-    assert rig.vhost.monitor.other_bytes == rig.client().rig.vhost.monitor.other_bytes
+    assert rig.vhost.monitor.other_bytes == before
     assert ready(rig) == 1
     other = rig.client().open()
     other.call(1, BasicConsume(queue="q"), BasicConsumeOk)

@@ -260,6 +260,7 @@ class ConnectionHandler(ChannelOwner):
         self.is_ended_by_server = True
         text = "the body of a message cannot be read; it is left in its queue"
         self.fail(AMQPConnectionError(INTERNAL_ERROR, text))
+        self.account()
 
     def sending_failed(self, error: Exception) -> None:
         """A step of the chore has raised this, which nobody expected: the client misses bytes."""

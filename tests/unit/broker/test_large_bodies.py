@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from penstock.broker.chores import STEPS_MAX
 from penstock.broker.large_content import PIECE_BYTES
 from penstock.broker.served_queue import ServedQueue
 from penstock.codec.spec import (
@@ -436,6 +437,22 @@ def test_small_messages_of_another_channel_do_not_keep_a_large_body_back(rig: Br
         rig.turn()
     assert not client.handler.output.has_large()
     assert client.bodies() == [LARGE]
+
+
+def test_a_turn_sends_no_more_than_some_pieces(rig: BrokerRig) -> None:
+    """Other clients are served between the pieces, also of one that takes all at once."""
+    body = body_of(10)
+    filled(rig, body, body)
+    clients = [rig.client().open(), rig.client().open()]
+    for client in clients:
+        client.send(1, BasicConsume(queue="q"))
+    rig.vhost.turn()
+    sent = [sent_bytes(client) for client in clients]
+    assert 0 < sum(sent) <= (STEPS_MAX + 1) * PIECE_BYTES
+    assert abs(sent[0] - sent[1]) <= 2 * PIECE_BYTES, "they take turns"
+    rig.turn()
+    for client in clients:
+        assert client.bodies() == [body]
 
 
 # ---- the message goes meanwhile ------------------------------------------------------------------

@@ -75,7 +75,7 @@ def dump(fs: FileSystem, path: str) -> Iterator[str]:
         return dump_checkpoint.dump(fs.read(path))
     if name in TEXTS:
         return iter([at(0, repr(fs.read(path)))])
-    if name == "reserve":
+    if name in ("reserve", "spill_reserve"):
         return _reserve(fs, path)
     raise NotAStoreError(path, "its name is not that of a file of a store")
 

@@ -36,8 +36,9 @@ and each other directory has, beside a directory <hash> for each vhost,
                                           id <that of the store>
                                           data <absolute path of the data directory>
 
-PLACES is replaced as a whole, and is durable before anything is made in the other directories. It
-alone decides where a file is: whatever else an interrupted move has left is not seen. A directory
+PLACES is replaced as a whole. It is durable, with the store's id, before anything is made in the
+other directories, and names them once they have their OWNER. It alone decides where a file is:
+whatever else an interrupted move has left is not seen [13]. A directory
 that PLACES names must have the OWNER of this store. If it does not, its disk is not mounted, or it
 was replaced, and then the store is not opened: it would begin without its messages.
 

@@ -11,10 +11,10 @@ left and taken. What is moved are all files of a kind (placed_filesystem.py), of
                    synced; then the directories, from the inside out
     VERSION        is 2 from here on, if anything is to be elsewhere
     PLACES         is replaced: the files are in the new place now. It says too what was left
-    delete         the old files, OWNER last, then the directory's own LOCK
+    delete         the old files, then the directory's LOCK, then its OWNER
     PLACES         no longer says what was left; VERSION is 1 if nothing is elsewhere
 
-One rename decides, so after a crash at any point the store is opened from the old place or from the
+One rename decides [13], so after a crash at any point the store is opened from the old place or from the
 new one, and the other one is not looked at. The same move, called again, begins the copy again or
 deletes what is left. Both kinds are moved by one such rename.
 
@@ -269,10 +269,10 @@ class _Move:
                 self._empty(kind, f"{path}/{VHOSTS}")
             elif owner_of(fs, root)[:2] == (kind, places.id):
                 self._empty(kind, root)
-                fs.unlink(f"{root}/{OWNER}")
-                sync_dir(fs, root)
-                if fs.exists(f"{root}/LOCK"):
-                    fs.unlink(f"{root}/LOCK")
+                for name in ("LOCK", OWNER):  # without OWNER nothing is deleted there any more
+                    if fs.exists(f"{root}/{name}"):
+                        fs.unlink(f"{root}/{name}")
+                        sync_dir(fs, root)
             elif not fs.is_dir(root) or fs.exists(f"{root}/{OWNER}"):
                 text = "the store has left it, and it is not there or another's: nothing is deleted"
                 self._moved.notes.append(f"{root}: {text}")

@@ -273,7 +273,15 @@ MUTANTS = (
     ),
     Mutant(
         "vhost-gone-on-one-disk", "[13]",
+        "                    # Gone for good before the vhost is: one of the same name would find it.\n"
         "                    self.below.sync_dir(self.roots[kind])\n",
+        "",
+        DISKS,
+    ),
+    Mutant(
+        "vhost-made-on-one-disk", "[13]",
+        "                # There for good before `.vhost` says that the vhost is whole.\n"
+        "                self.below.sync_dir(self.roots[kind])\n",
         "",
         DISKS,
     ),

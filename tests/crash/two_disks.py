@@ -151,12 +151,21 @@ def attempt(seed: int, counts: Counts, points: int = 12) -> str:
 
 
 def attempt_vhosts(seed: int, counts: Counts) -> str:
-    """A vhost is deleted from a store on three disks, crashed at every operation; one of the same
-    name, made after that, is empty."""
+    """A vhost is made in a store on three disks, and deleted, crashed at every operation; it can
+    be opened then, and one of the same name is empty."""
     rng = random.Random(seed)
     fs = FaultyFileSystem(seed=seed)
     make(fs, ROOTS)
     data = DataDirectory(fs, DATA)
+    made = fs.start_journal()
+    data.vhost_path(DELETED.encode())
+    for at, image in made.images():
+        left = image.crash("kept", apart=apart(rng))
+        try:
+            again = DataDirectory(left, DATA)
+            opened(left, again).close()
+        except OSError as error:
+            return f"{type(error).__name__}: {error}\n  seed {seed}: vhost made, operation {at}"
     engine = opened(fs, data)
     queue = engine.declare_queue(b"q")
     for _ in range(20):

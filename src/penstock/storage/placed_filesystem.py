@@ -16,7 +16,9 @@ is room for both. No file is ever renamed or linked from one column to another.
 
 A vhost's directory is thus up to three. `list` shows the names of each directory that belong there,
 so what an interrupted move has left in the wrong one is not seen. `mkdir`, `rmdir` and `sync_dir`
-of it are done in all three, and `sync_dir` of `<data>/vhosts` in both other directories too.
+of it are done in all three, and `sync_dir` of `<data>/vhosts` in both other directories too. The
+others are made and removed first, and durably, so that a vhost in the data directory has them and
+one that is gone has not [13].
 `free_bytes` of the data directory or a vhost's is that of the disk with the least; `disks` names
 them, `place` says where one file is.
 
@@ -163,8 +165,10 @@ class PlacedFileSystem(FileSystem):
 
     def mkdir(self, path: str) -> None:
         if self._inside(path) != self._vhosts:
-            for _, directory in self._others(path):
+            for kind, directory in self._others(path):
                 self.below.mkdir(directory)
+                # There for good before `.vhost` says that the vhost is whole.
+                self.below.sync_dir(self.roots[kind])
         self.below.mkdir(self.place(path))
 
     def rmdir(self, path: str) -> None:

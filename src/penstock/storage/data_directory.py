@@ -292,6 +292,10 @@ def check_free(fs: FileSystem, path: str, kind: str, root: str, id: str) -> None
     def refuse(expected: str) -> OptionError:
         return OptionError(OPTIONS[kind], root, expected)
 
+    real, real_data = fs.real_path(root), fs.real_path(path)
+    for one, other in ((real, real_data), (real_data, real)):
+        if f"{one}/".startswith(f"{other.rstrip('/')}/"):
+            raise refuse(f"a directory outside the data directory {path}, and not one above it")
     parent = root.rpartition("/")[0] or "/"
     is_there = fs.exists(root)
     if is_there and not fs.is_dir(root):
@@ -301,10 +305,6 @@ def check_free(fs: FileSystem, path: str, kind: str, root: str, id: str) -> None
     kind_of_disk = fs.kind(root if is_there else parent)
     if kind_of_disk in NETWORK_KINDS:
         raise refuse(f"a directory on a local disk, it is on a network file system ({kind_of_disk})")
-    real, real_data = fs.real_path(root), fs.real_path(path)
-    for one, other in ((real, real_data), (real_data, real)):
-        if f"{one}/".startswith(f"{other.rstrip('/')}/"):
-            raise refuse(f"a directory outside the data directory {path}, and not one above it")
     if not is_there:
         return
     found_kind, found_id, data = owner_of(fs, root)
@@ -395,7 +395,7 @@ class DataDirectory:
         self._rng = rng or random.SystemRandom()
         self._locks: list[Lock] = []
         given = {LOG: log_directory, SPILL: spill_directory}
-        given = {kind: root.rstrip("/") for kind, root in given.items() if root}
+        given = {kind: root.rstrip("/") or "/" for kind, root in given.items() if root}
         is_made = fs.exists(self.path + "/VERSION")
         if not create or is_made:
             check_version(fs, self.path)

@@ -83,7 +83,7 @@ def move(
     try:
         for name in _vhosts_in(fs, f"{data.path}/{VHOSTS}"):
             vhosts.append(fs.lock(f"{data.path}/{VHOSTS}/{name}/LOCK"))
-        work = _Move(fs, data, {kind: root.rstrip("/") for kind, root in given.items() if root})
+        work = _Move(fs, data, {kind: root.rstrip("/") or "/" for kind, root in given.items() if root})
         work.progress = progress or _silent
         return work.run(rng or random.SystemRandom())
     finally:

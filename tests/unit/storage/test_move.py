@@ -109,8 +109,8 @@ def test_a_place_that_cannot_be_taken_is_refused_and_nothing_moves(
     fs.open("/foreign/file", create=True).close()
     DataDirectory(fs, "/other", spill_directory="/other-spill").close()
     before = fs.names()
-    with pytest.raises(OptionError, match=f"option {option}: given '{log or spill}'" if not (
-        log and spill) else option):
+    given = log if option == "log_directory" else spill
+    with pytest.raises(OptionError, match=f"option {option}: given '{given}', expected"):
         move(fs, DATA, log_directory=log, spill_directory=spill)
     assert fs.names() == before
     check_moved(fs, {})

@@ -58,7 +58,7 @@ def test_a_new_store_has_its_parts_elsewhere() -> None:
     assert fs.read("/data/VERSION") == b"penstock 2\n"
     for root in (LOG_AT, SPILL_AT):
         assert fs.list(root) == [hash_name(b"/"), "LOCK", OWNER]
-    assert f"data /data\n".encode() in fs.read(f"{LOG_AT}/{OWNER}")
+    assert b"data /data\n" in fs.read(f"{LOG_AT}/{OWNER}")
     places = read_places(fs, "/data")
     assert places is not None
     assert places.roots == BOTH

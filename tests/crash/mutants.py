@@ -267,13 +267,15 @@ MUTANTS = (
     ),
     Mutant(
         "directory-synced-on-one-disk", "[13]",
-        "        for _, directory in self._others(path):\n            self.below.sync_dir(directory)\n",
+        "        for _, directory in self._others(path):\n"
+        "            self.below.sync_dir(directory)\n",
         "",
         DISKS,
     ),
     Mutant(
         "vhost-gone-on-one-disk", "[13]",
-        "                    # Gone for good before the vhost is: one of the same name would find it.\n"
+        "                    # Gone for good before the vhost is: "
+        "one of the same name would find it.\n"
         "                    self.below.sync_dir(self.roots[kind])\n",
         "",
         DISKS,
@@ -287,7 +289,8 @@ MUTANTS = (
     ),
     Mutant(
         "places-not-synced", "[13]",
-        '    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")\n    sync_dir(fs, directory)\n',
+        '    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")\n'
+        "    sync_dir(fs, directory)\n",
         '    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")\n',
         DISKS,
     ),
@@ -299,7 +302,8 @@ MUTANTS = (
     ),
     Mutant(
         "moved-names-not-synced", "[13]",
-        '                self._copy_tree(f"{old}/{name}", f"{new}/{name}")\n        sync_dir(fs, new)\n',
+        '                self._copy_tree(f"{old}/{name}", f"{new}/{name}")\n'
+        "        sync_dir(fs, new)\n",
         '                self._copy_tree(f"{old}/{name}", f"{new}/{name}")\n',
         DISKS,
     ),

@@ -146,7 +146,9 @@ def attempt(seed: int, counts: Counts, points: int = 12) -> str:
     except (Violation, AssertionError, OSError, OptionError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}\n  seed {seed}: {before} -> {after}, {where}"
     except Exception as error:
-        return f"unexpected {type(error).__name__}: {error}\n  seed {seed}, {before} {after} {where}"
+        return (
+            f"unexpected {type(error).__name__}: {error}\n  seed {seed}, {before} {after} {where}"
+        )
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Log and messages are on two disks, and one of them is full: publishers wait for that one, which is
-named, acknowledgements go on, and publishers go on when there is room again.
+"""Log and messages are on two disks, and one of them is full: publishers wait for that one, and it
+is named; acknowledgements go on, and publishers go on when there is room again.
 
 Simulated, with disks of two sizes. A broker on two real file systems is in test_two_volumes.py.
 """

@@ -80,7 +80,9 @@ def test_a_broker_keeps_its_log_and_its_messages_there(volumes: Path) -> None:
     bodies = [b"%d " % n * 20_000 for n in range(50)]
     with broker(volumes) as at:
         at.control("add_vhost", name="v")
-        at.control("set_permissions", user="guest", vhost="v", configure=".*", write=".*", read=".*")
+        at.control(
+            "set_permissions", user="guest", vhost="v", configure=".*", write=".*", read=".*"
+        )
         for vhost in ("/", "v"):
             channel = channel_of(at, vhost)
             channel.confirm_delivery()
@@ -147,7 +149,7 @@ def tools(volumes: Path, at: LiveBroker) -> None:
 
 def test_a_second_broker_and_missing_disks_are_refused(volumes: Path) -> None:
     with broker(volumes) as at:
-        with pytest.raises(AssertionError, match="locked by|of no other store"):
+        with pytest.raises(AssertionError, match=r"locked by|of no other store"):
             broker(volumes, "other").start()
         with pytest.raises(AssertionError, match="locked by"):
             broker(volumes).start()

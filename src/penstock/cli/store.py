@@ -235,14 +235,14 @@ def move(
     store goes on there, so an interrupted move does no harm: give the same command again. Without
     any TO what an interrupted move has left is deleted.
     """
-    absolute = {
-        "log_directory": str(Path(log_directory).absolute()) if log_directory else "",
-        "spill_directory": str(Path(spill_directory).absolute()) if spill_directory else "",
-    }
-    for name, path in absolute.items():
-        check_directory(name, path)
+    log = str(Path(log_directory).absolute()) if log_directory else ""
+    spill = str(Path(spill_directory).absolute()) if spill_directory else ""
+    check_directory("log_directory", log)
+    check_directory("spill_directory", spill)
     with _files() as fs, _progress(verbose) as progress:
-        moved = moves.move(fs, directory, **absolute, progress=progress)
+        moved = moves.move(
+            fs, directory, log_directory=log, spill_directory=spill, progress=progress
+        )
     for note in moved.notes:
         shown.say(f"note: {note}")
     for kind, root in moved.roots.items():

@@ -52,7 +52,10 @@ def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -
     vhosts = f"{path}/vhosts"
     inside = [f"{vhosts}/{name}" for name in fs.list(vhosts)] if fs.is_dir(vhosts) else []
     for root in others:
-        inside += [root, *(f"{root}/{name}" for name in fs.list(root) if fs.is_dir(f"{root}/{name}"))]
+        inside += [
+            root,
+            *(f"{root}/{name}" for name in fs.list(root) if fs.is_dir(f"{root}/{name}")),
+        ]
     for one in (path, f"{path}/{USERS_FILE}", vhosts, *inside):
         bits = fs.permissions(one)
         if not bits & OTHERS_WRITE:

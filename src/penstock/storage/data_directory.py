@@ -75,9 +75,7 @@ OPTIONS: Final = {LOG: "log_directory", SPILL: "spill_directory"}
 MOVE: Final = "penstock store move"
 _PREFIX: Final = "penstock "
 _PLACES_HEAD: Final = "penstock places 1"
-_OURS: Final = frozenset(
-    {"LOCK", "VERSION", "VERSION.new", "vhosts", PLACES, PLACES + ".new"}
-)
+_OURS: Final = frozenset({"LOCK", "VERSION", "VERSION.new", "vhosts", PLACES, PLACES + ".new"})
 _OURS_ELSEWHERE: Final = frozenset({"LOCK", OWNER, OWNER + ".new"})
 # What a fresh volume brings: of ext4, of snapshots (NetApp, ZFS, Btrfs), of quotas, and the names
 # with which Kubernetes and desktops begin.
@@ -258,7 +256,7 @@ def place_locks(fs: FileSystem, path: str) -> list[Lock]:
     locks: list[Lock] = []
     try:
         for root in places.roots.values() if places is not None else ():
-            locks.append(fs.lock(f"{root}/LOCK"))
+            locks.append(fs.lock(f"{root}/LOCK"))  # noqa: PERF401 - some, if one fails
     except BaseException:
         for lock in locks:
             lock.release()
@@ -304,7 +302,9 @@ def check_free(fs: FileSystem, path: str, kind: str, root: str, id: str) -> None
         raise refuse(f"a directory whose parent exists, there is no {parent}")
     kind_of_disk = fs.kind(root if is_there else parent)
     if kind_of_disk in NETWORK_KINDS:
-        raise refuse(f"a directory on a local disk, it is on a network file system ({kind_of_disk})")
+        raise refuse(
+            f"a directory on a local disk, it is on a network file system ({kind_of_disk})"
+        )
     if not is_there:
         return
     found_kind, found_id, data = owner_of(fs, root)

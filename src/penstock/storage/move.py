@@ -14,9 +14,9 @@ left and taken. What is moved are all files of a kind (placed_filesystem.py), of
     delete         the old files, then the directory's LOCK, then its OWNER
     PLACES         no longer says what was left; VERSION is 1 if nothing is elsewhere
 
-One rename decides [13], so after a crash at any point the store is opened from the old place or from the
-new one, and the other one is not looked at. The same move, called again, begins the copy again or
-deletes what is left. Both kinds are moved by one such rename.
+One rename decides [13], so after a crash at any point the store is opened from the old place or
+from the new one, and the other one is not looked at. The same move, called again, begins the copy
+again or deletes what is left. Both kinds are moved by one such rename.
 
 Of `msg_store_transient` and `leases` nothing is copied: each start empties them. Files that had two
 names on the old disk become two files.
@@ -36,7 +36,6 @@ from penstock.storage.data_directory import (
     FORMAT,
     OWNER,
     PLACED_FORMAT,
-    VHOSTS,
     DataDirectory,
     NewPlace,
     Places,
@@ -50,7 +49,7 @@ from penstock.storage.data_directory import (
     write_version,
 )
 from penstock.storage.filesystem import FileSystem, Lock
-from penstock.storage.placed_filesystem import LOG, SPILL, kind_of
+from penstock.storage.placed_filesystem import LOG, SPILL, VHOSTS, kind_of
 
 COPY_BYTES: Final = 1 << 20
 SPARE_BYTES: Final = 1 << 20  # of room, for what directories and names take
@@ -82,8 +81,12 @@ def move(
     vhosts: list[Lock] = []
     try:
         for name in _vhosts_in(fs, f"{data.path}/{VHOSTS}"):
-            vhosts.append(fs.lock(f"{data.path}/{VHOSTS}/{name}/LOCK"))
-        work = _Move(fs, data, {kind: root.rstrip("/") or "/" for kind, root in given.items() if root})
+            vhosts.append(  # noqa: PERF401 - some, if one fails
+                fs.lock(f"{data.path}/{VHOSTS}/{name}/LOCK")
+            )
+        work = _Move(
+            fs, data, {kind: root.rstrip("/") or "/" for kind, root in given.items() if root}
+        )
         work.progress = progress or _silent
         return work.run(rng or random.SystemRandom())
     finally:

@@ -72,7 +72,7 @@ class PlacedFileSystem(FileSystem):
         self._real = below.real_path(path)
 
     @property
-    def on_complete(self) -> Callable[[], None] | None:  # type: ignore[override]
+    def on_complete(self) -> Callable[[], None] | None:
         """Of the file system below."""
         return self.below.on_complete
 

@@ -30,8 +30,8 @@ FILE_RAM: Final = 700
 
 KINDS: Final = {
     ".wal": "log", ".new": "log", ".qi": "slots", ".qs": "small bodies", ".rdq": "store",
-    ".hint": "store tables", ".msg": "large bodies", "reserve": "reserve", "spill_reserve": "reserve",
-    ".page": "stream pages", ".idx": "stream indexes",
+    ".hint": "store tables", ".msg": "large bodies", "reserve": "reserve",
+    "spill_reserve": "reserve", ".page": "stream pages", ".idx": "stream indexes",
 }  # fmt: skip
 
 

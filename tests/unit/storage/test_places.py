@@ -144,7 +144,7 @@ def test_a_directory_that_cannot_be_written_leaves_nothing(code: int, kind: str)
     fs = disks()
     before = fs.names()
     fs.fail(code, kinds=[kind], path="/big", times=None)
-    with pytest.raises(OptionError, match="spill_directory: given '/big/spill'.*can be written"):
+    with pytest.raises(OptionError, match=r"spill_directory: given '/big/spill'.*can be written"):
         opened(fs, LOG_AT, SPILL_AT)
     assert fs.names() == before
     fs.clear_faults()
@@ -162,7 +162,7 @@ def test_a_file_system_without_locks_is_refused(monkeypatch: pytest.MonkeyPatch)
         return real(path)
 
     monkeypatch.setattr(fs, "lock", lock)
-    with pytest.raises(OptionError, match="log_directory: given '/fast/log'.*No locks available"):
+    with pytest.raises(OptionError, match=r"log_directory: given '/fast/log'.*No locks available"):
         opened(fs, LOG_AT, SPILL_AT)
     assert fs.names() == before
 

@@ -44,7 +44,7 @@ from penstock.message import Entry, Message
 from penstock.storage import lease_engine, record, recovery
 from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
-from penstock.storage.data_directory import sync_dir, vhost_number
+from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
@@ -86,7 +86,7 @@ class StorageEngine:
         options: StorageOptions | None = None,
         on_event: Callable[[str, str], None] | None = None,
     ) -> None:
-        self.fs = fs
+        self.fs: FileSystem = placed(fs, path)
         self.path: str = path
         self.clock = clock
         self.rng = rng
@@ -111,13 +111,13 @@ class StorageEngine:
         self.is_committing: bool = False  # TX_PARTs are out: no cut now
         self.gathering: OneRecord | None = None
         self.on_head: Callable[[Stream], None] | None = None  # a head has moved
-        self._lock = fs.lock(path + "/LOCK")
+        self._lock = self.fs.lock(path + "/LOCK")
         try:
             self._open(vhost)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and is_disk_full(error):
-                raise DiskFullError(path, fs.free_bytes(path), 0) from error
+                raise self.disk_error(0) from error
             raise
 
     def _open(self, name: bytes) -> None:
@@ -149,10 +149,10 @@ class StorageEngine:
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
-            free, needed = fs.free_bytes(path), self._needed_bytes()
+            full = self.disk_error(self._needed_bytes())
             self.log.abandon_start()
             self.state.close()
-            raise DiskFullError(path, free, needed)
+            raise full
         for queue in self.state.queues.values():
             queue.holder = DictHolder()
             for row in queue.section.values():
@@ -870,13 +870,23 @@ class StorageEngine:
     def refuse(self) -> None:
         self.check()
         if self.blocked:
-            free = self.fs.free_bytes(self.path)
-            raise DiskFullError(self.path, free, self.options.disk_free_limit)
+            raise self.disk_error(self.options.disk_free_limit)
 
     def disk_full(self, error: OSError, needed: int) -> Exception:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return error
-        return self.full(DiskFullError(self.path, self.fs.free_bytes(self.path), needed))
+        return self.full(self.disk_error(needed))
+
+    def fullest_disk(self) -> tuple[str, int]:
+        """A directory on the disk with the least room of those that the store uses, and the bytes
+        that are free there."""
+        found = [(self.fs.free_bytes(disk), disk) for disk in self.fs.disks(self.path)]
+        free, disk = min(found)
+        return disk, free
+
+    def disk_error(self, needed: int) -> DiskFullError:
+        """There is no room for so many bytes on one of the disks."""
+        return DiskFullError(*self.fullest_disk(), needed)
 
     def full(self, error: DiskFullError) -> DiskFullError:
         if not self.blocked:

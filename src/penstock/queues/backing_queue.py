@@ -312,6 +312,16 @@ class BackingQueue(ABC):
         updated last and with the average size of what is ready; 0.0 for an empty queue."""
 
     @abstractmethod
+    def elsewhere_bytes(self) -> int:
+        """Of bodies that it holds in RAM and other queues do, too: what those count for them.
+        `ram_bytes` is without it."""
+
+    @abstractmethod
+    def unshare(self) -> None:
+        """It is about to be gone without an orderly end: what it shares with other queues is
+        theirs alone."""
+
+    @abstractmethod
     def set_queue_mode(self, mode: str) -> None:
         """ "default" or "lazy" (everything goes to disk at once). ValueError."""
 

@@ -1,4 +1,4 @@
-"""What queues count in RAM, and what they hold there, counted another way: by the identity of bodies.
+"""What queues count in RAM, and what they hold there, counted by the identity of bodies.
 
 `counted_bytes` adds up what the queues say. `held_bytes` walks over everything that they hold: 32
 bytes for each row, 256 and the header for each message, and each body object once, however many
@@ -37,7 +37,9 @@ def counted_bytes(queues: Iterable[VariableQueue]) -> int:
     whole = 0
     for queue in queues:
         counted = queue.ram_bytes()
-        assert counted >= _rows_bytes(queue) + _heads_bytes(queue), "a body counts less than nothing"
+        assert counted >= _rows_bytes(queue) + _heads_bytes(queue), (
+            "a body counts less than nothing"
+        )
         whole += counted
     return whole
 

@@ -30,7 +30,6 @@ from penstock.codec.spec import (
     QueuePurge,
     QueuePurgeOk,
     TxCommit,
-    TxCommitOk,
     TxRollback,
     TxRollbackOk,
     TxSelect,
@@ -107,7 +106,7 @@ class Life:
             how["priority"] = self.rng.randrange(5)
         if self.rng.random() < 0.2:
             how["expiration"] = self.rng.choice(("0", "500", "9000"))
-        to_all = self.rng.random() < 0.9
+        to_all = self.rng.random() < 0.8
         exchange, key = ("fan", "") if to_all else ("", self.any_queue())
         self.client.publish(channel, exchange, key, body, **how)
         self.rig.turn()

@@ -279,13 +279,14 @@ class BackingQueue(ABC):
         """Counters, as docs/memory.md lists them: len, depth, bytes, unacked_bytes, ram_bytes,
         ram_messages, alphas, betas, gammas, delta, pending, paged_pending, leased, leased_bytes,
         q1 ... q4, is_flowed, target_bytes, disk_reads, disk_writes, four rates per second, mode.
-        unacked_bytes: of pending and leased messages."""
+        unacked_bytes: of pending and leased messages. elsewhere_bytes: see the call."""
 
     # ---- memory --------------------------------------------------------------------------------
 
     @abstractmethod
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM: alphas with header, body and object, packed rows, pending ones."""
+        """Bytes counted in RAM: alphas with header, body and object, packed rows, pending ones; of
+        a body that other queues hold too, a part."""
 
     @abstractmethod
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:

@@ -48,29 +48,37 @@ class SharedBodies:
 class SharedBody:
     """body: not empty. weight: how many are expected to hold it, at least 1."""
 
-    __slots__ = ("_holders", "_is_complete", "_part", "_weight", "body")
+    __slots__ = ("_holders", "_is_complete", "_part", "_size", "_weight", "body")
 
     def __init__(self, body: bytes, weight: int) -> None:
+        size = len(body)
         self.body: bytes = body
+        self._size: int = size
         self._holders: list[SharedBodies] = []
         self._weight: int = weight
-        self._part: int = len(body) // weight
+        self._part: int = size // weight
         self._is_complete: bool = False
 
     def join(self, holder: SharedBodies) -> None:
         """One more holds it; who holds it twice joins twice."""
+        holder.count += 1
+        if self._is_complete:
+            self._join_late(holder)
+            return
+        holder.elsewhere_bytes += self._size - self._part
+        self._holders.append(holder)
+
+    def _join_late(self, holder: SharedBodies) -> None:
         holders = self._holders
-        size = len(self.body)
+        size = self._size
         n = len(holders)
-        if self._is_complete and n and (n + 1) * self._part > size:
+        if n and (n + 1) * self._part > size:
             self._share_anew(n + 1 + (n + 1) // 7)
         part = self._part
-        holder.count += 1
         holder.elsewhere_bytes += size - part
         holders.append(holder)
-        if self._is_complete:
-            # The first counts the rest: this part less, or all of the rest if it came just now.
-            holders[0].elsewhere_bytes += part if n else part - size
+        # The first counts the rest: this part less, or all of the rest if it came just now.
+        holders[0].elsewhere_bytes += part if n else part - size
 
     def complete(self) -> None:
         """Everybody for whom it was published has it, or never will in RAM. A second call does
@@ -80,7 +88,7 @@ class SharedBody:
         self._is_complete = True
         n = len(self._holders)
         if n:
-            self._holders[0].elsewhere_bytes -= len(self.body) - n * self._part
+            self._holders[0].elsewhere_bytes -= self._size - n * self._part
             if n > self._weight:
                 self._share_anew(n)
             self._look_at_parts(n)
@@ -94,7 +102,7 @@ class SharedBody:
             at += 1
         if at == n:
             raise ValueError("a shared body was left by a queue that does not hold it")
-        size = len(self.body)
+        size = self._size
         part = self._part
         rest = size - n * part if self._is_complete else 0
         holder.count -= 1
@@ -119,7 +127,7 @@ class SharedBody:
 
     def _share_anew(self, weight: int) -> None:
         """Parts for so many holders, at least as many as there are; the sum stays."""
-        part = len(self.body) // weight
+        part = self._size // weight
         more = part - self._part
         self._weight = weight
         self._part = part
@@ -140,7 +148,7 @@ class SharedBody:
         """What it counts of this, for as often as it holds it."""
         counted = self.times(holder) * self._part
         if self._is_complete and self._holders and self._holders[0] is holder:
-            counted += len(self.body) - len(self._holders) * self._part
+            counted += self._size - len(self._holders) * self._part
         return counted
 
 

@@ -72,7 +72,8 @@ class Life:
         self.client = self.rig.client()
         self.client.open(1)
         self.client.open(2)
-        self.client.call(1, ConfirmSelect(), ConfirmSelectOk)
+        if seed % 3 != 2:  # a confirm of what a stream gets as a dead letter waits for another sync
+            self.client.call(1, ConfirmSelect(), ConfirmSelectOk)
         self.client.call(2, TxSelect(), TxSelectOk)
         self.number = 0
         self.unacked: list[int] = []  # delivery tags of channel 1
@@ -81,6 +82,12 @@ class Life:
             self.client.call(1, declare, ExchangeDeclareOk)
         for name in (*QUEUES, *BURIED):
             self.declare(name)
+        if seed % 3:  # then a stream gets the messages, too, or the dead letters
+            stream = {"x-queue-type": "stream"}
+            declare = QueueDeclare(queue="stream", durable=True, arguments=stream)
+            self.client.call(1, declare, QueueDeclareOk)
+            bind = QueueBind(queue="stream", exchange="fan" if seed % 3 == 1 else "dead")
+            self.client.call(1, bind, QueueBindOk)
 
     def declare(self, name: str) -> None:
         """A queue and its binding."""
@@ -209,7 +216,7 @@ def test_each_body_in_ram_counts_once_whatever_happens(seed: int) -> None:
     for _ in range(STEPS):
         life.step()
         shared = max(shared, sum(queue.state.shared.count for queue in managed(life.rig.vhost)))
-    assert shared > 20, "there was something to share"
+    assert shared > 10, "there was something to share"
     for name in (*QUEUES, *BURIED):
         life.client.call(1, QueuePurge(queue=name), QueuePurgeOk)
         life.judge()

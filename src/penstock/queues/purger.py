@@ -332,8 +332,9 @@ def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
                 index.keep_transients(entry.seq // index.slots, 1)
     if bodies:
         _write_bodies(state, bodies)
+    rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
     state.leave(entries)
-    return [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
+    return rows
 
 
 def _write_bodies(state: VQState, entries: list[Entry]) -> None:

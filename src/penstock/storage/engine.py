@@ -367,7 +367,7 @@ class StorageEngine:
             raise self.full(error) if isinstance(error, DiskFullError) else error from None
         for queue in queues:
             queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
-        if isinstance(message, SharedMessage) and self.sharing is None:
+        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
             message.shared.complete()
         if self.log.is_full:
             self.wait_for_room()
@@ -392,7 +392,7 @@ class StorageEngine:
         message.persistent = False
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
-        if isinstance(message, SharedMessage) and self.sharing is None:
+        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
             message.shared.complete()
         return message
 
@@ -460,7 +460,7 @@ class StorageEngine:
         except BaseException as error:
             self.stop(error)
             raise
-        if isinstance(new, SharedMessage) and self.sharing is None:
+        if isinstance(new, SharedMessage) and new.shared is not self.sharing:
             new.shared.complete()
         return lsn, new
 

@@ -309,7 +309,7 @@ class Transaction:
                 entry = Entry(seq, m)
                 queue.holder.add(entry)
                 published.entries.append((queue, entry))
-            if isinstance(m, SharedMessage) and self._engine.sharing is None:
+            if isinstance(m, SharedMessage) and m.shared is not self._engine.sharing:
                 m.shared.complete()
             if in_store:
                 state.store.ref(m.store_file, m.id, len(published.queues))

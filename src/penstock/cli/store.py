@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, ask, named
 from penstock.cli.main import (
     EX_DATAERR,
@@ -30,7 +30,7 @@ from penstock.cli.main import (
     RefusedError,
     UnavailableError,
 )
-from penstock.cli.shown import FORMAT, table
+from penstock.cli.output import FORMAT, table
 from penstock.clock import SystemClock
 from penstock.errors import LockedError
 from penstock.storage import backup as backups
@@ -74,9 +74,9 @@ def verify(directory: str, verbose: bool, form: str) -> int:
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_OK if report.is_fine else EX_DATAERR
     for problem in report.problems:
-        shown.say(f"problem: {problem}")
+        output.say(f"problem: {problem}")
     for note in report.notes:
-        shown.say(f"note: {note}")
+        output.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
     rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
@@ -103,7 +103,7 @@ def dump(path: str) -> None:
         if not fs.exists(path):
             raise FileNotFoundError(2, "No such file or directory", path)
         for line in dumps.dump_tree(fs, path):
-            shown.say(line)
+            output.say(line)
 
 
 @store.command()
@@ -132,9 +132,9 @@ def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, f
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_DATAERR if report.losses else EX_OK
     for loss in report.losses:
-        shown.say(f"lost: {loss}")
+        output.say(f"lost: {loss}")
     for note in report.notes:
-        shown.say(f"note: {note}")
+        output.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]
@@ -236,13 +236,13 @@ def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
             raise FailedError(EX_NOINPUT, f"no queue '{queue}' in vhost '{vhost}'")
     if form == "json":
         of = {"vhost": vhost} if queue is None else {"vhost": vhost, "queue": queue}
-        shown.document({**of, "paths": paths})
+        output.document({**of, "paths": paths})
         return
     if not paths:
         text = f"queue '{queue}' has no files of its own: what it holds stands in those of {place}"
         raise FailedError(EX_NOINPUT, text)
     for path in paths:
-        shown.say(path)
+        output.say(path)
 
 
 # ---- helpers -----------------------------------------------------------------------------------

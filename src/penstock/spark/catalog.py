@@ -34,6 +34,7 @@ from penstock.queues.stream_options import SEPARATOR
 from penstock.spark.access import why_not_here
 from penstock.spark.classic_queues import (
     ClassicQueues,
+    ReaderOwner,
     is_classic_refusal,
     is_stream_refusal,
     refuse_batch,
@@ -48,9 +49,8 @@ from penstock.spark.http_link import (
     retried,
 )
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import SourceOptions
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
-from penstock.spark.reader_owner import ReaderOwner
-from penstock.spark.source_options import SourceOptions
 from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_name import QUEUE_NAME, name_in

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import OptionError
-from penstock.spark.source_options import lowered, parse_source_options
+from penstock.spark.options import lowered, parse_source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

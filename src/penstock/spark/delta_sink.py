@@ -28,16 +28,24 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from penstock.clock import SystemClock
-from penstock.spark.lake_schema import (
+from penstock.spark.lake_table import (
+    BATCH,
+    QUERY,
     Division,
     MisfitError,
     added_fields,
     arrow_schema,
+    by_tasks,
+    chunks,
+    codes_of,
+    conformed,
     divisions_of,
+    local_path,
+    needs,
+    pieces,
     same_divisions,
+    sync,
 )
-from penstock.spark.lake_table import BATCH, QUERY, by_tasks, needs
-from penstock.spark.lake_task import chunks, codes_of, conformed, local_path, pieces, sync
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,18 +24,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
-from penstock.spark.lake_files import absolute
-from penstock.spark.lake_schema import (
+from penstock.spark.file_sink import absolute
+from penstock.spark.lake_table import (
+    BATCH,
+    QUERY,
     TIMES,
     Division,
     MisfitError,
     added_fields,
     arrow_schema,
+    by_tasks,
+    chunks,
+    codes_of,
+    conformed,
     divisions_of,
+    local_path,
+    needs,
+    pieces,
     same_divisions,
+    sync,
 )
-from penstock.spark.lake_table import BATCH, QUERY, by_tasks, needs
-from penstock.spark.lake_task import chunks, codes_of, conformed, local_path, pieces, sync
 
 if TYPE_CHECKING:
     import numpy as np

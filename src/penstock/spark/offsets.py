@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.errors import OptionError, PenstockError
-from penstock.spark.source_options import EARLIEST, LATEST, Bound
+from penstock.spark.options import EARLIEST, LATEST, Bound
 
 Key = tuple[str, int]  # stream, partition
 Find = Callable[[str, int, int], int]  # stream, partition, time in us -> first offset from then on

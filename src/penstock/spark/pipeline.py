@@ -18,6 +18,13 @@ is stopped. With one, the next call of `_batch` refuses its rows, which the next
 Spark has nothing that stops a query between two batches.
 
 Not here: the frames (pipeline_frames.py), what is drawn meanwhile (the command line).
+
+The tables of a pipeline: which LakeTable a [[sink]] is, with its options from the file.
+
+A misfit is told with the sink's place in the file. `fitting_table` looks at a table that is there,
+for whoever wants to know before anything runs; `lake_table` does not.
+
+Not here: what they do (delta_sink.py, iceberg_sink.py), when (pipeline.py).
 """
 
 import re
@@ -34,15 +41,14 @@ from pyspark.sql import functions as F
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.spark import pipeline_frames as frames
-from penstock.spark.file_sink import FileSink
-from penstock.spark.lake_files import absolute, lake_files
-from penstock.spark.lake_schema import MisfitError
-from penstock.spark.lake_sinks import fitting_table, lake_table
-from penstock.spark.lake_table import LakeTable, ordered
+from penstock.spark.delta_sink import DeltaSink
+from penstock.spark.file_sink import FileSink, absolute, lake_files
+from penstock.spark.iceberg_sink import IcebergSink
+from penstock.spark.lake_table import LakeTable, MisfitError, arrow_schema, ordered
+from penstock.spark.options import AT_LEAST_ONCE
 from penstock.spark.pipeline_broker import broker_at, ensure_queue
 from penstock.spark.pipeline_file import ANY_EXCHANGE, PipelineFileError, PipelineSpec, SinkSpec
 from penstock.spark.pipeline_state import CHECKPOINT, RunFacts, StateLock, write_facts
-from penstock.spark.sink_options import AT_LEAST_ONCE
 
 POLL_S: Final = 0.2
 DEAD: Final = "dead"  # of the query's parts: the dead letters; the others are the sinks' numbers
@@ -342,3 +348,25 @@ def publish(messages: DataFrame, options: dict[str, str], url: str | None) -> in
         writer = writer.option("url", url)
     writer.mode("append").save()
     return int(seen.get["rows"])
+
+
+def lake_table(spec: PipelineSpec, sink: SinkSpec, place: str) -> LakeTable:
+    """place: the sink's, for messages. LakeMissingError, PipelineFileError."""
+    try:
+        if sink.kind == "delta":
+            return DeltaSink(
+                absolute(sink.target), partition_by=sink.partition_by, storage=spec.storage
+            )
+        return IcebergSink(sink.target, partition_by=sink.partition_by, catalog=spec.catalog)
+    except MisfitError as error:
+        raise PipelineFileError(place, str(error)) from None
+
+
+def fitting_table(spec: PipelineSpec, sink: SinkSpec, rows: "DataFrame", place: str) -> LakeTable:
+    """The same, for rows of these columns; it is looked at, and not changed. PipelineFileError."""
+    table = lake_table(spec, sink, place)
+    try:
+        table.check(arrow_schema(rows.schema))
+    except MisfitError as error:
+        raise PipelineFileError(place, str(error)) from None
+    return table

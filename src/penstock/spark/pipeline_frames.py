@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from penstock.spark.lake_files import absolute
-from penstock.spark.lake_schema import MisfitError, divisions_of
+from penstock.spark.file_sink import absolute
+from penstock.spark.lake_table import MisfitError, divisions_of
 from penstock.spark.pipeline_file import (
     ANY_EXCHANGE,
     MESSAGE_COLUMNS,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import LockedError
-from penstock.spark.lake_files import LocalFiles
+from penstock.spark.file_sink import LocalFiles
 from penstock.spark.pipeline_file import PipelineSpec
 
 CHECKPOINT: Final = "checkpoint"

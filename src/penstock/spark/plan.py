@@ -31,7 +31,7 @@ from math import ceil
 from typing import NamedTuple
 
 from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
-from penstock.spark.source_options import EARLIEST, LATEST
+from penstock.spark.options import EARLIEST, LATEST
 
 NEAR = 0.25  # of a task's bytes: a border that near to a cut takes its place
 

@@ -47,7 +47,7 @@ from pyspark.sql.types import (
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
 from penstock.errors import OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string, split_address
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -43,8 +43,8 @@ from penstock.spark import offsets, plan
 from penstock.spark.access import LeaseGoneError, Source, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
 from penstock.spark.offsets import Positions
+from penstock.spark.options import SourceOptions
 from penstock.spark.progress import Losses, StreamProgress, sources
-from penstock.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from penstock.broker import vhost_info
 from penstock.broker.topology import SYSTEM
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.lists import COLUMNS
 from penstock.cli.main import cli
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import pipeline_verbs
+from penstock.cli import pipelines
 from penstock.cli.main import main
-from penstock.cli.pipeline_verbs import options_of, stderr_into, stopping
+from penstock.cli.pipelines import options_of, stderr_into, stopping
 from penstock.spark.pipeline_file import parse_pipeline
 from penstock.spark.pipeline_state import RunFacts, StateLock, write_facts
 
@@ -105,7 +105,7 @@ def test_without_pyspark_one_line_says_what_to_install(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        pipeline_verbs.importlib.util, "find_spec",
+        pipelines.importlib.util, "find_spec",
         lambda name, *more: None if name == "pyspark" else real(name, *more),
     )  # fmt: skip
     assert main(["pipeline", "run", "flights.toml"]) == 69

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
@@ -212,7 +212,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 def test_on_a_terminal_tables_are_drawn(
     data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     assert main(["store", "stats", data]) == 0
     out = capsys.readouterr().out
     assert "\t" not in out

@@ -16,8 +16,7 @@ from deltalake import DeltaTable
 
 from penstock.spark import delta_sink
 from penstock.spark.delta_sink import DeltaSink, directory_text, partition_text, statistics_of
-from penstock.spark.lake_schema import MisfitError
-from penstock.spark.lake_table import LakeMissingError
+from penstock.spark.lake_table import LakeMissingError, MisfitError
 from tests.unit.spark.lake_stand_in import rows_of, without_spark
 
 

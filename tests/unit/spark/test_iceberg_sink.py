@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.spark import iceberg_sink
 from penstock.spark.iceberg_sink import IcebergSink, catalog_properties
-from penstock.spark.lake_schema import MisfitError
-from penstock.spark.lake_table import LakeMissingError
+from penstock.spark.lake_table import LakeMissingError, MisfitError
 from tests.unit.spark.lake_stand_in import rows_of, without_spark
 
 

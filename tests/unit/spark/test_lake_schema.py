@@ -4,7 +4,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from penstock.spark.lake_schema import (  # noqa: E402 - only where Arrow is
+from penstock.spark.lake_table import (  # noqa: E402 - only where Arrow is
     Division,
     MisfitError,
     added_fields,

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.client import connect
 from penstock.codec.spec import QueueDeclare
-from penstock.spark import pipeline_needs
+from penstock.spark import pipeline_check
+from penstock.spark.pipeline_check import Finding, needs
 from penstock.spark.pipeline_file import parse_pipeline
-from penstock.spark.pipeline_needs import Finding, needs
 from tests.helpers.live_broker import LiveBroker
 
 pytestmark = pytest.mark.real
@@ -119,9 +119,9 @@ def test_no_python_of_the_pipeline_is_run(found: Desk) -> None:
 
 
 def test_packages_of_a_sink(found: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline_needs.importlib.util.find_spec
+    real = pipeline_check.importlib.util.find_spec
     monkeypatch.setattr(
-        pipeline_needs.importlib.util, "find_spec",
+        pipeline_check.importlib.util, "find_spec",
         lambda name, *more: None if name == "deltalake" else real(name, *more),
     )  # fmt: skip
     text = FILE.format(transform="", sink='delta = "lake"', url=found.url, http_url=found.http_url)

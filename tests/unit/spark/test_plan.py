@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.spark.offsets import Heads, PartitionHead, Positions, all_heads, ids_of
+from penstock.spark.options import EARLIEST, LATEST
 from penstock.spark.plan import (
     PageSpan,
     PageTable,
@@ -20,7 +21,6 @@ from penstock.spark.plan import (
     table_of_average,
     tasks,
 )
-from penstock.spark.source_options import EARLIEST, LATEST
 
 HEADS: Heads = {
     "s": {

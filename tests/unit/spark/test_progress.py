@@ -8,9 +8,9 @@ from penstock.errors import OptionError
 from penstock.spark.catalog import Catalog
 from penstock.spark.http_link import LinkError
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import Place, SourceOptions, parse_source_options
 from penstock.spark.plan import PageTable, table_of_average
 from penstock.spark.progress import DataLossError, ReaderHold, StreamProgress
-from penstock.spark.source_options import Place, SourceOptions, parse_source_options
 
 
 class ToyCatalog(Catalog):

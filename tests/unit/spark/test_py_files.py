@@ -16,7 +16,7 @@ from penstock.spark.py_files import NAME, PyFilesError, ship, write_py_files
 # What a task imports, the source's and the sink's; none of it may want a file beside it.
 OF_TASKS = (
     "penstock.spark.access", "penstock.arrow_batches", "penstock.page_frames",
-    "penstock.spark.staging_frames", "penstock.client.opening", "penstock.storage.page",
+    "penstock.spark.staging", "penstock.client.opening", "penstock.storage.page",
 )  # fmt: skip
 
 

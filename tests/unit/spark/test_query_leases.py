@@ -8,9 +8,9 @@ import pytest
 from penstock.errors import OptionError
 from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import SourceOptions, parse_source_options
 from penstock.spark.plan import PageTable, table_of_average
 from penstock.spark.progress import DataLossError, StreamProgress
-from penstock.spark.source_options import SourceOptions, parse_source_options
 
 BODY_BYTES = 100
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ReaderTakenError
+from penstock.spark.classic_queues import ReaderOwner, taken_error
 from penstock.spark.http_link import LinkError, RefusedError
-from penstock.spark.reader_owner import ReaderOwner, taken_error
-from penstock.spark.source_options import Place
+from penstock.spark.options import Place
 
 PLACE = Place("http://h")
 MINE = {"is_owner": True, "renewals": 1, "expires_s": 15}

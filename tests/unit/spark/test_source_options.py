@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OptionError
-from penstock.spark.source_options import (
+from penstock.spark.options import (
     EARLIEST,
     LATEST,
-    OPTIONS,
     Bound,
     Place,
     SourceOptions,
     parse_place,
     parse_source_options,
+)
+from penstock.spark.options import (
+    SOURCE_NAMES as OPTIONS,
 )
 
 URL = {"url": "http://u:p%40ss@example.org:1234/my%2Fvhost"}

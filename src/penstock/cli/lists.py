@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 import click
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, ask, named
-from penstock.cli.shown import FORMAT
+from penstock.cli.output import FORMAT
 from penstock.errors import OptionError
 
 # command -> (columns that are shown when none is asked for, the others)
@@ -108,7 +108,7 @@ def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
-    shown.table(names, [[row.get(name) for name in names] for row in found])
+    output.table(names, [[row.get(name) for name in names] for row in found])
 
 
 def _listing(command: str, what: str, *, of_vhost: Decorator | None = None) -> click.Command:
@@ -118,7 +118,7 @@ def _listing(command: str, what: str, *, of_vhost: Decorator | None = None) -> c
     def run(data: str, form: str, columns: tuple[str, ...], **more: Any) -> None:
         found = ask(data, command, more.get("vhost"))
         if form == "json":
-            shown.document([{name: row.get(name) for name in columns or row} for row in found])
+            output.document([{name: row.get(name) for name in columns or row} for row in found])
         else:
             rows_of(command, found, columns)
 

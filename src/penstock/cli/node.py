@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
 from penstock.cli.main import EX_UNAVAILABLE, RefusedError, UnavailableError
-from penstock.cli.shown import FORMAT
+from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import LockedError
@@ -37,7 +37,7 @@ def status(vhost: str | None, form: str, data: str) -> None:
     `is_healthy` is false while a vhost is down or publishers have to wait; `problems` says why.
     """
     found = ask(data, "status") if vhost is None else ask(data, "vhost_status", vhost)
-    shown.pairs(found, form)
+    output.pairs(found, form)
 
 
 @click.command("health_check")
@@ -52,7 +52,7 @@ def health_check(data: str) -> None:
         click.echo("ok")
         return
     for problem in found["problems"]:
-        shown.say(f"penstock: {problem}", err=True)
+        output.say(f"penstock: {problem}", err=True)
     raise click.exceptions.Exit(EX_UNAVAILABLE)
 
 

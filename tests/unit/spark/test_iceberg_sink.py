@@ -88,7 +88,7 @@ def test_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog_properties({"type": "sql", "uri": "sqlite:///x", "warehouse": "./w"})[
         "warehouse"
     ] == f"file://{tmp_path}/w"  # fmt: skip
-    with pytest.raises(MisfitError, match="type and uri of the catalog have to be said"):
+    with pytest.raises(MisfitError, match="give type and uri of the catalog"):
         catalog_properties({"warehouse": "s3://lake"})
 
 

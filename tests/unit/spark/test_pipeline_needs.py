@@ -87,7 +87,7 @@ def test_everything_that_is_wrong_is_told_at_once(found: Desk) -> None:
     )  # fmt: skip
     assert [code for code, _ in problems] == [64, 64, 69]
     exchange, source, http = (text for _, text in problems)
-    assert "exchange: no 'no.exchange' there" in exchange
+    assert "exchange: 'no.exchange' does not exist" in exchange
     assert "fligths" in source
     assert "http_url: the broker does not answer at http://127.0.0.1:1" in http
     assert "Connection refused" in http

@@ -93,7 +93,7 @@ def test_a_head_that_went_back() -> None:
     assert found == [Range("s", 0, 1000, 1100)]
     assert "it ends at offset 1100, expected at least 1200" in str(losses[0])
     assert ranges(at(1150, 0), at(1200, 0), HEADS)[0] == []
-    assert "ends at offset 1100, before 1150" in str(behind(at(1150, 0), HEADS)[0])
+    assert "ends at offset 1100, expected at least 1150" in str(behind(at(1150, 0), HEADS)[0])
 
 
 def test_another_stream_of_that_name() -> None:

@@ -138,7 +138,7 @@ def test_a_refused_row_is_an_error(broker: ScriptedBroker) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ({"queue": "q"}, "queue 'q' at .*: there is no such queue: declare it first"),
+        ({"queue": "q"}, "queue 'q' at .*: the queue does not exist: declare it first"),
         ({"exchange": "x"}, "no queue got the row with routing key 'q' .NO_ROUTE"),
     ],
 )

@@ -1,43 +1,34 @@
-"""`penstock pipeline`: run, check, list and show pipelines from streams into tables and queues.
+"""`penstock pipeline`: runs, checks, lists and shows pipelines; and `penstock spark` for clusters.
 
     penstock pipeline check flights.toml         would it run?
-    penstock pipeline run flights.toml           until all that is there is through, or for ever
+    penstock pipeline run flights.toml           until all that exists is read, or until stopped
     penstock pipeline run archive -o stream=flights.events -o into=lake/archive
-    penstock pipeline list                       those whose state is below ./state
+    penstock pipeline list                       pipelines whose state is below ./state
     penstock pipeline status flights.toml        how far it is, and what is left
+    penstock spark py-files penstock.zip         the package, for spark-submit --py-files
 
-`run` stops after the batch that is under way at SIGINT or SIGTERM, and the next run goes on there;
-a second Ctrl-C ends at once, which is safe too. Built-in pipelines (archive, replay, dead-letters,
-audit) are run by their name.
+At SIGINT or SIGTERM, `run` stops after the current batch, and the next run continues there; a
+second Ctrl-C ends it at once, which is safe too. Built-in pipelines (archive, replay, dead-letters,
+audit) are run by name.
 
-`list` and `status` read the state directories and need no Spark. PySpark is imported by what needs
-it; where it is not installed, one line says how to.
+`list` and `status` read the state directories without Spark. PySpark is imported where it is
+needed; if it is not installed, one line says how to install it.
 
-Not here: the file (penstock.spark.pipeline_file), the job (penstock.spark.pipeline).
-
-What `penstock pipeline run` shows while it goes on: a bar on a terminal, plain lines in a pipe.
+While `run` runs, it shows a bar on a terminal:
 
     flights  ━━━━━━━━━━━━━━╸━━━━━━━  210,000/336,776 rows  62.1 MiB  lag 126,776  52,113/s  0:00:02
 
-The end of the bar is what has been read plus the lag: how far the source's latest offset is ahead.
-A source that does not say (files) gets a bar without an end. A pipeline with an interval has no end
-either; its lag is what one looks at.
+The bar's end is what has been read plus the lag, which is how far the source's latest offset is
+ahead. A source that does not report it (files) has a bar without an end. The rate counts from the
+end of the first batch, during which Spark starts its workers. In a pipe there is a plain line for a
+batch, at most one every two seconds. At the end, `run` prints the totals.
 
-The rate counts from the end of the first batch, in which Spark still starts its workers.
-
-In a pipe there is a line for each batch, at most one every two seconds. What was done in all is
-told at the end in either case, by the command.
-
-`penstock spark`: what a Spark cluster wants from the machine that starts its jobs.
-
-    penstock spark py-files penstock.zip
-    spark-submit --py-files penstock.zip job.py
-
-Needs no Spark. Not here: the zip (penstock.spark.py_files), pipelines (pipeline_verbs.py).
+The file format is in penstock.spark.pipeline_file, the job in penstock.spark.pipeline.
 """
 
 import importlib.util
-import os
+import json
+import os  # noqa: TID251 - the environment, which says where the broker is
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -64,34 +55,34 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline_file import PipelineSpec
     from penstock.spark.pipeline_state import PipelineState, RunFacts
 
-BUILT_IN: Final = ("archive", "audit", "dead-letters", "replay")
 STATE_ROOT: Final = "state"
-# What Spark says when a worker did not come up in time, which another run may survive.
+# Texts of Spark's errors when a worker did not start in time; another run may succeed.
 TRY_AGAIN: Final = ("failed to connect back", "timed out", "TimeoutException")
 NOTE: Final = "note"
-LOG_BYTES: Final = 8 << 20  # of Spark's log; a longer one is begun anew
+LOG_BYTES: Final = 8 << 20  # of Spark's log; a longer one is truncated at the next start
 LOG_SHOWN: Final = 3000  # characters of Spark's log, when Spark does not start
+LINE_S: Final = 2.0
 
-URL = click.option(
-    "--url", metavar="URL", help="The broker [that of the file, PENSTOCK_URL, this host]."
+URL = click.option("--url", metavar="URL", help="The broker [the file's, PENSTOCK_URL, this host].")
+HTTP_URL = click.option(
+    "--http-url", metavar="URL", help="The broker's HTTP port [15672 of that host]."
 )
-HTTP_URL = click.option("--http-url", metavar="URL", help="Its HTTP port [15672 of that host].")
 MASTER = click.option(
-    "--master", metavar="URL", help="Any Spark cluster, as spark://host:7077 [local[*]]."
+    "--master", metavar="URL", help="A Spark cluster, such as spark://host:7077 [local[*]]."
 )
 OPTION = click.option(
     "-o", "--option", "options", multiple=True, metavar="NAME=VALUE",
-    help="Of a built-in pipeline; for a file table.key=value, which wins over the file.",
+    help="An option of a built-in pipeline; for a file table.key=value, which overrides the file.",
 )  # fmt: skip
 
 
 class SparkMissingError(MissingPackageError):
-    """PySpark is not installed."""
+    """PySpark or pyarrow is not installed."""
 
 
 @click.group("pipeline")
 def pipeline() -> None:
-    """Run, check, list and show pipelines from streams into tables and queues."""
+    """Run, check, list and show pipelines into tables and queues."""
 
 
 @pipeline.command("run")
@@ -100,13 +91,13 @@ def pipeline() -> None:
 @URL
 @HTTP_URL
 @MASTER
-@click.option("-q", "--quiet", is_flag=True, help="Nothing but what is wrong.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @FORMAT
 def run(
     file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
     master: str | None, quiet: bool, form: str,
 ) -> int:  # fmt: skip
-    """Run a pipeline's file, or a built-in one: archive, replay, dead-letters, audit."""
+    """Run a pipeline: a file, or a built-in one (archive, replay, dead-letters, audit)."""
     needs_spark()
     given = options_of(options)
     if file == "audit":
@@ -126,7 +117,7 @@ def run(
     if form == "json":
         output.document(vars(facts))
     elif not quiet:
-        tell(spec, facts)
+        print_totals(spec, facts)
     return EX_OK
 
 
@@ -141,9 +132,9 @@ def check(
     file: str, options: tuple[str, ...], url: str | None, http_url: str | None,
     master: str | None, form: str,
 ) -> None:  # fmt: skip
-    """Say whether a pipeline would run: its keys, columns, packages, broker, a sample of its rows.
+    """Check whether a pipeline would run: keys, columns, packages, broker, a sample of its rows.
 
-    Every problem is told in one run. Nothing is written, and no Python of the pipeline's is run.
+    Lists all problems at once. Writes nothing, and runs no Python of the pipeline.
     """
     spec = loaded(file, options_of(options), url, http_url)
     found: list[Finding] = []
@@ -155,8 +146,8 @@ def check(
             output.say(f"{finding.kind:<5} {finding.text}")
     problems = [finding for finding in found if finding.code]
     if form == "json":
-        told = [{"kind": finding.kind, "text": finding.text} for finding in found]
-        output.document({"pipeline": spec.name, "findings": told})
+        lines = [{"kind": finding.kind, "text": finding.text} for finding in found]
+        output.document({"pipeline": spec.name, "findings": lines})
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise FailedError(problems[0].code, f"{spec.name}: {count}: it would not run")
@@ -187,7 +178,7 @@ def list_(root: str, form: str) -> None:
 def status(file: str | None, url: str | None, form: str) -> None:
     """Show how far a pipeline is: its last batch, its offsets, and how many records are left.
 
-    Without FILE: all of ./state, a line for each.
+    Without FILE, shows a line for each pipeline in ./state.
     """
     from penstock.spark.pipeline_state import find_states, read_state
 
@@ -204,9 +195,9 @@ def status(file: str | None, url: str | None, form: str) -> None:
     directory = file if Path(file).is_dir() else loaded(file, {}, url, None).state
     state = read_state(directory)
     if state is None:
-        raise FileNotFoundError(2, "no pipeline has its state there: it has not run", directory)
-    told: dict[str, object] = dict(summary(state))
-    told["offsets"] = {
+        raise FileNotFoundError(2, "no pipeline's state is there: it has not run", directory)
+    facts: dict[str, object] = dict(summary(state))
+    facts["offsets"] = {
         f"{stream}[{part}]": offset
         for one in state.offsets
         for stream, parts in one.items()
@@ -215,21 +206,70 @@ def status(file: str | None, url: str | None, form: str) -> None:
         if isinstance(offset, int)
     }
     last = state.facts.get("run", {})
-    told["source"] = " ".join(
+    facts["source"] = " ".join(
         str(state.facts.get("source", {}).get(x, "")) for x in ("kind", "name")
     )
-    told["started"] = time_of(last.get("started_s"))
-    told |= {name: last.get(name) for name in ("batches", "bytes", "sinks", "error")}
-    told["lag"], told["lag_unknown"] = lag_at(state, url)
-    output.pairs({name: value for name, value in told.items() if value not in (None, "", {})}, form)
+    facts["started"] = time_of(last.get("started_s"))
+    facts |= {name: last.get(name) for name in ("batches", "bytes", "sinks", "error")}
+    facts["lag"], facts["lag_unknown"] = lag_at(state, url)
+    output.pairs(
+        {name: value for name, value in facts.items() if value not in (None, "", {})}, form
+    )
 
 
-def _say_none(root: str) -> None:
-    click.echo(f"no pipeline has its state in {root} or below it", err=True)
+# ---- parts of run and check ----------------------------------------------------------------------
+
+
+def loaded(
+    file: str, given: dict[str, str], url: str | None, http_url: str | None
+) -> "PipelineSpec":
+    """Return the spec of a file, or of a built-in pipeline. Raises PipelineFileError and
+    FileNotFoundError."""
+    from penstock.spark.built_in_pipelines import NAMES, built_in
+    from penstock.spark.pipeline_file import PipelineFileError, parse_pipeline, with_url
+
+    path = Path(file)
+    if file in NAMES and not path.is_file():
+        place, text = file, built_in(file, given)
+        given = {}
+    else:
+        try:
+            place, text = file, path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            text = f"{error.strerror}, and not a built-in pipeline ({', '.join(NAMES)})"
+            raise FileNotFoundError(error.errno, text, file) from None
+        except UnicodeDecodeError as error:
+            raise PipelineFileError(file, f"not a text file, UTF-8: {error.reason}") from None
+    if url is not None:
+        given = {**given, "source.url": url}
+    if http_url is not None:
+        given = {**given, "source.http_url": http_url}
+    return with_url(parse_pipeline(place, text, path.stem, given), os.environ)
+
+
+def options_of(given: tuple[str, ...]) -> dict[str, str]:
+    """Parse options NAME=VALUE. Raises click.UsageError."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"option {text!r}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def needs_spark() -> None:
+    """Raise SparkMissingError unless PySpark and pyarrow are installed."""
+    for name in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            raise SparkMissingError(
+                f"pipelines run on Spark, and {name} is not installed: "
+                "pip install 'penstock[spark]'"
+            )
 
 
 def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
-    """All that can be found out, first what takes no Spark."""
+    """Return all findings, those without Spark first."""
     from penstock.spark.pipeline_check import WRONG, Finding, needs
 
     found = []
@@ -252,7 +292,7 @@ def _findings(spec: "PipelineSpec", master: str | None) -> "Iterator[Finding]":
 
 
 def _check_needs(spec: "PipelineSpec") -> None:
-    """FailedError with all that is wrong, before Spark takes its time to start."""
+    """Raise FailedError with all problems, before Spark takes its time to start."""
     from penstock.spark.pipeline_check import needs
 
     problems = [finding for finding in needs(spec) if finding.code]
@@ -260,21 +300,21 @@ def _check_needs(spec: "PipelineSpec") -> None:
         raise FailedError(problems[0].code, "; ".join(finding.text for finding in problems))
 
 
-def _run(job: "Pipeline", progress: PipelineProgress, spec: "PipelineSpec") -> "RunFacts":
+def _run(job: "Pipeline", progress: "PipelineProgress", spec: "PipelineSpec") -> "RunFacts":
     from penstock.client import UnreachableError
     from penstock.spark.pipeline import PipelineError
 
     try:
         return job.run(progress)
     except UnreachableError as error:
-        text = f"{error}: is the broker running? --url says which one is meant"
+        text = f"{error}: is the broker running? --url sets the broker"
         raise FailedError(EX_UNAVAILABLE, text) from None
     except PipelineError as error:
         raise FailedError(_code_of(error), f"{_said(error)}{_log_of(spec)}") from None
 
 
 def _code_of(error: "PipelineError") -> int:
-    """70 is for mistakes of ours; a run that failed is none as a rule."""
+    """Return the exit code of a failed run, which is rarely a bug (70)."""
     if error.is_data:
         return EX_DATAERR
     text = str(error)
@@ -282,7 +322,7 @@ def _code_of(error: "PipelineError") -> int:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what Spark says, which has many."""
+    """Return the first line of an error of Spark, which has many."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -291,60 +331,29 @@ def _log_of(spec: "PipelineSpec") -> str:
     return "" if log is None else f" (Spark's log: {log})"
 
 
-# ---- what they share -----------------------------------------------------------------------------
+def _audit(given: dict[str, str], master: str | None, form: str) -> int:
+    """Run the built-in audit."""
+    from penstock.spark.audit import AuditOptions, audit
 
-
-def needs_spark() -> None:
-    """SparkMissingError, unless PySpark and pyarrow are there."""
-    for name in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(name) is None:
-            raise SparkMissingError(
-                f"pipelines run on Spark, and {name} is not installed: "
-                "pip install 'penstock[spark]'"
-            )
-
-
-def options_of(given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE each."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.UsageError(f"option {text!r}: expected NAME=VALUE")
-        found[name] = value
-    return found
-
-
-def loaded(
-    file: str, given: dict[str, str], url: str | None, http_url: str | None
-) -> "PipelineSpec":
-    """The spec of a file, or of a built-in pipeline. PipelineFileError, FileNotFoundError."""
-    from penstock.spark.pipeline_file import PipelineFileError, parse_pipeline, with_url
-
-    path = Path(file)
-    if file in BUILT_IN and not path.is_file():
-        from penstock.spark.pipelines import built_in
-
-        place, text = file, built_in(file, given)
-        given = {}
+    options = AuditOptions.of(given)
+    with session(None, master) as spark:
+        report = audit(spark, options)
+    if form == "json":
+        output.document(report.as_dict())
     else:
-        try:
-            place, text = file, path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            told = f"{error.strerror}, and no built-in pipeline ({', '.join(BUILT_IN)})"
-            raise FileNotFoundError(error.errno, told, file) from None
-        except UnicodeDecodeError as error:
-            raise PipelineFileError(file, f"not a text file, UTF-8: {error.reason}") from None
-    if url is not None:
-        given = {**given, "source.url": url}
-    if http_url is not None:
-        given = {**given, "source.http_url": http_url}
-    return with_url(parse_pipeline(place, text, path.stem, given), os.environ)
+        output.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
+        for problem in report.problems:
+            output.say(f"problem: {problem}")
+        click.echo(report.summary())
+    return EX_OK if report.is_fine else EX_DATAERR
+
+
+# ---- a session, its log and its end --------------------------------------------------------------
 
 
 @contextmanager
 def session(spec: "PipelineSpec | None", master: str | None) -> "Iterator[SparkSession]":
-    """Spark, for as long as the block lasts."""
+    """Start Spark for the duration of the block."""
     from penstock.spark.spark_session import session as start
 
     conf = dict(spec.conf) if spec is not None else {}
@@ -360,7 +369,7 @@ def session(spec: "PipelineSpec | None", master: str | None) -> "Iterator[SparkS
 
 
 def spark_log(state: str) -> Path | None:
-    """Where Spark's own log goes; None: to stderr, of a state directory that is not here."""
+    """Return where Spark's own log goes, or None for stderr, if the state directory is remote."""
     from penstock.spark.pipeline_state import is_remote
 
     if is_remote(state):
@@ -371,8 +380,8 @@ def spark_log(state: str) -> Path | None:
 
 @contextmanager
 def stderr_into(log: Path | None) -> Iterator[None]:
-    """What is started within the block writes its stderr there, for as long as it lives: the JVM,
-    which has more to say than a person wants to read. If the block fails, the log's end is told."""
+    """Send the stderr of processes that the block starts into a file for as long as they live: the
+    JVM prints more than a person wants to read. If the block fails, print the log's end."""
     if log is None:
         yield
         return
@@ -395,14 +404,14 @@ def stderr_into(log: Path | None) -> Iterator[None]:
 
 @contextmanager
 def stopping(job: "Pipeline") -> Iterator[None]:
-    """SIGINT and SIGTERM ask the job to stop; the second one ends it at once."""
+    """Make SIGINT and SIGTERM ask the job to stop. A second signal ends it at once."""
     asked: list[int] = []
 
     def on_signal(number: int, _frame: Any) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        click.echo("stopping after this batch; again: at once", err=True)
+        click.echo("stopping after this batch; press again to stop at once", err=True)
         job.ask_stop()
 
     before = {
@@ -415,8 +424,11 @@ def stopping(job: "Pipeline") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def tell(spec: "PipelineSpec", facts: "RunFacts") -> None:
-    """What a run has done."""
+# ---- what list, status and run print -------------------------------------------------------------
+
+
+def print_totals(spec: "PipelineSpec", facts: "RunFacts") -> None:
+    """Print what a run has done."""
     rows: list[list[object]] = [["read", f"{spec.source.kind} {spec.source.name}", facts.rows]]
     rows += [["wrote", title, count] for title, count in facts.sinks.items()]
     if facts.failed:
@@ -428,7 +440,7 @@ def tell(spec: "PipelineSpec", facts: "RunFacts") -> None:
 
 
 def summary(state: "PipelineState") -> dict[str, object]:
-    """A row of `list`."""
+    """Return a row of `list`."""
     last = state.facts.get("run", {})
     ended = last.get("ended_s")
     outcome = last.get("outcome", "")
@@ -448,14 +460,14 @@ def summary(state: "PipelineState") -> dict[str, object]:
 
 
 def time_of(seconds: float | None) -> str | None:
-    """In UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat("T", "seconds")
     )
 
 
 def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | None]:
-    """How many records are left, as the broker says; or None, and why it is not known."""
+    """Return how many records are left, or None and why that is not known."""
     source = state.facts.get("source", {})
     if source.get("kind") != "queue" or not state.offsets:
         return None, None
@@ -469,59 +481,16 @@ def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | N
         return None, str(error)
 
 
-def _audit(given: dict[str, str], master: str | None, form: str) -> int:
-    """Built in: verify the checksums of a store with Spark's tasks."""
-    from penstock.spark.audit import AuditOptions, audit
-
-    options = AuditOptions.of(given)
-    with session(None, master) as spark:
-        report = audit(spark, options)
-    if form == "json":
-        output.document(report.as_dict())
-    else:
-        output.table(["vhost", "kind", "name", "messages", "bytes", "damaged"], report.rows())
-        for problem in report.problems:
-            output.say(f"problem: {problem}")
-        click.echo(report.summary())
-    return EX_OK if report.is_fine else EX_DATAERR
+def _say_none(root: str) -> None:
+    click.echo(f"no pipeline has its state in {root} or below it", err=True)
 
 
-LINE_S: Final = 2.0
-
-
-def lag_of(progress: Any) -> int | None:
-    """How many records the latest offsets of a query's sources are ahead of where it is."""
-    lag = 0
-    for source in (progress or {}).get("sources", []):
-        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
-        if end is None or latest is None:
-            return None
-        lag += max(0, count_of(latest) - count_of(end))
-    return lag if progress else None
-
-
-def _offset(value: object) -> object | None:
-    """Spark gives them as JSON, or as the text of it."""
-    if isinstance(value, str):
-        import json
-
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
-    return value
-
-
-def count_of(offset: object) -> int:
-    """The sum of the offsets of all partitions: {"stream": {"0": 17, "1": 4, "id": "..."}}."""
-    if isinstance(offset, dict):
-        return sum(count_of(inner) for inner in offset.values())
-    return offset if isinstance(offset, int) and not isinstance(offset, bool) else 0
+# ---- the progress of a run -----------------------------------------------------------------------
 
 
 class PipelineProgress:
-    """Use as a context manager, and call with each tick. is_drawn: None for whether stdout is a
-    terminal; is_quiet: nothing at all."""
+    """A context manager that shows the ticks it is called with. is_drawn: None for whether stdout
+    is a terminal. is_quiet: show nothing."""
 
     def __init__(
         self, name: str, *, is_drawn: bool | None = None, is_quiet: bool = False,
@@ -558,7 +527,7 @@ class PipelineProgress:
             self._bar.stop()
 
     def __call__(self, tick: "Tick") -> None:
-        """Show it, if there is anything new."""
+        """Show a tick, if it has anything new."""
         facts = tick.facts
         if self._is_quiet:
             return
@@ -579,7 +548,7 @@ class PipelineProgress:
             self._echo(progress_line(facts, lag, now - self._started, rate))
 
     def _rate(self, facts: "RunFacts", now: float) -> float | None:
-        """Rows a second since the first batch; None while there is no other."""
+        """Return rows per second since the first batch, or None before a second one."""
         if self._first is None:
             self._first = (now, facts.rows) if facts.batches else None
             return None
@@ -587,8 +556,36 @@ class PipelineProgress:
         return (facts.rows - rows) / (now - since) if facts.rows > rows and now > since else None
 
 
+def lag_of(progress: Any) -> int | None:
+    """Return how many records the sources' latest offsets are ahead of a query, or None."""
+    lag = 0
+    for source in (progress or {}).get("sources", []):
+        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+        if end is None or latest is None:
+            return None
+        lag += max(0, count_of(latest) - count_of(end))
+    return lag if progress else None
+
+
+def _offset(value: object) -> object | None:
+    """Return an offset from JSON or from its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value
+
+
+def count_of(offset: object) -> int:
+    """Return the sum of all partitions' offsets: {"stream": {"0": 17, "1": 4, "id": "..."}}."""
+    if isinstance(offset, dict):
+        return sum(count_of(inner) for inner in offset.values())
+    return offset if isinstance(offset, int) and not isinstance(offset, bool) else 0
+
+
 def progress_line(facts: "RunFacts", lag: int | None, seconds: float, rate: float | None) -> str:
-    """A plain line. rate: rows a second, None when nobody knows."""
+    """Return a plain line. rate: rows per second, None if unknown."""
     fields = _fields(facts, lag, rate)
     parts = [f"batch {facts.batches}: {facts.rows:,} rows", fields["size"], fields["lag"]]
     if facts.failed:
@@ -606,11 +603,9 @@ def _fields(facts: "RunFacts", lag: int | None, rate: float | None) -> dict[str,
 
 
 def _as_dict(progress: Any) -> Mapping[str, Any] | None:
-    """PySpark's StreamingQueryProgress is a dict, or has one."""
+    """Return PySpark's StreamingQueryProgress as a dict."""
     if progress is None or isinstance(progress, dict):
         return progress
-    import json
-
     found: Mapping[str, Any] = json.loads(progress.json)
     return found
 
@@ -640,9 +635,12 @@ def _new_bar() -> "Progress":
     )
 
 
+# ---- penstock spark ------------------------------------------------------------------------------
+
+
 @click.group("spark")
 def spark() -> None:
-    """What a Spark cluster wants: the package as a zip for --py-files."""
+    """Prepare Spark clusters: the package as a zip for --py-files."""
 
 
 @spark.command("py-files")
@@ -650,7 +648,7 @@ def spark() -> None:
 def py_files(path: str) -> None:
     """Write the package as a zip of plain Python, for spark-submit --py-files.
 
-    For executors that have no penstock installed. The driver has it installed, and its job calls
+    It is for executors without penstock. The driver needs penstock installed, and its job must call
     penstock.spark.register(spark).
     """
     from penstock.spark.py_files import write_py_files

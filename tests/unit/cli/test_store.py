@@ -258,7 +258,7 @@ def test_there_is_no_path_of_what_there_is_not(
     assert refusal("nothing") == f"penstock: no vhost 'nothing' in {data}\n"
     assert refusal("/", r"a\\\x1b") == "penstock: no queue 'a\\\\x1b' in vhost '/'\n"
     place = Path(data) / "vhosts" / hash_name(VHOST)
-    told = f"has no files of its own: what it holds stands in those of {place}\n"
+    told = f"has no files of its own: its messages are in those of {place}\n"
     assert refusal("/", "small") == f"penstock: queue 'small' {told}"
     assert main(["store", "path", "/", "small", "--data", data, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["paths"] == []

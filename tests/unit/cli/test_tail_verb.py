@@ -171,4 +171,4 @@ def test_what_is_no_stream_is_told(
 
 def test_no_broker_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tail", "q", "--url", "amqp://127.0.0.1:1"]) == 69
-    assert "is the broker running? --url says which one" in capsys.readouterr().err
+    assert "is the broker running? --url sets the broker" in capsys.readouterr().err

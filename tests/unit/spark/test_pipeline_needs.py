@@ -109,7 +109,7 @@ def test_no_python_of_the_pipeline_is_run(found: Desk) -> None:
     )
     findings = found(transform='python = "rows:double"')
     assert wrong(findings) == []
-    assert "it is not run" in findings[0].text
+    assert "does not run it" in findings[0].text
     ((code, text),) = wrong(found(transform='python = "rows:duoble"'))
     assert code == 64
     assert text.endswith("has no 'duoble', did you mean 'double'?")

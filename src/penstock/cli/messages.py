@@ -264,8 +264,8 @@ def show(messages: list[dict[str, Any]], form: str) -> None:
     """Write messages to stdout, and flush it."""
     for message in messages:
         if form == "json":
-            told = {name: value for name, value in message.items() if name != "tag"}
-            click.echo(output.json_text(told))
+            facts = {name: value for name, value in message.items() if name != "tag"}
+            click.echo(output.json_text(facts))
         else:
             body = message["body"]
             output.body(body if isinstance(body, bytes) else str(body).encode())
@@ -397,8 +397,8 @@ def record_line(record: "TailRecord", *, is_parted: bool, is_drawn: bool) -> str
     if not is_drawn:
         stamp = "" if when is None else when.isoformat(timespec="microseconds")
         fields = (stamp, offset, record.key, output.text(record.body))
-        told = (one.replace("\t", "\\t").replace("\n", "\\n") for one in fields)
-        return "\t".join(escaping.one_line(one) for one in told)
+        escaped = (one.replace("\t", "\\t").replace("\n", "\\n") for one in fields)
+        return "\t".join(escaping.one_line(one) for one in escaped)
     stamp = "" if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return "  ".join(
         (
@@ -416,7 +416,7 @@ def record_json(record: "TailRecord") -> object:
 
     when = record_time(record)
     properties = record.message.properties
-    told: dict[str, object] = {
+    facts: dict[str, object] = {
         "partition": record.partition,
         "offset": record.offset,
         "time": None if when is None else when.isoformat(timespec="microseconds"),
@@ -428,6 +428,6 @@ def record_json(record: "TailRecord") -> object:
         if name == "headers" and value is not None:
             value = {key: one for key, one in value.items() if not key.startswith("x-stream-")}
         if value:
-            told[name] = value
-    told["body"] = record.body
-    return output.readable(told)
+            facts[name] = value
+    facts["body"] = record.body
+    return output.readable(facts)

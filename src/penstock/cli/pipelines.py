@@ -386,8 +386,11 @@ def stderr_into(log: Path | None) -> Iterator[None]:
         yield
         return
     size = log.stat().st_size if log.exists() else 0
-    anew, size = (os.O_TRUNC, 0) if size > LOG_BYTES else (0, size)
-    kept, fresh = os.dup(2), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | anew, 0o644)
+    truncating, size = (os.O_TRUNC, 0) if size > LOG_BYTES else (0, size)
+    kept, fresh = (
+        os.dup(2),
+        os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | truncating, 0o644),
+    )
     try:
         os.dup2(fresh, 2)
         yield

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FILE: Final = "penstock.toml"
 LOCAL: Final = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - names, no bind
-DEFAULT_PORT: Final = 5672
 
 
 @click.command("serve")

@@ -296,12 +296,12 @@ def _progress(verbose: bool) -> Iterator[Progress | None]:
 
 
 def _lines() -> Progress:
-    told: dict[str, int] = {}
+    shown: dict[str, int] = {}
 
     def tell(what: str, done: int, total: int) -> None:
         tenth = done * 10 // total if total else 10
-        if told.get(what) != tenth:
-            told[what] = tenth
+        if shown.get(what) != tenth:
+            shown[what] = tenth
             click.echo(f"{what}: {done} of {total}", err=True)
 
     return tell

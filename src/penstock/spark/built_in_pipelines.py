@@ -257,8 +257,8 @@ def replay(given: Mapping[str, str]) -> str:
     options = options_of(given, REPLAY_OPTIONS, ("from",))
     targets = {name: options[name] for name in ("queue", "exchange", "back") if options[name]}
     if len(targets) != 1:
-        told = ", ".join(targets) or None
-        raise OptionError("queue", told, "one of queue, exchange and back: -o queue=...")
+        given_targets = ", ".join(targets) or None
+        raise OptionError("queue", given_targets, "one of queue, exchange and back: -o queue=...")
     kind = _choice("format", options["format"], ("parquet", "json"))
     back = options["back"]
     (target,) = targets.values()
@@ -343,7 +343,7 @@ def _lake_sink(
 ) -> tuple[str, ...]:
     """Return the [[sink]] of a table or of files, and Iceberg's [catalog]. Raises OptionError."""
     if warehouse is not None and kind != "iceberg":
-        raise OptionError("warehouse", warehouse, "format=iceberg with it")
+        raise OptionError("warehouse", warehouse, "format=iceberg")
     sink = _table("[[sink]]", {kind: into, "partition_by": list(columns), "gather": False})
     if warehouse is None:
         return (sink,)

@@ -119,7 +119,7 @@ def parse_place(given: Mapping[str, str]) -> Place:
         raise OptionError("url", both, "either 'url' of a broker or 'path' of a store")
     if path is not None:
         if "httpurl" in options:
-            raise OptionError("httpUrl", options["httpurl"], "'url', not 'path', beside it")
+            raise OptionError("httpUrl", options["httpurl"], "'url', not 'path', with it")
         return Place(path=path, vhost=options.get("vhost", "/"))
     assert url is not None
     if "vhost" in options:
@@ -282,7 +282,7 @@ def _streams(
     three = ("subscribe", "subscribePattern", "assign")
     given = [name for name in three if name.lower() in options]
     if len(given) > 1:
-        raise OptionError(given[1], options[given[1].lower()], f"nothing beside {given[0]!r}")
+        raise OptionError(given[1], options[given[1].lower()], f"none with {given[0]!r}")
     pattern = options.get("subscribepattern")
     if pattern is not None:
         try:
@@ -472,7 +472,7 @@ class SinkOptions:
             place = None
             _refuse_of_staging(values)
             if queue is not None and "routing_key" in values:
-                expected = "none together with queue: it is its name"
+                expected = "none with queue, whose name it is"
                 raise OptionError("routing_key", values["routing_key"], expected)
         query_id, batch_id = _batch(values)
         return cls(

@@ -413,7 +413,7 @@ def _source(table: TomlTable) -> SourceSpec:
     if kind != "queue":
         for key in of_queues:
             if key in table:
-                raise table.wrong(key, table[key], f"none: it goes with queue, and not with {kind}")
+                raise table.wrong(key, table[key], f"none: it is for queue, not for {kind}")
     return SourceSpec(
         kind=kind,
         name=name,
@@ -469,7 +469,7 @@ def _transform(table: TomlTable, source: SourceSpec) -> TransformSpec:
         raise table.wrong("on_error", on_error, f'"fail" or "drop": the source is {source.kind}')
     dead_letter = table.text("dead_letter")
     if dead_letter is not None and on_error != "dead-letter":
-        raise table.wrong("dead_letter", dead_letter, 'on_error = "dead-letter" with it')
+        raise table.wrong("dead_letter", dead_letter, 'on_error = "dead-letter"')
     keep = table.texts("keep")
     if schema is not None and not source.is_queue:
         raise table.wrong("schema", schema, f"none: {source.kind} files have their own")
@@ -506,9 +506,9 @@ def _sink(table: TomlTable, delivery: str) -> SinkSpec:
     for key in of_files if is_queue else of_queues:
         if key in table:
             kinds = (*FILE_KINDS, *TABLE_KINDS) if is_queue else QUEUE_KINDS
-            raise table.wrong(key, table[key], f"none: it goes with {' or '.join(kinds)}")
+            raise table.wrong(key, table[key], f"none: it is for {' or '.join(kinds)}")
     if kind == "queue" and "routing_key" in table:
-        raise table.wrong("routing_key", table["routing_key"], "none: it goes with exchange")
+        raise table.wrong("routing_key", table["routing_key"], "none: it is for exchange")
     return SinkSpec(
         kind=kind,
         target=target,

@@ -37,7 +37,7 @@ def test_into_a_table() -> None:
         ({"queue": "q"}, "a value: -o into=..."),
         ({"queue": "q", "into": "x", "format": "csv"}, "one of parquet, orc, json, delta, iceb"),
         ({"queue": "q", "into": "x", "by": "hour"}, "one of none, day"),
-        ({"queue": "q", "into": "x", "warehouse": "w"}, "format=iceberg with it"),
+        ({"queue": "q", "into": "x", "warehouse": "w"}, "format=iceberg"),
         ({"queue": "q", "into": "x", "stream": "w"}, "unknown option 'stream'"),
     ],
 )

@@ -10,7 +10,7 @@ from penstock.broker import vhost_info
 from penstock.broker.fan_out import fan_out
 from penstock.broker.publish_facts import Facts
 from penstock.broker.topology import SYSTEM
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.lists import COLUMNS
 from penstock.cli.main import cli
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 

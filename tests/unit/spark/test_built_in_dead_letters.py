@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import OptionError
+from penstock.spark.built_in_pipelines import built_in
 from penstock.spark.pipeline_file import PipelineSpec, parse_pipeline
-from penstock.spark.pipelines import built_in
 
 
 def spec_of(**given: str) -> PipelineSpec:
@@ -17,7 +17,7 @@ def test_what_it_is_by_default() -> None:
         "dead-letters-flights.dead", "state/dead-letters-flights.dead",
     )  # fmt: skip
     assert (spec.source.name, spec.source.columns) == ("flights.dead", ("headers", "properties"))
-    assert spec.transform.python == "penstock.spark.pipelines.dead_letter_table:rows_of"
+    assert spec.transform.python == "penstock.spark.built_in_pipelines:dead_letter_rows"
     (sink,) = spec.sinks
     assert (sink.kind, sink.target, sink.partition_by) == ("parquet", "lake/dead", ("day",))
 
@@ -37,7 +37,7 @@ def test_into_a_table() -> None:
         ({"queue": "q"}, "a value: -o into=..."),
         ({"queue": "q", "into": "x", "format": "csv"}, "one of parquet, orc, json, delta, iceb"),
         ({"queue": "q", "into": "x", "by": "hour"}, "one of none, day"),
-        ({"queue": "q", "into": "x", "warehouse": "w"}, "format=iceberg with it"),
+        ({"queue": "q", "into": "x", "warehouse": "w"}, "format=iceberg"),
         ({"queue": "q", "into": "x", "stream": "w"}, "unknown option 'stream'"),
     ],
 )

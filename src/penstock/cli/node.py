@@ -1,10 +1,9 @@
-"""The broker as a whole, its vhosts and its data: status, waiting for it, stopping it, checkpoints.
+"""The running broker, its vhosts and its data: status, start, stop, checkpoints, backups.
 
-`stop` returns when the broker has given the lock of its data directory back, so that a script can
-go on with the directory; `await_startup` when the broker serves. Neither waits for longer than it
-is told to.
+`stop` returns when the broker has released the lock of its data directory, so that a script can
+use the directory; `await_startup` returns when the broker serves. Both have a --timeout.
 
-Not here: `serve` (serve.py), the tools for a store that is not in use (store.py).
+`serve` is in serve.py, the tools for a store that is not in use in store.py.
 """
 
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
 from penstock.cli.main import EX_UNAVAILABLE, RefusedError, UnavailableError
-from penstock.cli.shown import FORMAT
+from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import LockedError
@@ -32,27 +31,28 @@ CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 @FORMAT
 @DATA
 def status(vhost: str | None, form: str, data: str) -> None:
-    """Show what the broker is, what it does, and what it takes of memory and disk.
+    """Show the broker's state, memory and disk use.
 
-    `is_healthy` is false while a vhost is down or publishers have to wait; `problems` says why.
+    `is_healthy` is false while a vhost is down or publishers are blocked; `problems` says why.
     """
     found = ask(data, "status") if vhost is None else ask(data, "vhost_status", vhost)
-    shown.pairs(found, form)
+    output.pairs(found, form)
 
 
 @click.command("health_check")
 @DATA
 def health_check(data: str) -> None:
-    """Check that the broker serves: it has started, no vhost is down, no publisher has to wait.
+    """Check that the broker serves; exit code 69 if not.
 
-    Prints `ok`. Otherwise prints each problem on a line of stderr; exit code 69.
+    It serves if it has started, no vhost is down and no publisher is blocked. Prints `ok`, or each
+    problem on a line of stderr.
     """
     found = ask(data, "status")
     if found["is_healthy"]:
         click.echo("ok")
         return
     for problem in found["problems"]:
-        shown.say(f"penstock: {problem}", err=True)
+        output.say(f"penstock: {problem}", err=True)
     raise click.exceptions.Exit(EX_UNAVAILABLE)
 
 
@@ -60,7 +60,10 @@ def health_check(data: str) -> None:
 @click.argument("name", callback=named)
 @DATA
 def add_vhost(name: str, data: str) -> None:
-    """Add a vhost: a world of its own, with a process and a directory of its own."""
+    """Add a vhost.
+
+    It has its own queues, exchanges and permissions, process and directory.
+    """
     ask(data, "add_vhost", name=name)
 
 
@@ -68,7 +71,10 @@ def add_vhost(name: str, data: str) -> None:
 @click.argument("name", callback=named)
 @DATA
 def delete_vhost(name: str, data: str) -> None:
-    """Delete a vhost with all its queues, messages and permissions."""
+    """Delete a vhost and everything in it.
+
+    Its queues, messages and permissions are deleted.
+    """
     ask(data, "delete_vhost", name=name)
 
 
@@ -76,10 +82,10 @@ def delete_vhost(name: str, data: str) -> None:
 @click.argument("name", callback=named)
 @DATA
 def restart_vhost(name: str, data: str) -> None:
-    """Start a vhost that is down now, or stop and start one that runs.
+    """Start a vhost that is down, or restart one.
 
-    Its failures, and the requests that are refused because they ended its process, are forgotten.
-    Returns when it serves. Exit code 69: it is down again; the message says why.
+    Clears its failures, and the requests that are refused because they ended its process. Returns
+    when it serves. Exit code 69: it is down again; the message says why.
     """
     ask(data, "restart_vhost", name=name)
 
@@ -88,10 +94,11 @@ def restart_vhost(name: str, data: str) -> None:
 @click.argument("name", callback=named)
 @DATA
 def stop_vhost(name: str, data: str) -> None:
-    """Stop one vhost in order; it stays stopped until `start_vhost`, whatever is started again.
+    """Stop one vhost until start_vhost.
 
-    Its clients are told, a checkpoint is made, its process ends; the others go on. Returns when it
-    has ended. Exit code 64: it is stopped already.
+    Closes its connections, makes a checkpoint and ends its process; other vhosts continue. It stays
+    stopped when the broker restarts. Returns when its process has ended. Exit code 64: it is
+    stopped already.
     """
     ask(data, "stop_vhost", name=name)
 
@@ -100,11 +107,11 @@ def stop_vhost(name: str, data: str) -> None:
 @click.argument("name", callback=named)
 @DATA
 def start_vhost(name: str, data: str) -> None:
-    """Start a vhost that an operator has stopped, that is down, or that nobody has opened yet.
+    """Start a vhost that is stopped or down.
 
-    Its failures, and the requests that are refused because they ended its process, are forgotten.
-    Returns when it serves. Exit code 64: it runs already; 69: it cannot start, and the message says
-    why.
+    Also starts one that nobody has opened yet. Clears its failures, and the requests that are
+    refused because they ended its process. Returns when it serves. Exit code 64: it runs already;
+    69: it cannot start, and the message says why.
     """
     ask(data, "start_vhost", name=name)
 
@@ -113,7 +120,10 @@ def start_vhost(name: str, data: str) -> None:
 @VHOST
 @DATA
 def checkpoint(vhost: str, data: str) -> None:
-    """Make a checkpoint of a vhost now; returns when it is on disk."""
+    """Make a checkpoint of a vhost now.
+
+    Returns when it is on disk.
+    """
     with asked(data) as client:
         _finish(client, vhost, client.call("checkpoint", vhost))
 
@@ -123,10 +133,10 @@ def checkpoint(vhost: str, data: str) -> None:
 @VHOST
 @DATA
 def backup(into: str, vhost: str, data: str) -> None:
-    """Copy a vhost into a new data directory TO, while the broker goes on.
+    """Copy a vhost in use into a new data directory.
 
-    The copy is the vhost as of one instant. Files that never change are hard-linked where the disk
-    allows it.
+    TO gets the vhost as of one instant, while the broker continues. Files that never change are
+    hard-linked if possible.
     """
     with asked(data) as client:
         begun = client.call("backup", vhost, path=str(Path(into).absolute()))
@@ -138,7 +148,7 @@ def backup(into: str, vhost: str, data: str) -> None:
 
 
 def _finish(client: Client, vhost: str, begun: dict[str, Any]) -> dict[str, Any]:
-    """The result of a long operation."""
+    """Wait for a long operation and return its result."""
     while True:
         found: dict[str, Any] = client.call(
             "job", vhost, job=begun["job"], wait_ms=round(CALL_S * 1000)
@@ -155,7 +165,10 @@ def _finish(client: Client, vhost: str, begun: dict[str, Any]) -> dict[str, Any]
 )  # fmt: skip
 @DATA
 def await_startup(timeout_s: float, data: str) -> None:
-    """Wait until the broker of the data directory is there and all its vhosts serve."""
+    """Wait until the broker is ready.
+
+    It is ready when all its vhosts serve.
+    """
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
     while True:
@@ -176,14 +189,15 @@ def await_startup(timeout_s: float, data: str) -> None:
 @click.command("stop")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
-    metavar="SECONDS", help="Wait no longer than that for its end.",
+    metavar="SECONDS", help="Stop waiting after that, with exit code 75.",
 )  # fmt: skip
 @DATA
 def stop(timeout_s: float, data: str) -> None:
-    """Stop the broker in order, and return when it has left its data directory.
+    """Stop the broker in order.
 
-    Clients are told, a checkpoint is made, the files are closed. Exit code 75 if that takes longer
-    than --timeout: it is still stopping then.
+    Closes connections, makes a checkpoint, closes the files, and returns when the broker has left
+    its data directory. Exit code 75 if that takes longer than --timeout; the broker is then still
+    stopping.
     """
     ask(data, "stop")
     clock = SystemClock()

@@ -1,19 +1,17 @@
-"""audit: every checksum of a store, verified by tasks of Spark, and what it holds, by name.
+"""audit: verifies every checksum of a store with Spark's tasks, and lists what the store holds.
 
     penstock pipeline run audit -o data=penstock-data
 
-    data     a data directory, or one vhost's; on a cluster where all executors see it      needed
+    data     a data directory, or that of one vhost; every executor must see it       required
 
-Two kinds of work, dealt out to tasks:
+There are two kinds of work units:
 
-    a page     of a stream: every checksum below the head, in one pass; beside a running owner too
+    a page     of a stream: all checksums below the head, in one pass; also while its owner runs
     a vhost    checkpoint, log, indexes and bodies of its queues, as `penstock store verify` does.
-               Only while nobody has it open; else that is a note, and its streams alone are audited
+               Only while nobody has it open; otherwise a note says that its queues were skipped
 
-A page that does not verify is read record by record, so that what is lost is counted. Nothing is
-written but the text in the lock files.
-
-Not here: how checksums are computed (penstock.storage.verify, penstock.page_frames).
+A page that fails is read again record by record, to count what is lost. The audit writes nothing
+but the text in the lock files.
 """
 
 from collections.abc import Mapping
@@ -22,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import CorruptionError, LockedError, NotAStoreError, PenstockError
+from penstock.spark.built_in_pipelines import options_of
 from penstock.spark.catalog import stream_paths
-from penstock.spark.lake_files import absolute
-from penstock.spark.pipelines.option_texts import options_of
+from penstock.spark.file_sink import absolute
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.stream_view import StreamView
 from penstock.storage.verify import verify
@@ -38,20 +36,21 @@ TASKS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """data: the directory."""
+    """Options of an audit. data: the directory."""
 
     data: str
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "AuditOptions":
-        """OptionError."""
+        """Parse the options NAME=VALUE. Raises OptionError."""
         data = str(options_of(given, OPTIONS, ("data",))["data"])
         return cls(absolute(data.rstrip("/") or "/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of work. kind: "vhost" or "page"; for a page: of which stream, and where it ends."""
+    """A work unit. kind: "vhost" or "page". stream, base, count: the page's stream and records.
+    page_bytes: where an unsealed page ends."""
 
     kind: str
     vhost: str
@@ -64,7 +63,7 @@ class Unit:
 
 @dataclass(slots=True)
 class Audited:
-    """What is in a queue or stream, as far as one unit saw it. damaged: messages that are lost."""
+    """Contents of a queue or stream, as far as one unit read it. damaged: lost messages."""
 
     vhost: str
     kind: str
@@ -76,7 +75,7 @@ class Audited:
 
 @dataclass(slots=True)
 class AuditReport:
-    """What was found in all of a store. problems: file, byte and what is wrong there."""
+    """Result of an audit. problems: texts with file, position and what is wrong there."""
 
     found: list[Audited] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -85,11 +84,11 @@ class AuditReport:
 
     @property
     def is_fine(self) -> bool:
-        """Nothing is lost and nothing is wrong."""
+        """Return whether no problem was found."""
         return not self.problems
 
     def add(self, other: "AuditReport") -> None:
-        """What another unit found."""
+        """Add the report of another unit."""
         places = {(one.vhost, one.kind, one.name): one for one in self.found}
         for one in other.found:
             place = places.setdefault((one.vhost, one.kind, one.name), one)
@@ -104,12 +103,12 @@ class AuditReport:
         self.units += other.units
 
     def rows(self) -> list[list[object]]:
-        """For a table: vhost, kind, name, messages, bytes, damaged."""
+        """Return table rows: vhost, kind, name, messages, bytes, damaged."""
         ordered = sorted(self.found, key=lambda one: (one.vhost, one.kind, one.name))
         return [list(asdict(one).values()) for one in ordered]
 
     def summary(self) -> str:
-        """One line, and one for each note."""
+        """Return a line for each note and one with the totals."""
         messages = sum(one.messages for one in self.found)
         size = sum(one.bytes for one in self.found)
         lines = [f"note: {note}" for note in self.notes]
@@ -120,13 +119,13 @@ class AuditReport:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        told: dict[str, object] = asdict(self)
-        return {**told, "is_fine": self.is_fine}
+        """Return the report for JSON."""
+        found: dict[str, object] = asdict(self)
+        return {**found, "is_fine": self.is_fine}
 
 
 def audit(spark: "SparkSession", options: AuditOptions) -> AuditReport:
-    """All of a store. NotAStoreError."""
+    """Audit a whole store. Raises NotAStoreError."""
     report = AuditReport()
     units = units_of(options.data, report)
     if units:
@@ -137,8 +136,8 @@ def audit(spark: "SparkSession", options: AuditOptions) -> AuditReport:
 
 
 def units_of(data: str, report: AuditReport) -> list[Unit]:
-    """The work, the vhosts first, for they take longest; streams that cannot be opened are
-    problems. NotAStoreError."""
+    """Return the work units, vhosts first because they take longest. Streams that cannot be opened
+    are added to the report's problems. Raises NotAStoreError."""
     root = Path(data) / "vhosts"
     if root.is_dir():
         vhosts = [path for path in sorted(root.iterdir()) if path.is_dir()]
@@ -190,7 +189,7 @@ def _pages(vhost: str, name: str, directory: str, report: AuditReport) -> list[U
 
 
 def checked(unit: Unit) -> AuditReport:
-    """What one unit has. Whatever is wrong with it is in the report."""
+    """Audit one unit. Errors are in the report that it returns."""
     return _checked_vhost(unit) if unit.kind == "vhost" else _checked_page(unit)
 
 
@@ -200,7 +199,7 @@ def _checked_vhost(unit: Unit) -> AuditReport:
     try:
         found = verify(fs, unit.path, has_streams=False)
     except LockedError as error:
-        report.notes.append(f"vhost {unit.vhost}: {error}; of its queues nothing was audited")
+        report.notes.append(f"vhost {unit.vhost}: {error}; its queues were not audited")
         return report
     except (NotAStoreError, PenstockError, OSError) as error:
         report.problems.append(f"vhost {unit.vhost}: {error}")
@@ -226,7 +225,7 @@ def _checked_page(unit: Unit) -> AuditReport:
     try:
         page = PageMap(unit.path, unit.base, unit.count, unit.page_bytes)
     except FileNotFoundError:
-        return report  # retention took it meanwhile
+        return report  # retention deleted it meanwhile
     except (PenstockError, OSError) as error:
         found.damaged = unit.count
         report.problems.append(str(error))
@@ -252,7 +251,7 @@ def _count(found: Audited, frames: Any) -> None:
 
 
 def _count_each(found: Audited, page: Any, first: int, last: int) -> None:
-    """Of a page with damage, record by record; a damaged block takes all that touches it."""
+    """Count a damaged page record by record; a damaged block loses all records in it."""
     for offset in range(first, last):
         try:
             _count(found, page.frames(offset, offset + 1))

@@ -1,15 +1,14 @@
-"""Users, passwords and permissions: the commands that say who may do what in a broker.
+"""Users, passwords, permissions and limits: the commands that say who may do what.
 
-A password may be an argument, as rabbitmqctl has it, but then whoever lists the processes of the
-machine can read it. Without it, it is asked for on the terminal, twice and without being shown;
-with --stdin it is the first line of stdin.
+A password may be an argument, as for rabbitmqctl, but then everybody who can list the machine's
+processes can read it. Without it, the command asks for it twice on the terminal, without showing
+it; with --stdin it is the first line of stdin.
 
 Permissions are regular expressions, found anywhere in a name: configure (declare, delete), write
-(publish, bind to) and read (consume, bind from); "" is nothing, ".*" is everything.
+(publish, bind to) and read (consume, bind from). "" matches nothing, ".*" everything.
 
-Limits are numbers with the names that rabbitmqctl gives them, of a user or of a vhost.
-
-Not here: how passwords are kept (penstock.access).
+Limits are numbers of a user or of a vhost, with rabbitmqctl's names. penstock.access keeps all of
+this.
 """
 
 import json
@@ -21,7 +20,9 @@ import click
 from penstock.cli.ask import DATA, VHOST, ask, named
 
 EXAMPLE: Final = '{"max-connections": 10}'
-STDIN = click.option("--stdin", "from_stdin", is_flag=True, help="The password is a line of stdin.")
+STDIN = click.option(
+    "--stdin", "from_stdin", is_flag=True, help="Read the password from a line of stdin."
+)
 
 
 def _password(given: str | None, from_stdin: bool) -> str:
@@ -49,7 +50,10 @@ def _password(given: str | None, from_stdin: bool) -> str:
 def add_user(
     name: str, password: str | None, tags: tuple[str, ...], from_stdin: bool, data: str
 ) -> None:
-    """Add a user, who may do nothing yet: see set_permissions."""
+    """Add a user.
+
+    The user has no permissions yet: see set_permissions.
+    """
     ask(data, "add_user", name=name, password=_password(password, from_stdin), tags=list(tags))
 
 
@@ -57,7 +61,10 @@ def add_user(
 @click.argument("name", callback=named)
 @DATA
 def delete_user(name: str, data: str) -> None:
-    """Delete a user; the user's connections are closed."""
+    """Delete a user.
+
+    The user's connections are closed.
+    """
     ask(data, "delete_user", name=name)
 
 
@@ -67,7 +74,10 @@ def delete_user(name: str, data: str) -> None:
 @STDIN
 @DATA
 def change_password(name: str, password: str | None, from_stdin: bool, data: str) -> None:
-    """Change a user's password. Connections that are open stay."""
+    """Change a user's password.
+
+    Open connections stay open.
+    """
     ask(data, "change_password", name=name, password=_password(password, from_stdin))
 
 
@@ -76,7 +86,10 @@ def change_password(name: str, password: str | None, from_stdin: bool, data: str
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 @DATA
 def set_user_tags(name: str, tags: tuple[str, ...], data: str) -> None:
-    """Set a user's tags: these and no others."""
+    """Set a user's tags.
+
+    They replace all earlier tags.
+    """
     ask(data, "set_user_tags", name=name, tags=list(tags))
 
 
@@ -90,9 +103,10 @@ def set_user_tags(name: str, tags: tuple[str, ...], data: str) -> None:
 def set_permissions(
     user: str, configure: str, write: str, read: str, vhost: str, data: str
 ) -> None:
-    """What a user may CONFIGURE, WRITE and READ in a vhost: three regular expressions of names.
+    """Set what a user may configure, write and read in a vhost.
 
-    It holds at once, for open connections too.
+    CONFIGURE, WRITE and READ are regular expressions of names. They apply at once, to open
+    connections too.
     """
     ask(data, "set_permissions", vhost, user=user, configure=configure, write=write, read=read)
 
@@ -102,7 +116,10 @@ def set_permissions(
 @VHOST
 @DATA
 def clear_permissions(user: str, vhost: str, data: str) -> None:
-    """Take a user's permissions on a vhost away: no access to it any more."""
+    """Remove a user's permissions on a vhost.
+
+    The user can no longer open connections to it.
+    """
     ask(data, "clear_permissions", vhost, user=user)
 
 
@@ -110,7 +127,7 @@ LIMITS = click.argument("limits", metavar="JSON", callback=lambda _c, _p, text: 
 
 
 def _table(text: str) -> dict[str, object]:
-    """The limits as rabbitmqctl takes them: a JSON object."""
+    """Parse limits as rabbitmqctl takes them: a JSON object."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -125,9 +142,10 @@ def _table(text: str) -> dict[str, object]:
 @LIMITS
 @DATA
 def set_user_limits(user: str, limits: dict[str, object], data: str) -> None:
-    """Set limits of a user: '{"max-connections": 10, "max-channels": 100}'.
+    """Set limits of a user.
 
-    -1 is no limit. Limits that are not named stay as they are.
+    The argument is JSON: '{"max-connections": 10, "max-channels": 100}'. -1 means no limit. Other
+    limits keep their values.
     """
     ask(data, "set_user_limits", user=user, limits=limits)
 
@@ -137,7 +155,10 @@ def set_user_limits(user: str, limits: dict[str, object], data: str) -> None:
 @click.argument("limit", default="all")
 @DATA
 def clear_user_limits(user: str, limit: str, data: str) -> None:
-    """Give a user the server's default for LIMIT, or for all limits."""
+    """Restore the server's default limits of a user.
+
+    LIMIT is one limit; without it all limits are restored.
+    """
     ask(data, "clear_user_limits", user=user, limit=limit)
 
 
@@ -146,9 +167,10 @@ def clear_user_limits(user: str, limit: str, data: str) -> None:
 @VHOST
 @DATA
 def set_vhost_limits(limits: dict[str, object], vhost: str, data: str) -> None:
-    """Set limits of a vhost: '{"max-connections": 100, "max-queues": 1000}'.
+    """Set limits of a vhost.
 
-    -1 is no limit. Limits that are not named stay as they are.
+    The argument is JSON: '{"max-connections": 100, "max-queues": 1000}'. -1 means no limit. Other
+    limits keep their values.
     """
     ask(data, "set_vhost_limits", vhost, limits=limits)
 
@@ -158,5 +180,8 @@ def set_vhost_limits(limits: dict[str, object], vhost: str, data: str) -> None:
 @VHOST
 @DATA
 def clear_vhost_limits(limit: str, vhost: str, data: str) -> None:
-    """Give a vhost the server's default for LIMIT, or for all limits."""
+    """Restore the server's default limits of a vhost.
+
+    LIMIT is one limit; without it all limits are restored.
+    """
     ask(data, "clear_vhost_limits", vhost, limit=limit)

@@ -1,15 +1,13 @@
-"""Shown: how results reach the user: a drawn table, lines with tabs, or JSON.
+"""Output: a drawn table, lines with tabs, or JSON.
 
-On a terminal tables are drawn by `rich`, which is imported then and not before; in a pipe there is
-a line of names and a line for each row, fields separated by tabs, so that `cut` and `awk` can work
-on them; a tab or line break within a field is written as \\t or \\n there. With `--format json` it
-is one JSON document, and bytes and names that are no text are {"b64": "..."}.
+On a terminal `rich`, which is imported then, draws tables. A pipe gets a line of names and a line
+for each row, with fields separated by tabs, for `cut` and `awk`; a tab or line break within a field
+is written as \\t or \\n. `--format json` prints one JSON document, in which bytes and names that
+are not text are {"b64": "..."}.
 
-Names and bodies come from clients. What is not printable in them is written as `\\xNN` (in JSON as
-`\\uNNNN`), so that nobody's name can move the cursor or change the terminal. Only a body that goes
-into a pipe or file is written as it is.
-
-Not here: asking for what is shown (ask.py), the bars of long work (store.py).
+Names and bodies come from clients. Unprintable characters in them are written as `\\xNN` (in JSON
+as `\\uNNNN`), so that no name can move the cursor or change the terminal. Only a body in a pipe or
+file is written unchanged.
 """
 
 import base64
@@ -23,7 +21,7 @@ import click
 
 from penstock import escaping
 
-# A line feed is between the parts of JSON that is indented.
+# Not the line feeds of indented JSON.
 _NOT_ASCII: Final = re.compile(r"[^\n -~]")
 FORMAT = click.option(
     "--format",
@@ -35,12 +33,12 @@ FORMAT = click.option(
 
 
 def is_terminal() -> bool:
-    """Whether stdout is one."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A drawn table on a terminal, else lines of fields separated by tabs. No rows: nothing."""
+    """Print a table: drawn on a terminal, else as lines with tabs. No rows: print nothing."""
     if not rows:
         return
     if not is_terminal():
@@ -61,8 +59,8 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def pairs(values: Mapping[str, object], form: str) -> None:
-    """A dict: names and values; what is a dict within is told as name.inner, a list of dicts as
-    name[its name or number].inner."""
+    """Print names and values. Values of a nested dict are printed as name.inner, those of a list of
+    dicts as name[its name or number].inner."""
     if form == "json":
         document(values)
         return
@@ -70,23 +68,23 @@ def pairs(values: Mapping[str, object], form: str) -> None:
 
 
 def document(value: object) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     click.echo(json_text(value, indent=2))
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """The value as JSON, with what is not printable escaped."""
-    told = json.dumps(readable(value), indent=indent, ensure_ascii=False, default=str)
-    return told if told.isascii() and "\x7f" not in told else _NOT_ASCII.sub(_json_escape, told)
+    """Return the value as JSON, with unprintable characters escaped."""
+    found = json.dumps(readable(value), indent=indent, ensure_ascii=False, default=str)
+    return found if found.isascii() and "\x7f" not in found else _NOT_ASCII.sub(_json_escape, found)
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One line, on stdout or stderr, whatever names it holds."""
+    """Print one line on stdout or stderr, with unprintable characters escaped."""
     click.echo(escaping.one_line(text), err=err)
 
 
 def body(data: bytes) -> None:
-    """A message's body and a line break: as it is, or on a terminal as text."""
+    """Print a message's body and a line break: unchanged, or as text on a terminal."""
     if not is_terminal():
         click.echo(data)
         return
@@ -95,7 +93,7 @@ def body(data: bytes) -> None:
 
 
 def text(value: object) -> str:
-    """A field as people read it: nothing for None, true and false, JSON for what is composed."""
+    """Return a field for people: nothing for None, true and false, JSON for lists and dicts."""
     if isinstance(value, str):
         return value
     value = readable(value)
@@ -111,8 +109,8 @@ def text(value: object) -> str:
 
 
 def readable(value: object) -> object:
-    """As JSON can say it: bytes that are UTF-8 are the text, others {"b64": ...}, and so is a name
-    that is no UTF-8."""
+    """Return the value for JSON: bytes that are UTF-8 as text, other bytes and names as {"b64":
+    ...}."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -130,8 +128,8 @@ def readable(value: object) -> object:
 
 
 def _flat(field: object) -> str:
-    told = text(field).replace("\t", "\\t").replace("\r", "\\r").replace("\n", "\\n")
-    return escaping.one_line(told)
+    line = text(field).replace("\t", "\\t").replace("\r", "\\r").replace("\n", "\\n")
+    return escaping.one_line(line)
 
 
 def _json_escape(found: "re.Match[str]") -> str:

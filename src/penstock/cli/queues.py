@@ -1,10 +1,14 @@
-"""Queues, exchanges and bindings: the commands that make, empty and delete them.
+"""Queues, exchanges and bindings: the commands that declare, purge and delete them; and leases.
 
-An argument is written NAME=VALUE, the value as JSON if it is some (`x-max-length=1000`,
-`x-single-active-consumer=true`), else as text (`x-overflow=reject-publish`). What exists already as
-it is asked for is left alone; what exists otherwise is an error that says what differs.
+An argument is NAME=VALUE, with the value as JSON (`x-max-length=1000`,
+`x-single-active-consumer=true`) or else as text (`x-overflow=reject-publish`). Declaring what
+exists with the same properties does nothing; with others it is an error that names the difference.
 
-Not here: messages (message_verbs.py, publish_verb.py), what arguments mean (penstock.broker).
+The release commands end what a Spark query that never comes back left in a broker. A reader of a
+classic queue keeps what it has leased until it commits. A query that writes exactly once keeps its
+last batch, so that a repeated commit is recognised. The query may be started again at any time, so
+only these commands end that state: a released query that starts again from its checkpoint would
+read or write messages twice.
 """
 
 import json
@@ -16,13 +20,13 @@ from penstock.cli.ask import DATA, VHOST, ask, named
 ARGUMENTS = click.option(
     "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="May be repeated."
 )
-TRANSIENT = click.option("--transient", is_flag=True, help="Gone after a restart.")
-AUTO_DELETE = click.option("--auto-delete", is_flag=True, help="Goes with the last that used it.")
-IF_UNUSED = click.option("--if-unused", is_flag=True, help="Only if nobody uses it.")
+TRANSIENT = click.option("--transient", is_flag=True, help="Not kept after a restart.")
+AUTO_DELETE = click.option("--auto-delete", is_flag=True, help="Delete after its last use.")
+IF_UNUSED = click.option("--if-unused", is_flag=True, help="Only if it is not in use.")
 
 
 def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
-    """The table of NAME=VALUE; click.UsageError for what is none."""
+    """Return the arguments as a table. Raises click.UsageError for what is not NAME=VALUE."""
     found: dict[str, object] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -46,7 +50,10 @@ def declare_queue(
     queue: str, transient: bool, auto_delete: bool, arguments: tuple[str, ...], vhost: str,
     data: str,
 ) -> None:  # fmt: skip
-    """Declare a queue, durable unless told otherwise."""
+    """Declare a queue.
+
+    It is durable unless --transient is given.
+    """
     ask(
         data, "declare_queue", vhost, queue=queue, durable=not transient, auto_delete=auto_delete,
         arguments=arguments_of(arguments),
@@ -57,13 +64,13 @@ def declare_queue(
 @click.argument("queue", callback=named)
 @IF_UNUSED
 @click.option("--if-empty", is_flag=True, help="Only if it has no messages.")
-@click.option("--force", is_flag=True, help="Also if readers have messages of it leased.")
+@click.option("--force", is_flag=True, help="Even if readers have leased messages of it.")
 @VHOST
 @DATA
 def delete_queue(
     queue: str, if_unused: bool, if_empty: bool, force: bool, vhost: str, data: str
 ) -> None:
-    """Delete a queue with all that it holds."""
+    """Delete a queue and its messages."""
     found = ask(
         data, "delete_queue", vhost, queue=queue, if_unused=if_unused, if_empty=if_empty,
         force=force,
@@ -76,7 +83,10 @@ def delete_queue(
 @VHOST
 @DATA
 def purge_queue(queue: str, vhost: str, data: str) -> None:
-    """Delete all messages of a queue that are ready; those in somebody's hands stay."""
+    """Delete all ready messages of a queue.
+
+    Messages that are delivered and not acknowledged stay.
+    """
     found = ask(data, "purge_queue", vhost, queue=queue)
     click.echo(f"{found['messages']} messages purged from queue {queue!r}")
 
@@ -89,7 +99,7 @@ def purge_queue(queue: str, vhost: str, data: str) -> None:
 )  # fmt: skip
 @TRANSIENT
 @AUTO_DELETE
-@click.option("--internal", is_flag=True, help="Only other exchanges publish to it.")
+@click.option("--internal", is_flag=True, help="Only exchanges can publish to it.")
 @ARGUMENTS
 @VHOST
 @DATA
@@ -97,7 +107,10 @@ def declare_exchange(
     exchange: str, kind: str, transient: bool, auto_delete: bool, internal: bool,
     arguments: tuple[str, ...], vhost: str, data: str,
 ) -> None:  # fmt: skip
-    """Declare an exchange, durable unless told otherwise."""
+    """Declare an exchange.
+
+    It is durable unless --transient is given.
+    """
     ask(
         data, "declare_exchange", vhost, exchange=exchange, type=kind, durable=not transient,
         auto_delete=auto_delete, internal=internal, arguments=arguments_of(arguments),
@@ -110,7 +123,10 @@ def declare_exchange(
 @VHOST
 @DATA
 def delete_exchange(exchange: str, if_unused: bool, vhost: str, data: str) -> None:
-    """Delete an exchange with its bindings."""
+    """Delete an exchange.
+
+    Its bindings are deleted too.
+    """
     ask(data, "delete_exchange", vhost, exchange=exchange, if_unused=if_unused)
 
 
@@ -124,7 +140,10 @@ def delete_exchange(exchange: str, if_unused: bool, vhost: str, data: str) -> No
 def bind_queue(
     queue: str, exchange: str, routing_key: str, arguments: tuple[str, ...], vhost: str, data: str
 ) -> None:
-    """Bind QUEUE to EXCHANGE by a routing key, or by what the exchange's type takes for one."""
+    """Bind a queue to an exchange.
+
+    ROUTING_KEY is what the exchange's type compares: a key, a pattern, or nothing.
+    """
     ask(
         data, "bind_queue", vhost, queue=queue, exchange=exchange, routing_key=routing_key,
         arguments=arguments_of(arguments),
@@ -141,8 +160,47 @@ def bind_queue(
 def unbind_queue(
     queue: str, exchange: str, routing_key: str, arguments: tuple[str, ...], vhost: str, data: str
 ) -> None:
-    """Take a binding away; the same words as for bind_queue."""
+    """Remove a binding.
+
+    The arguments are those of bind_queue.
+    """
     ask(
         data, "unbind_queue", vhost, queue=queue, exchange=exchange, routing_key=routing_key,
         arguments=arguments_of(arguments),
     )  # fmt: skip
+
+
+@click.command("release_lease")
+@click.argument("queue", callback=named)
+@click.argument("reader", callback=named)
+@VHOST
+@DATA
+def release_lease(queue: str, reader: str, vhost: str, data: str) -> None:
+    """Return a reader's leased messages to their queue.
+
+    They return to their old places, and READER is forgotten.
+    """
+    found = ask(data, "release_lease", vhost, queue=queue, reader=reader)
+    click.echo(
+        f"{found['messages']} messages of queue {queue!r} released, reader {reader!r} forgotten"
+    )
+
+
+@click.command("release_query")
+@click.argument("query", callback=named)
+@click.option(
+    "--force", is_flag=True, help="Even if its last batch is not completely in its target."
+)
+@VHOST
+@DATA
+def release_query(query: str, force: bool, vhost: str, data: str) -> None:
+    """Forget a query that writes exactly once.
+
+    The broker forgets the query's last batch, so the query could commit it once more.
+    """
+    found = ask(data, "release_query", vhost, query=query, force=force)
+    batch = found["batch"]
+    if batch is None:
+        click.echo(f"query {query!r} is not known")
+    else:
+        click.echo(f"query {query!r} forgotten, its last batch was {batch}")

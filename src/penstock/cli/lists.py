@@ -1,11 +1,10 @@
 """The commands `list_...`: what there is in a broker, as rabbitmqctl's users know them.
 
-`penstock list_queues name messages consumers`: the columns that are asked for, in that order; a few
-of them without being asked, all of them with `--format json`. A column that there is none of is an
-error that suggests the right one. What a broker of another version tells beside these is shown too
-when it is asked for, as long as there is a row that has it.
+`penstock list_queues name messages consumers` prints these columns in this order; without columns
+a few, with `--format json` all. An unknown column is an error that suggests the nearest one.
+Columns of a broker of another version are printed when they are asked for and a row has them.
 
-Not here: where the rows come from (penstock.broker, penstock.server).
+The rows come from penstock.broker and penstock.server.
 """
 
 import difflib
@@ -15,12 +14,13 @@ from typing import Any, Final, TypeAlias
 import click
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, ask, named
-from penstock.cli.shown import FORMAT
+from penstock.cli.main import VERBS
+from penstock.cli.output import FORMAT
 from penstock.errors import OptionError
 
-# command -> (columns that are shown when none is asked for, the others)
+# command -> (default columns, other columns)
 COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "list_queues": (
         ("name", "messages", "consumers"),
@@ -94,12 +94,12 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 Decorator: TypeAlias = Callable[[Any], Any]
 ONE_VHOST: Final = click.option(
-    "-p", "--vhost", metavar="NAME", callback=named, help="Of one vhost [of all]."
+    "-p", "--vhost", metavar="NAME", callback=named, help="One vhost [all]."
 )
 
 
 def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence[str]) -> None:
-    """Print these columns of what was found; OptionError for one that there is none of."""
+    """Print these columns of the rows. Raises OptionError for an unknown column."""
     first, others = COLUMNS[command]
     names = list(asked or first)
     known = {*first, *others}.union(*found)
@@ -109,17 +109,17 @@ def rows_of(command: str, found: Sequence[Mapping[str, object]], asked: Sequence
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
-    shown.table(names, [[row.get(name) for name in names] for row in found])
+    output.table(names, [[row.get(name) for name in names] for row in found])
 
 
-def _listing(command: str, what: str, *, of_vhost: Decorator | None = None) -> click.Command:
-    """The click command of that name; of_vhost: the option for the vhost that is asked."""
+def _listing(command: str, *, of_vhost: Decorator | None = None) -> click.Command:
+    """Return the click command of that name. of_vhost: its option for the vhost."""
     first, others = COLUMNS[command]
 
     def run(data: str, form: str, columns: tuple[str, ...], **more: Any) -> None:
         found = ask(data, command, more.get("vhost"))
         if form == "json":
-            shown.document([{name: row.get(name) for name in columns or row} for row in found])
+            output.document([{name: row.get(name) for name in columns or row} for row in found])
         else:
             rows_of(command, found, columns)
 
@@ -131,30 +131,22 @@ def _listing(command: str, what: str, *, of_vhost: Decorator | None = None) -> c
     function: Any = run
     for decorate in decorators:
         function = decorate(function)
-    text = f"{what}\n\nColumns: {words}. Without any: {', '.join(first)}."
+    text = f"{VERBS[command].help}\n\nColumns: {words}. By default: {', '.join(first)}."
     made: click.Command = click.command(command, help=text)(function)
     return made
 
 
-list_queues = _listing("list_queues", "Queues of a vhost.", of_vhost=VHOST)
-list_exchanges = _listing("list_exchanges", "Exchanges of a vhost.", of_vhost=VHOST)
-list_bindings = _listing("list_bindings", "Bindings of a vhost.", of_vhost=VHOST)
-list_consumers = _listing("list_consumers", "Consumers of a vhost.", of_vhost=VHOST)
-list_channels = _listing("list_channels", "Channels of a vhost's connections.", of_vhost=VHOST)
-list_alerts = _listing(
-    "list_alerts", "Alerts of a vhost: what is on, and the last of what was.", of_vhost=VHOST
-)
-list_connections = _listing("list_connections", "Connections of all vhosts.")
-list_leases = _listing(
-    "list_leases", "What readers have leased of the queues of a vhost.", of_vhost=VHOST
-)
-list_batches = _listing(
-    "list_batches", "The last batch that each query has written exactly once.", of_vhost=VHOST
-)
-list_vhosts = _listing("list_vhosts", "Vhosts, and how they are.")
-list_user_limits = _listing("list_user_limits", "Limits of each user; -1 is none.")
-list_vhost_limits = _listing("list_vhost_limits", "Limits of each vhost; -1 is none.")
-list_users = _listing("list_users", "Users and their tags.")
-list_permissions = _listing(
-    "list_permissions", "What each user may configure, write and read.", of_vhost=ONE_VHOST
-)
+list_alerts = _listing("list_alerts", of_vhost=VHOST)
+list_batches = _listing("list_batches", of_vhost=VHOST)
+list_bindings = _listing("list_bindings", of_vhost=VHOST)
+list_channels = _listing("list_channels", of_vhost=VHOST)
+list_connections = _listing("list_connections")
+list_consumers = _listing("list_consumers", of_vhost=VHOST)
+list_exchanges = _listing("list_exchanges", of_vhost=VHOST)
+list_leases = _listing("list_leases", of_vhost=VHOST)
+list_permissions = _listing("list_permissions", of_vhost=ONE_VHOST)
+list_queues = _listing("list_queues", of_vhost=VHOST)
+list_user_limits = _listing("list_user_limits")
+list_users = _listing("list_users")
+list_vhost_limits = _listing("list_vhost_limits")
+list_vhosts = _listing("list_vhosts")

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import OptionError
+from penstock.spark.built_in_pipelines import built_in
 from penstock.spark.pipeline_file import PipelineSpec, parse_pipeline
-from penstock.spark.pipelines import built_in
 
 
 def spec_of(**given: str) -> PipelineSpec:

@@ -132,7 +132,7 @@ def methods() -> st.SearchStrategy[Method]:
     """Any method with any fields."""
     return st.sampled_from(SAID).flatmap(
         lambda kind: st.fixed_dictionaries(
-            {name: value_of(name, getattr(kind(), name)) for name in kind.__slots__}
+            {name: value_of(name, default) for name, default in vars(kind()).items()}
         ).map(lambda fields: kind(**fields))
     )
 

@@ -45,11 +45,7 @@ from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    COMMAND_INVALID,
-    CONNECTION_FORCED,
-    INTERNAL_ERROR,
     METHODS,
-    RESOURCE_ERROR,
     BasicCancel,
     BasicNack,
     BasicReject,
@@ -67,6 +63,10 @@ from penstock.codec.spec import (
     PenstockCall,
 )
 from penstock.errors import (
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     AMQPError,
     ChannelError,

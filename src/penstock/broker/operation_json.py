@@ -12,8 +12,7 @@ import base64
 import json
 from datetime import datetime
 
-from penstock.codec.spec import SYNTAX_ERROR
-from penstock.errors import ChannelError, valid_text
+from penstock.errors import SYNTAX_ERROR, ChannelError, valid_text
 
 
 def dumps(result: object) -> bytes:

@@ -11,7 +11,7 @@ same to a client of HTTP.
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.errors import PenstockError
+from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
 from penstock.server.control import ControlError
 
 NAMES: Final[Mapping[int, str]] = {
@@ -33,8 +33,6 @@ NAMES: Final[Mapping[int, str]] = {
     503: "unavailable",
     507: "insufficient_storage",
 }
-NO_ROUTE: Final = 312
-CONFLICT: Final = 409  # of ours: another batch than the one that was decided
 # AMQP's reply codes. 541 of an operation is a vhost that is down, or has not answered.
 STATUSES: Final[Mapping[int, int]] = {
     403: 403,

@@ -33,6 +33,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.errors import RESOURCE_LOCKED
 from penstock.http.answers import JsonAnswer
 from penstock.http.basic_auth import BasicAuth
 from penstock.http.http_errors import HttpError
@@ -46,7 +47,6 @@ from penstock.server.control import ControlError
 
 OWNER_S_MAX: Final = 3600
 OWNER_BYTES_MAX: Final = 255
-RESOURCE_LOCKED: Final = 405
 LEASE_RANGE_NAMES: Final = tuple(name for name in RANGE_NAMES if name != "partition")
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.access.known_users import KnownUsers
+from penstock.errors import INTERNAL_ERROR
 from penstock.http.http_errors import HttpError
 from penstock.server.control import ControlError, from_json, to_json
 from penstock.server.process_link import Facts
 
 CALL_S: Final = 60.0
-INTERNAL_ERROR: Final = 541
 
 
 class NodeLink:

@@ -8,11 +8,11 @@ it is asked what the queue is only when it has refused one: that costs the right
 
 from typing import Any, Final
 
+from penstock.errors import PRECONDITION_FAILED
 from penstock.http.http_errors import HttpError
 from penstock.http.node_link import NodeLink
 from penstock.server.control import ControlError
 
-PRECONDITION_FAILED: Final = 406
 STREAM: Final = "stream"
 
 

@@ -49,15 +49,8 @@ from penstock.codec.frames import (
     content_frames,
     method_frame,
 )
-from penstock.codec.method import Method, decode_fields
+from penstock.codec.method import Method
 from penstock.codec.spec import (
-    CHANNEL_ERROR,
-    COMMAND_INVALID,
-    FRAME_ERROR,
-    METHODS,
-    NOT_ALLOWED,
-    PRECONDITION_FAILED,
-    UNEXPECTED_FRAME,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -67,7 +60,16 @@ from penstock.codec.spec import (
     ConnectionTuneOk,
     decode_method,
 )
-from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.errors import (
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    FRAME_ERROR,
+    NOT_ALLOWED,
+    PRECONDITION_FAILED,
+    UNEXPECTED_FRAME,
+    AMQPConnectionError,
+    ChannelError,
+)
 from penstock.protocol.events import (
     AckRun,
     ChannelFault,
@@ -606,7 +608,7 @@ class Connection:
             self.unfinished_bytes += channel.held_bytes
             return
         try:
-            method = decode_fields(METHODS, payload, ARGUMENTS_BYTES_MAX if self._is_server else 0)
+            method = decode_method(payload, ARGUMENTS_BYTES_MAX if self._is_server else 0)
         except ChannelError as error:
             self._fault(channel, error)
             return

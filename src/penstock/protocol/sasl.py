@@ -11,8 +11,8 @@ checked by server.authenticator.
 from typing import Final
 
 from penstock.codec.fields import check_table, raw_entry
-from penstock.codec.spec import ACCESS_REFUSED, SYNTAX_ERROR, ConnectionStartOk
-from penstock.errors import AMQPConnectionError
+from penstock.codec.spec import ConnectionStartOk
+from penstock.errors import ACCESS_REFUSED, SYNTAX_ERROR, AMQPConnectionError
 
 _CLASS_ID: Final = ConnectionStartOk.CLASS_ID
 _METHOD_ID: Final = ConnectionStartOk.METHOD_ID

@@ -23,12 +23,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import AMQPError, PenstockError
+from penstock.errors import INTERNAL_ERROR, SYNTAX_ERROR, AMQPError, PenstockError
 from penstock.server.control import LINE_BYTES_MAX, ControlError, from_json, line, reachable
 
 DEFAULT_VHOST: Final = "/"
-SYNTAX_ERROR: Final = 502
-INTERNAL_ERROR: Final = 541
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 import penstock
 from penstock.access.limits import OF_USERS, OF_VHOSTS
 from penstock.clock import date
-from penstock.errors import OptionError
+from penstock.errors import (
+    ACCESS_REFUSED,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    OptionError,
+)
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
@@ -37,10 +43,6 @@ if TYPE_CHECKING:
     from penstock.server.supervisor import Supervisor
 
 DEFAULT_VHOST: Final = "/"
-ACCESS_REFUSED: Final = 403
-NOT_FOUND: Final = 404
-PRECONDITION_FAILED: Final = 406
-INTERNAL_ERROR: Final = 541
 # Of a vhost (broker.operations); over the control socket alone.
 OPERATORS_ONLY: Final = frozenset(
     {"backup", "checkpoint", "get", "settle", "session_closed", "job"}

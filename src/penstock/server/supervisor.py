@@ -35,7 +35,7 @@ from penstock.access.passwords import verify
 from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users
 from penstock.clock import SystemClock, date
-from penstock.errors import AMQPConnectionError, StoppedError
+from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError, StoppedError
 from penstock.server import memory_shares, vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
@@ -56,8 +56,6 @@ from penstock.storage.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
 STOP_NODE: Final = "stop_node"
-NOT_ALLOWED: Final = 530
-INTERNAL_ERROR: Final = 541
 OPEN: Final = (10, 40)  # connection.open
 
 __all__ = ["ReadyFacts", "ServeSettings", "Supervisor", "serve"]

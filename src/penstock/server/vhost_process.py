@@ -37,6 +37,7 @@ from penstock.broker.in_flight import SIZE, InFlight
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
+    CONNECTION_FORCED,
     CorruptionError,
     DiskFullError,
     LockedError,
@@ -65,7 +66,6 @@ CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost st
 LOCKED_S: Final = 60.0  # for another process to leave the directory
 LOCKED_AGAIN_S: Final = 0.2
 FULL_AGAIN_S: Final = 1.0  # between two looks at a disk that has no room for the start
-FORCED: Final = 320
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
 EX_IOERR: Final = 74
 EXPECTED: Final = (PenstockError, OSError)  # anything else is a mistake of ours
@@ -115,7 +115,7 @@ class VhostProcess(LinkedProcess):
         if hub is None or vhost is None:
             return
         logger.info("stops%s", f": {why}" if why else "")
-        await hub.close_all(FORCED, STOPPING, CLOSE_S)
+        await hub.close_all(CONNECTION_FORCED, STOPPING, CLOSE_S)
         hub.stop()
         await asyncio.sleep(0)  # those that were dropped are taken down
         try:
@@ -269,7 +269,7 @@ class VhostProcess(LinkedProcess):
                 session.handler.set_identity(identity)
         elif do == "close_user":
             for session in self._of_user(str(facts["user"])):
-                session.shutdown(FORCED, str(facts["why"]))
+                session.shutdown(CONNECTION_FORCED, str(facts["why"]))
 
     def _gone(self, user: str) -> None:
         """A client's connection has ended: the supervisor counts them."""

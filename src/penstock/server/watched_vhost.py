@@ -41,7 +41,7 @@ from penstock.access.limits import LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import in_flight
 from penstock.clock import Clock
-from penstock.errors import AMQPConnectionError
+from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
 from penstock.server.handoff import Opened, pack
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
@@ -63,8 +63,6 @@ ROOMY_BYTES: Final = 512 << 20
 KEPT_BYTES_MOST: Final = 128 << 20
 MAPPED_BYTES: Final = 8 << 20  # larger ones are mapped, and go back to the system at once
 PAD_BYTES: Final = 1 << 20
-INTERNAL_ERROR: Final = 541
-NOT_ALLOWED: Final = 530
 LONG_S: Final = 0.25  # a signal from outside seldom comes while one request is handled for so long
 UNOPENED: Final = "nobody has opened it yet"  # why it is stopped
 BY_OPERATOR: Final = "stopped by an operator"

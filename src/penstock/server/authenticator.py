@@ -25,7 +25,7 @@ An address is an IPv4 address, or the /64 network of an IPv6 one, for its owner 
 What is known of addresses and names is bounded (KEPT_MAX); the longest unused is forgotten first.
 
 Not here: what a hash is (access.passwords), what is remembered (access.known_users), what is said
-to who is refused, and the time limit (login, http.basic_auth).
+to who is refused, and the time limit (login, http.requests).
 """
 
 import asyncio

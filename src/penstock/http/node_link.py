@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.access.known_users import KnownUsers
+from penstock.broker.operation_json import from_json, to_json
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
-from penstock.server.control import ControlError, from_json, to_json
+from penstock.server.control import ControlError
 from penstock.server.process_link import Facts
 
 CALL_S: Final = 60.0
@@ -58,7 +59,15 @@ class NodeLink:
         self._calls_n += 1
         number = self._calls_n
         answer = self._calls[number] = self._loop.create_future()
-        self._send({"do": "call", "n": number, "op": op, "vhost": vhost, "args": to_json(args)})
+        self._send(
+            {
+                "do": "call",
+                "n": number,
+                "op": op,
+                "vhost": vhost,
+                "args": to_json(args, is_exact=True),
+            }
+        )
         try:
             async with asyncio.timeout(CALL_S):
                 return await answer
@@ -76,7 +85,7 @@ class NodeLink:
         if fault is not None:
             answer.set_exception(ControlError(fault["code"], fault["text"]))
         else:
-            answer.set_result(from_json(facts.get("result")))
+            answer.set_result(from_json(facts.get("result"), is_exact=True))
 
     def gone(self) -> None:
         """Fail all calls: the link has ended."""

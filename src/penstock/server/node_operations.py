@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import penstock
 from penstock.access.limits import OF_USERS, OF_VHOSTS
+from penstock.broker.operation_json import to_json
 from penstock.clock import date
 from penstock.errors import (
     ACCESS_REFUSED,
@@ -99,7 +100,7 @@ class NodeOperations:
         return await self.call(op, vhost, args)
 
     async def call(self, op: str, vhost: str | None, args: Args) -> object:
-        """The result. PenstockError: it is refused."""
+        """Return the result as JSON. Raises PenstockError if the operation is refused."""
         known = self._table.get(op)
         name = vhost if vhost is not None else DEFAULT_VHOST
         try:
@@ -109,7 +110,7 @@ class NodeOperations:
             checked(op, args, types)
             if op in ("list_permissions", "list_vhost_limits") and vhost is None:
                 name = ""
-            return await operation(args, name)
+            return to_json(await operation(args, name), is_exact=True)
         except OptionError as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
         except ProcessDown as error:

@@ -34,6 +34,7 @@ from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import SIZE, InFlight
+from penstock.broker.operation_json import from_json, to_json
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
@@ -47,7 +48,6 @@ from penstock.errors import (
 )
 from penstock.protocol.connection import Connection
 from penstock.queues.budget import rss_bytes
-from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.handoff import FIELDS, unpack
 from penstock.server.heap import freeze_start
@@ -330,13 +330,13 @@ class VhostProcess(LinkedProcess):
         def told(result: object) -> dict[str, object]:
             if isinstance(result, BaseException):
                 return {"do": "result", **error_reply(number, result)}
-            return {"do": "result", "id": number, "result": to_json(result)}
+            return {"do": "result", "id": number, "result": to_json(result, is_exact=True)}
 
         if self._vhost is None or self._hub is None:
             reply(RuntimeError("the vhost has not started yet"))
             return
         try:
-            args = from_json(facts["args"])
+            args = from_json(facts["args"], is_exact=True)
             assert isinstance(args, dict)
             if op == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])

@@ -30,7 +30,6 @@ from typing import Any, Final
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.listener import bind
 from penstock.server.process_link import Facts, Link
@@ -132,9 +131,7 @@ class WatchedHttp(WatchedProcess):
         assert isinstance(vhost, str | None)
         assert isinstance(args, dict)
         try:
-            given = from_json(args)
-            assert isinstance(given, dict)
-            reply = {"id": number, "result": to_json(await self._answer(op, vhost, given))}
+            reply = {"id": number, "result": await self._answer(op, vhost, args)}
         except (PenstockError, OSError) as error:
             reply = error_reply(number, error)
         except Exception as error:

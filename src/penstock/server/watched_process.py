@@ -39,7 +39,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.server import process_link
-from penstock.server.control import ControlError, from_json, to_json
+from penstock.server.control import ControlError
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 
@@ -198,7 +198,7 @@ class WatchedProcess(ABC):
         self._calls_n += 1
         number = self._calls_n
         answer = self._calls[number] = self._loop.create_future()
-        self._link.send({"do": "call", "n": number, "op": op, "args": to_json(args)})
+        self._link.send({"do": "call", "n": number, "op": op, "args": args})
         try:
             async with asyncio.timeout(seconds):
                 return await answer
@@ -426,7 +426,7 @@ class WatchedProcess(ABC):
         if isinstance(fault, dict):
             answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
         else:
-            answer.set_result(from_json(facts.get("result")))
+            answer.set_result(facts.get("result"))
 
 
 def is_stopped(pid: int) -> bool:

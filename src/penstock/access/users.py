@@ -20,9 +20,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from penstock.access.known_users import KnownUsers
+from penstock.access.known_users import SCRYPT_LOG2_N, KnownUsers, verify
 from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
-from penstock.access.passwords import SCRYPT_LOG2_N, verify
 from penstock.access.permissions import ADMINISTRATOR, check_pattern
 from penstock.clock import date
 from penstock.errors import AMQPError, OptionError

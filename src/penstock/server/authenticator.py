@@ -34,8 +34,7 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from typing import Final
 
-from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import verify
+from penstock.access.known_users import KnownUsers, verify
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, may_come_from
 from penstock.clock import Clock
 

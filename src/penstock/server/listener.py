@@ -23,12 +23,12 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
 from penstock.errors import AMQPError
 from penstock.server.authenticator import Authenticator, network_of
-from penstock.server.handoff import Opened
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
 from penstock.server.serve_settings import ServeSettings
@@ -43,7 +43,7 @@ SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 logger = logging.getLogger(__name__)
 
-Admit = Callable[[Login, Opened], Awaitable[None]]
+Admit = Callable[[Login, ConnectionFacts], Awaitable[None]]
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -229,7 +229,7 @@ class Listener:
             del self._refused[oldest]
             oldest.cancel()
 
-    async def _login(self, login: Login) -> Opened | None:
+    async def _login(self, login: Login) -> ConnectionFacts | None:
         """None: it took too long."""
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import penstock
-from penstock.broker.connection_facts import capabilities
+from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
 from penstock.codec.method import Method
@@ -49,7 +49,6 @@ from penstock.protocol import sasl
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
 from penstock.server.authenticator import Authenticator
-from penstock.server.handoff import Opened
 
 FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
 FRAME_HEAD_BYTES: Final = 7
@@ -152,7 +151,7 @@ class Login:
         """All that was read behind connection.open."""
         return self._unread
 
-    async def run(self) -> Opened:
+    async def run(self) -> ConnectionFacts:
         """The whole handshake. Silent, Gone, AMQPError (to be told by `refuse`), OSError."""
         await self._header()
         start = ConnectionStart(
@@ -171,7 +170,7 @@ class Login:
         )
         tuned = agree(await self._expect(ConnectionTuneOk))
         wanted = await self._expect(ConnectionOpen)
-        return Opened(
+        return ConnectionFacts(
             name=self.name, peer_host=self.peer_host, peer_port=self.peer_port, host=self.host,
             port=self.port, user=user, vhost=wanted.virtual_host,
             client_properties=self._properties, frame_max=tuned.frame_max,

@@ -20,12 +20,13 @@ Not here: the socket (control_server), operations of a vhost (broker.operations)
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import penstock
-from penstock.access.limits import OF_USERS, OF_VHOSTS
+from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
+from penstock.access.users import Users
 from penstock.broker.operation_json import to_json
-from penstock.clock import date
+from penstock.clock import Clock, date
 from penstock.errors import (
     ACCESS_REFUSED,
     INTERNAL_ERROR,
@@ -35,13 +36,15 @@ from penstock.errors import (
 )
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
+from penstock.server.listener import Listener
+from penstock.server.memory_shares import MemoryShares
+from penstock.server.serve_settings import ServeSettings
+from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
+from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import MODE_NAMES
 from penstock.storage.user_store import READY
-
-if TYPE_CHECKING:
-    from penstock.server.supervisor import Supervisor
 
 DEFAULT_VHOST: Final = "/"
 # Of a vhost (broker.operations); over the control socket alone.
@@ -56,10 +59,38 @@ Args = dict[str, object]
 Operation = Callable[[Args, str], Awaitable[object]]
 
 
-class NodeOperations:
-    """Of one supervisor."""
+class Node(Protocol):
+    """What operations use of the supervisor."""
 
-    def __init__(self, node: "Supervisor") -> None:
+    settings: ServeSettings
+    clock: Clock
+    started_s: float
+    vhosts: dict[str, WatchedVhost]
+    http: WatchedHttp | None
+    limits: LimitTable
+    memory: MemoryShares
+    listener: Listener
+    users: Users
+    data: DataDirectory
+    is_ready: asyncio.Event
+
+    def vhost(self, name: str) -> WatchedVhost:
+        """Return the vhost of that name, which is known."""
+
+    def is_known(self, name: str) -> bool:
+        """Return whether there is such a vhost."""
+
+    def limits_changed(self) -> None:
+        """Send changed limits to every vhost."""
+
+    def stop(self) -> None:
+        """Stop the broker."""
+
+
+class NodeOperations:
+    """The operations of the node. node: the supervisor."""
+
+    def __init__(self, node: Node) -> None:
         self._node = node
         # op -> (what does it, names and types of its args; "?" behind a name: may be missing)
         self._table: dict[str, tuple[Operation, dict[str, type]]] = {
@@ -298,8 +329,8 @@ class NodeOperations:
         if not self._node.users.start_vhost(vhost.name) and vhost.state == RUNNING:
             raise _wrong(f"vhost '{vhost.name}' runs already")
         logger.info("%s is started by an operator", vhost.who)
-        self._node.make_room(vhost)
-        await vhost.let_go()
+        self._node.memory.make_room(vhost)
+        await vhost.release()
         return {}
 
     # ---- users ---------------------------------------------------------------------------------
@@ -317,7 +348,7 @@ class NodeOperations:
         name = str(args["name"])
         self._node.users.delete_user(name)
         for vhost in self._running():
-            vhost.tell("close_user", user=name, why=f"user '{name}' was deleted")
+            vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
         return {}
 
     async def _change_password(self, args: Args, _vhost: str) -> object:
@@ -350,7 +381,7 @@ class NodeOperations:
         self._node.users.clear_permissions(user, vhost)
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
-            watched.tell("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
+            watched.notify("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
         return {}
 
     # ---- limits --------------------------------------------------------------------------------
@@ -408,7 +439,7 @@ class NodeOperations:
         watched = self._node.vhosts.get(vhost)
         identity = self._node.users.identity(user, vhost)
         if watched is not None and identity is not None:
-            watched.tell("identity", identity=identity.facts())
+            watched.notify("identity", identity=identity.facts())
 
 
 def checked(op: str, args: Args, types: dict[str, type]) -> None:

@@ -30,25 +30,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from penstock.access.known_users import verify
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
-from penstock.access.passwords import verify
 from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users
-from penstock.clock import SystemClock, date
+from penstock.broker.connection_facts import ConnectionFacts
+from penstock.clock import Clock, SystemClock, date
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError, StoppedError
-from penstock.server import memory_shares, vhost_directories
+from penstock.server import vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
-from penstock.server.handoff import Opened
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
 from penstock.server.login import Login
+from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
 from penstock.server.serve_settings import ReadyFacts, ServeSettings
 from penstock.server.watched_http import WatchedHttp
-from penstock.server.watched_process import RUNNING, STARTING
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
@@ -68,10 +68,11 @@ class Supervisor:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
         self.vhosts: dict[str, WatchedVhost] = {}
         self.http: WatchedHttp | None = None
+        self.memory = MemoryShares(self.vhosts, settings.memory_bytes, settings.ping_s)
         self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -163,7 +164,7 @@ class Supervisor:
         control = ControlServer(
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
-        sharing = self._loop.create_task(self._share_memory())
+        sharing = self._loop.create_task(self.memory.run())
         heap = Heap(self._loop, find_trim())
         heap.start()
         try:
@@ -226,7 +227,7 @@ class Supervisor:
             self.vhosts[name] = vhost
             vhost.is_held = self.users.stopped_ms(name) is not None
             if not vhost.is_held:
-                self.make_room(vhost)
+                self.memory.make_room(vhost)
         return vhost
 
     def is_known(self, name: str) -> bool:
@@ -240,7 +241,7 @@ class Supervisor:
 
     # ---- clients -------------------------------------------------------------------------------
 
-    async def _admit(self, login: Login, opened: Opened) -> None:
+    async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
         """A client that is logged in: to its vhost with it. AMQPConnectionError."""
         name, user = opened.vhost, opened.user
         if not self.is_known(name):
@@ -265,7 +266,7 @@ class Supervisor:
         """Operators have set other limits: every vhost learns them."""
         self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
         for vhost in self.vhosts.values():
-            vhost.tell("limits", **self.limits.facts())
+            vhost.notify("limits", **self.limits.facts())
 
     def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
         """AMQPConnectionError 530: the vhost or the user has as many connections as may be."""
@@ -277,51 +278,6 @@ class Supervisor:
         if 0 <= most <= sum(one.clients[user] for one in self.vhosts.values()):
             text = f"connection refused for user '{user}': user connection limit ({most})"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} is reached", *OPEN)
-
-    # ---- memory --------------------------------------------------------------------------------
-
-    def _depths(self) -> dict[str, int]:
-        return {
-            name: vhost.depth_bytes
-            for name, vhost in self.vhosts.items()
-            if vhost.state in (RUNNING, STARTING)
-        }
-
-    def make_room(self, newcomer: WatchedVhost) -> None:
-        """For one that is about to start: the others give up what it begins with. They have done so
-        before it holds anything."""
-        depths = self._depths() | {newcomer.name: 0}
-        wanted = memory_shares.divide(self.settings.memory_bytes, depths)
-        for name, number in wanted.items():
-            vhost = self.vhosts[name]
-            if vhost is newcomer:
-                vhost.memory_bytes = number
-            elif number < vhost.memory_bytes:
-                vhost.tell_memory(number)
-
-    async def _share_memory(self) -> None:
-        """Again and again: who holds much gets more. First those that shrink; the others when these
-        have answered, or a round later."""
-        while True:
-            await asyncio.sleep(self.settings.ping_s)
-            depths = self._depths()
-            now = {name: self.vhosts[name].memory_bytes for name in depths}
-            wanted = memory_shares.divide(self.settings.memory_bytes, depths)
-            shrinking, growing = memory_shares.changes(now, wanted)
-            answers = []
-            for name, number in shrinking.items():
-                answer = self._loop.create_future()
-                answers.append(answer)
-                vhost = self.vhosts[name]
-                vhost.on_memory = lambda answer=answer: answer.done() or answer.set_result(None)
-                vhost.tell_memory(number)
-            if answers:
-                await asyncio.wait(answers, timeout=self.settings.ping_s)
-            now = {n: v.memory_bytes for n, v in self.vhosts.items() if n in self._depths()}
-            growing = memory_shares.fits(self.settings.memory_bytes, now, growing)
-            for name, number in growing.items():
-                if name in self.vhosts:
-                    self.vhosts[name].tell_memory(number)
 
 
 def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:

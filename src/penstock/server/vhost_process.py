@@ -49,12 +49,10 @@ from penstock.errors import (
 from penstock.protocol.connection import Connection
 from penstock.queues.budget import rss_bytes
 from penstock.server.control_server import error_reply
-from penstock.server.handoff import FIELDS, unpack
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub
-from penstock.server.linked_process import EX_OK, LinkedProcess, main
+from penstock.server.linked_process import EX_OK, LinkedProcess, main, take_longest_s
 from penstock.server.log_lines import client_line, set_up, teller
-from penstock.server.measured_loop import take_longest_s
 from penstock.server.process_link import Facts
 from penstock.server.session import Session
 from penstock.storage.filesystem import OsFileSystem
@@ -146,7 +144,7 @@ class VhostProcess(LinkedProcess):
             if self._vhost is not None:
                 self._vhost.limits.set(**self._limits)
         elif self._vhost is not None and self._hub is not None:
-            self._told(str(do), facts)
+            self._on_news(str(do), facts)
 
     def _start(self, facts: dict[str, Any], descriptors: list[int]) -> None:
         if descriptors:
@@ -254,7 +252,7 @@ class VhostProcess(LinkedProcess):
             "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
         }
 
-    def _told(self, do: str, facts: dict[str, Any]) -> None:
+    def _on_news(self, do: str, facts: dict[str, Any]) -> None:
         """News of the node."""
         assert self._vhost is not None
         assert self._hub is not None
@@ -297,7 +295,8 @@ class VhostProcess(LinkedProcess):
     async def _serve(self, sock: socket.socket, facts: dict[str, Any], data: bytes) -> None:
         assert self._hub is not None
         assert self._vhost is not None
-        opened, identity = unpack(facts)
+        opened = ConnectionFacts.from_json(facts["facts"])
+        identity = Identity.from_facts(facts["identity"])
         try:
             session = await self._hub.adopt(sock, opened.user)
         except OSError as error:
@@ -306,8 +305,7 @@ class VhostProcess(LinkedProcess):
             return
         try:
             connection = Connection.resumed(opened.frame_max, opened.channel_max)
-            known = ConnectionFacts(**{name: getattr(opened, name) for name in FIELDS})
-            handler = ConnectionHandler(self._vhost, connection, session.outlet, known, identity)
+            handler = ConnectionHandler(self._vhost, connection, session.outlet, opened, identity)
             session.start(handler, data)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             session.mistake(error)

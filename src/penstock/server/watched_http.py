@@ -116,7 +116,7 @@ class WatchedHttp(WatchedProcess):
             }
         )  # fmt: skip
 
-    def _told(self, do: str, facts: Facts) -> None:
+    def _on_other(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.rss_bytes = whole(facts["rss_bytes"])
             self.requests = whole(facts["requests"])

@@ -112,7 +112,7 @@ class WatchedProcess(ABC):
         """The process has been started: what it must know goes over the link."""
 
     @abstractmethod
-    def _told(self, do: str, facts: Facts) -> None:
+    def _on_other(self, do: str, facts: Facts) -> None:
         """It said something that is none of the messages above; pongs come here too."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class WatchedProcess(ABC):
             self._begin()
         await self.ready()
 
-    def tell(self, do: str, **facts: object) -> None:
+    def notify(self, do: str, **facts: object) -> None:
         """News; lost if it does not run, for it learns all anew when it starts."""
         if self._link is not None and self.state == RUNNING:
             self._link.send({"do": do, **facts})
@@ -406,7 +406,7 @@ class WatchedProcess(ABC):
             self._on_result(facts)
         elif do == "pong":
             self.pongs += 1
-            self._told("pong", facts)
+            self._on_other("pong", facts)
         elif do == "ready" and self.state == STARTING:
             self.state = RUNNING
             self._ready_s = self._clock.monotonic()
@@ -416,7 +416,7 @@ class WatchedProcess(ABC):
             self.why = str(facts["why"])
             self._is_final = bool(facts["is_final"])
         else:
-            self._told(str(do), facts)
+            self._on_other(str(do), facts)
 
     def _on_result(self, facts: Facts) -> None:
         answer = self._calls.get(whole(facts["id"]))

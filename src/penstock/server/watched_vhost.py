@@ -40,9 +40,9 @@ from typing import Final
 from penstock.access.limits import LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import in_flight
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
-from penstock.server.handoff import Opened, pack
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import (
@@ -144,7 +144,7 @@ class WatchedVhost(WatchedProcess):
         if self.state == DOWN:
             self.state, self.why = STOPPED, ""
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """It runs again, with its failures forgotten; at once also if it is down. ProcessDown."""
         self.is_held = False
         if self.state == STOPPING:
@@ -181,7 +181,7 @@ class WatchedVhost(WatchedProcess):
         )
 
     def hand_over(
-        self, opened: Opened, identity: Identity, leftover: bytes, sock: socket.socket
+        self, opened: ConnectionFacts, identity: Identity, leftover: bytes, sock: socket.socket
     ) -> None:
         """The client is the vhost's from now on, and the socket closed here. AMQPConnectionError
         541: it takes no more; the socket is the caller's still."""
@@ -190,7 +190,10 @@ class WatchedVhost(WatchedProcess):
         if self._link.waiting >= WAITING_MAX:
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
-        self._link.send({"do": "connection", **pack(opened, identity)}, leftover, sock)
+        message: Facts = {
+            "do": "connection", "facts": opened.to_json(), "identity": identity.facts(),
+        }  # fmt: skip
+        self._link.send(message, leftover, sock)
         self.clients[opened.user] += 1
 
     def check_refused(self, user: str) -> None:
@@ -212,10 +215,10 @@ class WatchedVhost(WatchedProcess):
             for (user, operation), until_s in self._refused.items()
         ]
 
-    def tell_memory(self, number: int) -> None:
+    def set_memory(self, number: int) -> None:
         """Its part of the memory, in bytes."""
         self.memory_bytes = number
-        self.tell("memory", bytes=number)
+        self.notify("memory", bytes=number)
 
     # ---- as one of the processes ---------------------------------------------------------------
 
@@ -230,7 +233,7 @@ class WatchedVhost(WatchedProcess):
             self._shared = mmap.mmap(handed.fileno(), in_flight.SIZE)
         link.send({**start, "refused": self.refused()}, b"", handed)
 
-    def _told(self, do: str, facts: Facts) -> None:
+    def _on_other(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.depth_bytes = whole(facts["depth_bytes"])
             self.connections = whole(facts["connections"])

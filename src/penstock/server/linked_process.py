@@ -1,24 +1,17 @@
-"""LinkedProcess: what every process that the supervisor starts has in common: its link and its end.
+"""LinkedProcess: a process that the supervisor has started: its loop, its link and its end.
 
-Such a program gets one argument, its end of the link to the supervisor, by which it learns all
-else. It ends when it is told to, by `stop` or SIGTERM; when the link ends, for then there is nobody
-to work for; or when it can do nothing any more, which it says as `failed`. Whatever comes first is
-why it ends, and it ends once. It finishes in its own way, and what it said last leaves before the
-link is closed, for LAST_WORDS_S at most: a supervisor that hangs does not keep it.
+The program gets one argument, the descriptor of its end of the link to the supervisor, which sends
+it everything else. It ends when `stop` or SIGTERM asks for it, when the link ends, or when it
+cannot go on, which it reports as `failed`; the first of these is the reason. vhost_process and
+http.process finish in their own way. Before the link is closed its last messages are sent, which
+may take LAST_WORDS_S, so that a supervisor that hangs does not keep the process alive.
 
-SIGINT and SIGHUP are not for it: a terminal sends them to the whole group, and the supervisor
-decides.
+SIGINT and SIGHUP are ignored: a terminal sends them to the whole group, and the supervisor decides.
 
-Not here: what it does while it runs, and how it finishes (vhost_process, penstock.http.process).
-
-MeasuredSelector: how much CPU one iteration of an event loop took, for tests that bound it.
-
-A loop asks its selector what is ready, calls what is due, and asks again. What its thread computes
-between two questions is one iteration: for so long nobody else is served. It is CPU time of the
-thread and not time on the wall, so that it does not depend on what else the machine does.
-
-PENSTOCK_MEASURE_LOOP=1 in the environment of a broker makes its vhosts measure; the operation
-`loop` of the control socket tells and forgets the longest one. Nobody else pays for it.
+**Measuring the loop.** PENSTOCK_MEASURE_LOOP=1 in the environment of a broker makes its processes
+measure the CPU time of each iteration of their loop, for tests that limit it: during an iteration
+no other client is served. It is the CPU time of the thread, so it does not depend on the load of
+the machine. The operation `loop` of the control socket returns the longest one, and resets it.
 """
 
 import asyncio
@@ -42,18 +35,19 @@ EX_OK: Final = 0
 
 
 class LinkedProcess(ABC):
-    """Runs until it is told to end; `run` returns the exit status. On the running loop."""
+    """Base of the processes. Runs on the running loop until it is ended; `run` returns the exit
+    status."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
+        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" if it was asked to
         self._link = Link(sock, self._on_message, self._on_link_closed)
         self._clock = SystemClock()
         self._status = EX_OK
         self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes)
 
     async def run(self) -> int:
-        """The whole life."""
+        """Run until the end. Returns the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
         self._heap.start()
         await self._finish(await self._ended)
@@ -62,14 +56,14 @@ class LinkedProcess(ABC):
 
     @abstractmethod
     def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
-        """A message of the supervisor."""
+        """Handle a message of the supervisor."""
 
     @abstractmethod
     async def _finish(self, why: str) -> None:
-        """It ends: what there is to do before the last words. why: "" when it was told to."""
+        """Finish before the last messages are sent. why: the reason, "" if it was asked to end."""
 
     def _counted_bytes(self) -> int:
-        """Bytes of memory that it counts as in use, for the heap."""
+        """Return the bytes of memory that are counted as in use, for the heap."""
         return 0
 
     def _end(self, why: str) -> None:
@@ -77,7 +71,7 @@ class LinkedProcess(ABC):
             self._ended.set_result(why)
 
     def _give_up(self, status: int, why: str, *, is_final: bool = False) -> None:
-        """Nothing can be done here any more. is_final: another start would fail the same way."""
+        """Report a failure and end. is_final: another start would fail the same way."""
         self._status = status
         self._link.send({"do": "failed", "why": why, "is_final": is_final})
         self._end(why)
@@ -86,7 +80,7 @@ class LinkedProcess(ABC):
         self._end(f"the supervisor has gone ({why})")
 
     async def _last_words(self) -> None:
-        """What the supervisor is told last must leave before the link ends."""
+        """Send what still waits for the link, then close it."""
         until = self._loop.time() + LAST_WORDS_S
         self._heap.stop()
         while self._link.waiting and self._loop.time() < until:
@@ -95,7 +89,8 @@ class LinkedProcess(ABC):
 
 
 def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]) -> int:
-    """The program. kind: what its log lines begin with. arguments: the descriptor of its end."""
+    """Run the program. kind: the name in its log lines. arguments: the descriptor of its end of the
+    link. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -115,7 +110,11 @@ VARIABLE: Final = "PENSTOCK_MEASURE_LOOP"
 
 
 class MeasuredSelector(selectors.DefaultSelector):
-    """longest_s: CPU seconds of the longest iteration so far; the reader sets it back."""
+    """Measures the loop. longest_s: CPU seconds of the longest iteration; its reader resets it.
+
+    A loop asks its selector what is ready, calls what is due, and asks again: the time between two
+    calls of `select` is one iteration.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +124,7 @@ class MeasuredSelector(selectors.DefaultSelector):
     def select(
         self, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:  # fmt: skip
-        """As every selector does."""
+        """Wait as every selector does, and measure the time since the last call."""
         self.longest_s = max(self.longest_s, time.thread_time() - self._since_s)
         ready = super().select(timeout)
         self._since_s = time.thread_time()
@@ -133,15 +132,15 @@ class MeasuredSelector(selectors.DefaultSelector):
 
 
 def new_loop(environment: Mapping[str, str]) -> asyncio.AbstractEventLoop:
-    """An event loop, measured if the environment says so."""
+    """Return an event loop, a measured one if the environment asks for it."""
     if environment.get(VARIABLE) != "1":
         return asyncio.new_event_loop()
     return asyncio.SelectorEventLoop(MeasuredSelector())
 
 
 def take_longest_s(loop: asyncio.AbstractEventLoop) -> float | None:
-    """The longest iteration since this was last asked, in CPU seconds; None: it does not
-    measure."""
+    """Return the CPU seconds of the longest iteration since the last call, None if the loop does
+    not measure."""
     selector = getattr(loop, "_selector", None)
     if not isinstance(selector, MeasuredSelector):
         return None

@@ -1,22 +1,21 @@
-"""Supervisor: the one process that everybody knocks at, and that starts and watches the others.
+"""Supervisor: accepts connections, and starts and watches the other processes of the broker.
 
     lock of the data directory < node.db (users) < control socket, vhosts < listener, HTTP
 
-It is in nobody's way: once a client is logged in its socket is handed over to its vhost's process,
-and all that this one still does is watching, sharing the memory, and passing on news of users. A
-vhost is started when somebody first opens it; "/" at once, so that it is there when the broker says
-that it is ready.
+It is not on the path of the data: a logged-in client's socket is handed over to the process of its
+vhost. After that the supervisor only watches processes, divides the memory, and sends changes of
+users. A vhost is started when a client first opens it; "/" at once, so that it serves when the
+broker reports that it is ready.
 
-An orderly stop (SIGTERM, SIGINT, the operation `stop`) goes from the outside in: nobody is let in,
-each vhost tells its clients and makes its checkpoint, the lock is given back.
+An orderly stop (SIGTERM, SIGINT, the operation `stop`) first refuses new clients; then each vhost
+closes its connections and writes a checkpoint; then the lock is released.
 
-Errors of starting are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
-CorruptionError and others of the directory. A vhost that cannot start is no such error: it is
-down, the ready line says why, and the others serve. HTTP is started when clients of AMQP can
-connect, beside them: its port is taken from the beginning, and whoever connects to it sooner waits
-there.
+Errors of the start are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
+CorruptionError and others of the directory. A vhost that cannot start raises nothing: it is down,
+the ready line says why, and the others serve. HTTP is started after AMQP clients can connect: its
+port is bound from the beginning, and earlier HTTP clients wait.
 
-Not here: operations of operators (node_operations), one vhost (watched_vhost), the handshake.
+node_operations has the operations, watched_vhost one vhost, login the handshake.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """`run` is its whole life, on the running loop."""
+    """The broker's first process, on the running loop. `run` returns when it was stopped."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
@@ -84,12 +83,12 @@ class Supervisor:
         self.data: DataDirectory
 
     def stop(self) -> None:
-        """Have it end, in order."""
+        """Stop in order."""
         self._stop.set()
 
     async def run(self, on_ready: Callable[[ReadyFacts], None]) -> None:
-        """Until it is stopped. Errors of starting; StoppedError: a vhost is down, and the strategy
-        is that nothing serves then."""
+        """Run until stopped. Raises errors of the start, and StoppedError if a vhost is down and
+        the strategy is to stop the node then."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         settings = self.settings
@@ -127,7 +126,7 @@ class Supervisor:
             raise self._failed
 
     def _warn(self) -> None:
-        """Lines about what was configured and may not be what was meant."""
+        """Log warnings about settings that may be unintended."""
         settings = self.settings
         for note in settings.notes:
             logger.warning("%s", note)
@@ -137,7 +136,7 @@ class Supervisor:
                 since = date(stopped_ms)
                 text = "vhost %r stays stopped: an operator has stopped it at %s, see start_vhost"
                 logger.warning(text, name, since)
-        # Resolved: a name such as localhost may be meant.
+        # Resolved addresses: the setting may be a name such as localhost.
         hosts = {str(sock.getsockname()[0]) for sock in self.listener.socks}
         if (
             settings.guest == GUEST_LOOPBACK
@@ -146,15 +145,15 @@ class Supervisor:
         ):
             logger.warning(
                 "the broker listens at %s, and user 'guest' still has the password 'guest': it may "
-                "come from this machine only, but a proxy on this machine makes every client come "
-                'from here; change_password guest, delete_user guest, or set guest = "off"',
+                "connect from this machine only, but a proxy on this machine makes every client "
+                'local; change_password guest, delete_user guest, or set guest = "off"',
                 settings.host,
             )
 
     async def _serve(
         self, on_ready: Callable[[ReadyFacts], None], http_socks: list[socket.socket]
     ) -> None:
-        """Everything that it stands on is there."""
+        """Start and serve. The directory, its lock and the users are open."""
         operations = NodeOperations(self)
         if http_socks:
             self.http = WatchedHttp(
@@ -198,7 +197,7 @@ class Supervisor:
             await control.stop()
 
     async def _wait_for_first(self) -> None:
-        """Until "/" serves or is down, or the whole is stopped."""
+        """Wait until "/" serves or is down, or the broker is stopped."""
         first = self.vhosts.get(DEFAULT_VHOST)
         if first is None or first.is_held:
             return
@@ -216,10 +215,10 @@ class Supervisor:
     # ---- vhosts --------------------------------------------------------------------------------
 
     def vhost(self, name: str) -> WatchedVhost:
-        """The vhost of that name, which is known and ready; it is started by whoever wants it."""
+        """Return the vhost of that name, which is known. Does not start it."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            # Whole: a stream's path is told to readers, which may run anywhere on this machine.
+            # Absolute: readers get the path of a stream, and may run anywhere on this machine.
             path = str(Path(self.data.vhost_path(vhost_directories.name_bytes(name))).absolute())
             vhost = WatchedVhost(
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
@@ -231,7 +230,7 @@ class Supervisor:
         return vhost
 
     def is_known(self, name: str) -> bool:
-        """Is there such a vhost, whole?"""
+        """Return whether there is such a vhost, completely made."""
         return self.users.vhosts().get(name) == READY
 
     def _on_down(self, vhost: WatchedVhost) -> None:
@@ -242,7 +241,7 @@ class Supervisor:
     # ---- clients -------------------------------------------------------------------------------
 
     async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
-        """A client that is logged in: to its vhost with it. AMQPConnectionError."""
+        """Hand a logged-in client over to its vhost. Raises AMQPConnectionError."""
         name, user = opened.vhost, opened.user
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
@@ -263,13 +262,13 @@ class Supervisor:
         logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
 
     def limits_changed(self) -> None:
-        """Operators have set other limits: every vhost learns them."""
+        """Send changed limits to every vhost."""
         self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
         for vhost in self.vhosts.values():
             vhost.notify("limits", **self.limits.facts())
 
     def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
-        """AMQPConnectionError 530: the vhost or the user has as many connections as may be."""
+        """Raise AMQPConnectionError 530 if the vhost or the user has its maximum of connections."""
         most = self.limits.of_vhost(vhost.name, MAX_CONNECTIONS)
         if 0 <= most <= vhost.clients.total():
             text = f"access to vhost '{vhost.name}' refused for user '{user}': connection limit"
@@ -282,9 +281,9 @@ class Supervisor:
 
 def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
     """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
-    connect. Errors: see the head of this module."""
-    # A terminal that is closed, or a service manager's reload, does not end the broker; what it
-    # starts inherits that.
+    connect. Raises the errors of the start, see above."""
+    # A closed terminal or a service manager's reload must not end the broker; its processes inherit
+    # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up(settings.log_level, "node")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

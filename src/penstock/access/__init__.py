@@ -1,5 +1,4 @@
 """Who may do what: users, their passwords, and what each may configure, write and read.
 
-Nothing here knows a connection. Users of this package import its modules: permissions < users; the
-file that both rest on is storage.user_store.
+The package has no connections. Other packages import its modules. storage.user_store has the file.
 """

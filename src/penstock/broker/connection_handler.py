@@ -50,11 +50,7 @@ from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    COMMAND_INVALID,
-    CONNECTION_FORCED,
-    INTERNAL_ERROR,
     METHODS,
-    RESOURCE_ERROR,
     BasicCancel,
     BasicNack,
     BasicReject,
@@ -72,6 +68,10 @@ from penstock.codec.spec import (
     PenstockCall,
 )
 from penstock.errors import (
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     AMQPError,
     ChannelError,

@@ -18,8 +18,7 @@ from typing import Final
 from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.operations_messages import WAIT_MS_MAX, operators
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NOT_FOUND, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, PenstockError
+from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
 from penstock.storage.backup import Backup
 from penstock.storage.checkpointer import IDLE, SLICES
 from penstock.storage.fresh_directory import FreshDirectory

@@ -53,8 +53,13 @@ from penstock.broker.served_queue import ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, scan
-from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED
-from penstock.errors import AMQPConnectionError, DiskFullError, QueueFullError
+from penstock.errors import (
+    NO_ROUTE,
+    NOT_IMPLEMENTED,
+    AMQPConnectionError,
+    DiskFullError,
+    QueueFullError,
+)
 from penstock.message import Message
 from penstock.native import mypyc_attr
 from penstock.storage.durability import NONE

@@ -1,14 +1,14 @@
-"""FieldReader: fields taken out of bytes, and what it says of those that are too few."""
+"""FieldReader: fields read from bytes, and the errors for too few bytes."""
 
 import pytest
 
-from penstock.codec.method import FieldReader, Method, decode_fields
+from penstock.codec.fields import FieldReader
 from penstock.errors import AMQPConnectionError
 
 
 def test_fields_come_in_their_order() -> None:
     reader = FieldReader(b"\x00\x01\x00\x02\x01\x02\x02ab\x00\x00\x00\x01c" + bytes(4))
-    assert reader.number(2) == 0x0102
+    assert reader.short() == 0x0102
     assert reader.shortstr() == "ab"
     assert reader.longstr() == b"c"
     assert reader.table() == {}
@@ -27,10 +27,3 @@ def test_what_cannot_be_decoded_is_shown_with_its_method() -> None:
 def test_a_long_payload_is_shown_in_part() -> None:
     with pytest.raises(AMQPConnectionError, match=r"00 00 \.\.\.$"):
         FieldReader(bytes(100)).end()
-
-
-def test_a_payload_without_its_ids_is_a_frame_error() -> None:
-    with pytest.raises(AMQPConnectionError) as caught:
-        decode_fields({0: Method}, b"\x00\x00\x00")
-    assert caught.value.code == 501
-    assert decode_fields({0: Method}, bytes(4)) == Method()

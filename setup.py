@@ -55,6 +55,7 @@ HOT_MODULES = (
     "penstock.storage.leases",
     "penstock.storage.lease_engine",
     "penstock.storage.lease_pages",
+    "penstock.storage.record_types",
     "penstock.storage.state",
     "penstock.storage.recovery",
     "penstock.storage.publish_run",

@@ -291,10 +291,9 @@ MUTANTS = (
     ),
     Mutant(
         "parts-applied-at-once", "transaction",
-        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n",
-        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n"
-        "            for op in record.decode_tx_part(found.data, found.count).ops:\n"
-        "                self.apply_op(op, {}) if op.type == record.DEQUEUE else None\n",
+        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n",
+        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n"
+        "        apply_all([op for op in ops if op.type == record.DEQUEUE], self, at)\n",
     ),
     Mutant(
         "move-in-two-records", "format",

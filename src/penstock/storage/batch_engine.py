@@ -86,6 +86,7 @@ class BatchEngine:
         lsn = append_ops(engine, [record.Op(record.BATCH, flags, len(pages), data)], DISK)
         found = BatchRecord(query, number, time_us, target, tuple(pages), facts=facts)
         engine.state.apply_batch(lsn, flags, found)
+        engine.state.end_record(lsn)
         return True
 
     def forget(self, query: str, *, is_forced: bool = False) -> bool:
@@ -101,7 +102,7 @@ class BatchEngine:
         data = batches.forgotten_data(query, batch.number)
         lsn = append_ops(engine, [record.Op(record.BATCH, batches.FORGOTTEN, 0, data)], DISK)
         engine.state.apply_batch(lsn, batches.FORGOTTEN, BatchRecord(query, batch.number))
-        engine.state.end_batch(lsn, batch)
+        engine.state.end_record(lsn)
         return True
 
     def disown(self, query: str) -> None:
@@ -180,7 +181,7 @@ class BatchEngine:
             query, batch.number, time_us, page=page, stream=stream.number, base=base
         )  # fmt: skip
         engine.state.apply_batch(lsn, batches.ADOPTED, found)
-        engine.state.end_batch(lsn, batch)
+        engine.state.end_record(lsn)
         self.place()
         return base
 

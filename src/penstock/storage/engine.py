@@ -54,6 +54,7 @@ from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.parts import OneRecord, append_ops
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.record_types import ReaderOffset
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
 from penstock.storage.stream_turns import Limits, StreamTurns
@@ -259,7 +260,7 @@ class StorageEngine:
             lsn = append_ops(self, ops, mode)
         try:
             for queue in queues:
-                self.state.apply_delete_queue(lsn, queue)
+                self.state.delete_queue(lsn, queue)
         except BaseException as error:
             self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
             raise
@@ -341,7 +342,7 @@ class StorageEngine:
                 self.state.store.unref(file, message.id, len(queues))
             raise self.full(error) if isinstance(error, DiskFullError) else error from None
         for queue in queues:
-            queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
+            self.state.enqueue(queue, queue.next_seq, message)
         if self.log.is_full:
             self.wait_for_room()
 
@@ -386,7 +387,7 @@ class StorageEngine:
             data = record.dequeue_data(queue.number, runs, stores)
             lsn = append_ops(self, [record.Op(record.DEQUEUE, 0, len(runs), data)], mode)
         try:
-            self.state.apply_dequeue(lsn, queue, runs, stores, entries)
+            self.state.dequeue(lsn, queue, runs, stores, entries)
         except BaseException as error:
             self.stop(error)
             raise
@@ -424,9 +425,8 @@ class StorageEngine:
             if new.store_file and targets:
                 self.state.store.ref(new.store_file, new.id, len(targets))
             for target in targets:
-                seq = target.publish(new.size, new.store_file != 0, expiry_ms)
-                target.holder.add(Entry(seq, new))
-            self.state.apply_dequeue(lsn, queue, runs, store_refs([entry]), [entry])
+                self.state.enqueue(target, target.next_seq, new)
+            self.state.dequeue(lsn, queue, runs, store_refs([entry]), [entry])
         except BaseException as error:
             self.stop(error)
             raise
@@ -453,7 +453,9 @@ class StorageEngine:
         died = 0
         try:
             for (queue, _), kept_runs in zip(purged, runs, strict=True):
-                died += self.state.apply_purge(lsn, queue, queue.next_seq, kept_runs)
+                died += queue.count
+                self.state.purge(lsn, queue, queue.next_seq, kept_runs)
+                died -= queue.count
         except BaseException as error:
             self.stop(error)
             raise
@@ -618,9 +620,9 @@ class StorageEngine:
             raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
         if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
             raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
-        data = record.reader_data(stream.number, *values, name)
-        lsn = append_ops(self, [record.Op(record.READER_OFFSET, flags, 0, data)], mode)
-        self.state.streams.set_reader(data, flags)
+        found = record.ReaderData(stream.number, *values, name)
+        lsn = append_ops(self, [ReaderOffset(found, flags).encode()], mode)
+        self.state.apply_reader(found, flags)
         return lsn
 
     def delete_streams(self, streams: list[Stream], mode: int = DISK) -> int:
@@ -636,7 +638,7 @@ class StorageEngine:
         ]
         lsn = append_ops(self, ops, mode)
         for stream in streams:
-            self.state.apply_delete_stream(stream)
+            self.state.apply_delete(lsn, stream.number)
         return lsn
 
     def retain(

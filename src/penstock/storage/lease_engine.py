@@ -269,7 +269,7 @@ def commit(
     lsn = _log(engine, ops, mode)
     try:
         for part, mine, refs in dequeues.values():
-            engine.state.apply_dequeue(lsn, part, mine, refs, [])
+            engine.state.dequeue(lsn, part, mine, refs, [])
         engine.state.apply_lease(lsn, found, record.COMMITTED)
     except BaseException as error:
         engine.stop(error)

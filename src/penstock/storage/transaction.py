@@ -292,9 +292,9 @@ class Transaction:
 
     def _apply(self, lsn: int, mode: int) -> None:
         state = self._engine.state
-        batch = None
         if self.batch is not None:
-            batch = state.apply_batch(lsn, batches.PROGRESS, self.batch)
+            state.apply_batch(lsn, batches.PROGRESS, self.batch)
+            batch = state.batches.by_query[self.batch.query]
             for a in self.appends:
                 state.streams.touch(batch, a.stream)
         for published in self.publishes:
@@ -304,9 +304,8 @@ class Transaction:
             m = published.message
             in_store = m.store_file != 0
             for queue in published.queues:
-                seq = queue.publish(m.size, in_store, m.expiry_ms)
-                entry = Entry(seq, m)
-                queue.holder.add(entry)
+                entry = state.enqueue(queue, queue.next_seq, m)
+                assert entry is not None
                 published.entries.append((queue, entry))
             if in_store:
                 state.store.ref(m.store_file, m.id, len(published.queues))
@@ -314,9 +313,8 @@ class Transaction:
         for a in self.appends:
             a.offset = state.streams.append(a.stream, lsn, mode, a.time_us, a.header, a.body)
         for queue, entries in self.dequeues:
-            state.apply_dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
-        if batch is not None:
-            state.end_batch(lsn, batch)
+            state.dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
+        state.end_record(lsn)
 
     def rollback(self) -> None:
         """Forget it; bodies that were spooled for it are given back."""

@@ -57,6 +57,8 @@ HOT_MODULES = (
     "penstock.storage.lease_pages",
     "penstock.storage.record_types",
     "penstock.storage.state",
+    "penstock.storage.placement",
+    "penstock.storage.journal",
     "penstock.storage.recovery",
     "penstock.storage.publish_run",
     "penstock.storage.transaction",

@@ -70,7 +70,7 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "taken-away-before-durable", "[6]",
-        "        is_durable = engine.log.durable_lsn >= stream.last_lsn\n",
+        "        is_durable = journal.log.durable_lsn >= stream.last_lsn\n",
         "        is_durable = True\n",
         STREAMS,
     ),

@@ -174,7 +174,7 @@ def plan_all(
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
     """A spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.state.store.read(spooled.store_file, spooled.id)
+    return vhost.engine.read_stored(spooled)
 
 
 def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:

@@ -29,7 +29,7 @@ class SpooledPublish:
         engine = publisher.vhost.engine
         self._message = engine.new_message(b"", b"")
         self._message.body = None
-        self._spool: Spool = engine.state.store.spool(self._message.id)
+        self._spool: Spool = engine.spool(self._message)
 
     def write(self, data: bytes) -> None:
         """The next bytes. DiskFullError; only `abort` is left then."""
@@ -43,14 +43,14 @@ class SpooledPublish:
         """The last byte has come: publish it."""
         publisher = self._publisher
         vhost = publisher.vhost
-        store = vhost.engine.state.store
+        engine = vhost.engine
         message = self._message
         try:
             message.store_file = self._spool.finish()
         except OSError as error:
-            raise vhost.engine.disk_full(error, self._spool.size) from error
+            raise engine.disk_full(error, self._spool.size) from error
         message.size = self._spool.size
-        store.own(message.store_file, message.id)
+        engine.own_body(message)
         try:
             facts, targets, props = publisher.facts_of(self._route, self._props, self._info)
             if publisher.transaction is not None or not targets.queues:
@@ -59,7 +59,7 @@ class SpooledPublish:
             else:
                 publisher.publish_with(self._route, targets, props, b"", facts, message)
         finally:
-            store.disown(message.store_file, message.id)
+            engine.disown_body(message)
 
     def abort(self) -> None:
         """It will not end."""

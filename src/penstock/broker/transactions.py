@@ -191,7 +191,7 @@ class ChannelTransaction(Collecting):
 
     def _is_lost(self, targets: Targets) -> bool:
         """Whether none of these is there any more. A queue that was restarted is."""
-        known = self.vhost.engine.state.queues
+        known = self.vhost.engine.queues
         for queue in targets.queues:
             if not queue.is_deleted or queue.amq.backing.index(0).number in known:
                 return False

@@ -54,7 +54,7 @@ class StorageState(LogState):
     """Everything that a checkpoint holds, as of the last record applied.
 
     `apply_publish` and the other calls of LogState say what a record does. For a message they look
-    its queue up and call `enqueue` or `dequeue`, which the engine calls too.
+    its queue up and call `QueueIndex.add` or `dequeue`, which the engine calls too.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class StorageState(LogState):
             queue = self.queues.get(number)
             if queue is None:
                 continue
-            entry = self.enqueue(queue, seq, message, is_held)
+            entry = queue.add(seq, message, is_held)
             if entry is not None:
                 refs += 1
                 if born is not None:
@@ -276,18 +276,6 @@ class StorageState(LogState):
             self.ref(message.store_file, message.id, refs)
         if replay is not None:
             replay.held_bytes += ENTRY_BYTES + (0 if message.body is None else len(message.body))
-
-    def enqueue(
-        self, queue: QueueIndex, seq: int, message: Message, is_held: bool = True
-    ) -> Entry | None:
-        """Add a persistent message to a queue and to its holder. The caller counts references.
-        None: the seq is below the next one of the queue, it was applied already."""
-        if not queue.enqueue(seq, message.size, message.store_file != 0, message.expiry_ms):
-            return None
-        entry = Entry(seq, message)
-        if is_held:
-            queue.holder.add(entry)
-        return entry
 
     def apply_requeue(self, number: int, attempts: list[tuple[int, int]]) -> None:
         queue = self.queues.get(number)

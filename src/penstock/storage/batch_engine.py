@@ -1,18 +1,18 @@
-"""BatchEngine: what an engine does for batches (batches.py): deciding them, rolling them forward.
+"""BatchEngine: decides batches (batches.py) and rolls them forward.
 
     check_pages (a worker) -> decide            one record: the batch belongs to its target
     Transaction.progress + publishes            a slice of a page, and how far it came, in one
-                                                record; reading (staged_reader.py) and routing are
-                                                the caller's
+                                                record; the caller reads (staged_reader.py) and
+                                                routes
     adopt                                       a whole page, one record, then files (adoption.py)
 
-A batch that was decided is rolled forward by whoever drives the engine, one slice at a time between
-other work; after a crash from where the log says. Batches of one query follow one another: a new
-one is decided only when the one before is done. Who rolls several batches into one stream does it
-one batch after the other: each holds the stream's head from its first record to its last.
+The owner of the engine rolls a decided batch forward, one slice at a time between other work; after
+a crash it goes on where the log says. Batches of one query follow one another: a new one is decided
+only when the one before is done. Several batches for one stream are rolled forward one after the
+other: each holds the stream's head from its first record to its last.
 
-Adoptions under way are waited for by whatever makes a checkpoint. One that fails, for want of space
-as a rule, is told once and tried again with each tick.
+Checkpoints wait for adoptions under way. One that fails, for want of space as a rule, is reported
+once and tried again with each tick.
 """
 
 from collections.abc import Callable

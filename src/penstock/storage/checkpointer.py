@@ -11,14 +11,14 @@
     clean     what no manifest names any more is deleted [6]: segment files, store files, log
               segments, queue directories, the checkpoint before
 
-What may be left out of the slices is only what a *durable* dequeue took since the cut [4]: every
-queue's `limbo` has what left RAM meanwhile. A purged entry is written all the same, because its
-slot will be read for its references. The checkpoint of a backup is *whole*: it leaves nothing out,
-because its copy has no log that says what was dequeued after the cut.
+The slices may leave out only what a *durable* dequeue took since the cut [4]: every queue's `limbo`
+has what left RAM meanwhile. A purged entry is written all the same, because its slot will be read
+for its references. The checkpoint of a backup is *whole*: it leaves nothing out, because the backup
+has no log that says what was dequeued after the cut.
 
-A checkpoint that runs out of space is given up: nothing that it wrote is named by anything, the
-one before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops
-the engine [10].
+Failure. A checkpoint that runs out of space is given up: nothing names what it wrote, the one
+before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops the
+engine [10].
 """
 
 import contextlib
@@ -109,7 +109,7 @@ class Checkpointer:
     # ---- the cut -------------------------------------------------------------------------------
 
     def begin(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
-        """The cut, now. The caller sees to it that no checkpoint and no large commit is running.
+        """Make the cut. The caller makes sure that no checkpoint and no large commit is running.
         is_whole: it is complete without the log after its cut, as a backup needs it: messages that
         are dequeued meanwhile are written too."""
         assert self.phase == IDLE
@@ -144,7 +144,7 @@ class Checkpointer:
     # ---- slices --------------------------------------------------------------------------------
 
     def step(self, until: float) -> None:
-        """Go on with the slices until this monotonic time (seconds), a chunk at the least.
+        """Make slices until this monotonic time (seconds), a chunk at the least.
         OSError of a write: the caller gives the checkpoint up."""
         assert self.phase == SLICES
         clock = self._journal.clock
@@ -162,7 +162,7 @@ class Checkpointer:
                 return
 
     def _begin_slice(self, queue: QueueIndex) -> None:
-        """What was alive at the cut is listed, if anything was."""
+        """Begin to list what was alive at the cut, if anything was."""
         section = queue.capture()
         listing = Listing(queue, section, self._is_small(section))
         if section.count:
@@ -173,7 +173,7 @@ class Checkpointer:
             self._slice(listing)
 
     def _list(self, listing: Listing) -> None:
-        """The next piece. With the last one it is decided what becomes of them."""
+        """List the next piece. After the last one, decide where they go."""
         queue, n = listing.queue, self._journal.options.slice_entries
         piece = queue.holder.candidates(listing.below, n)
         listing.add(piece)
@@ -184,7 +184,7 @@ class Checkpointer:
 
     def _slice(self, listing: Listing) -> None:
         """Decide what the queue's section will be. Entries are taken over from its holder and its
-        limbo here, so from now on it owes nothing more to this checkpoint."""
+        limbo here, so no later change of the queue concerns this checkpoint."""
         queue, section, owed = listing.queue, listing.section, listing.owed
         durable = self._journal.log.durable_lsn
         for x in queue.limbo or ():
@@ -210,8 +210,9 @@ class Checkpointer:
         queue.sliced()
 
     def _is_small(self, section: Section) -> bool:
-        """Few entries and few bytes; and all sections together stay below their limit. The queues
-        come latest changed first, so those over the limit are the longest unchanged."""
+        """Whether it has few entries and few bytes, and all sections together stay below their
+        limit. The queues come latest changed first, so those over the limit are the longest
+        unchanged."""
         options = self._journal.options
         return (
             section.count < options.small_queue_entries
@@ -220,9 +221,9 @@ class Checkpointer:
         )
 
     def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
-        """Bodies that belong into .qs and are only in the store, because their queue was small,
-        come back to RAM to be written. False if one is damaged: then the queue stays in its
-        section, and whoever reads that message is told."""
+        """Read bodies that belong into .qs and are only in the store, because their queue was
+        small. False if one is damaged: then the queue stays in its section, and a reader of that
+        message gets the error."""
         messages = [row.message for row in section.rows.values()]
         for m, row in zip(messages, section.rows.values(), strict=True):
             if m.body is None and not m.store_file:
@@ -234,7 +235,7 @@ class Checkpointer:
         return True
 
     def _write_chunk(self, writing: Writing) -> None:
-        """The next entries go to their slots; what paging put there meanwhile is left as it is."""
+        """Write the next entries to their slots, but those that paging has put there meanwhile."""
         queue, piece = writing.queue, writing.pieces[-1]
         chunk = piece[-CHUNK:]
         chunk.reverse()
@@ -255,7 +256,7 @@ class Checkpointer:
                 self._journal.state.store.unref(row.body_file, row.message.id)
 
     def _finish_slices(self) -> None:
-        """All queues are done: bodies of the small ones into one store file, encode the rest."""
+        """After the last queue: put bodies of small queues into one store file, encode the rest."""
         state = self._journal.state
         store = state.store
         state.streams.write()  # at least what the sections say
@@ -347,7 +348,7 @@ class Checkpointer:
         self._journal.stop(error)
 
     def advance(self) -> None:
-        """Called when something has completed: once data and log are durable, write [4] [5]."""
+        """Write the checkpoint once data and log are durable [4] [5]; called at each completion."""
         journal = self._journal
         if self.phase != SYNC or not self._data_is_synced or journal.failed is not None:
             return
@@ -374,7 +375,7 @@ class Checkpointer:
             self._journal.stop(error)
 
     def give_up(self, error: OSError) -> None:
-        """No space: forget this checkpoint; what it would have deleted waits for the next."""
+        """Forget this checkpoint for want of space. The next deletes what it would have deleted."""
         state = self._journal.state
         state.ticks.dead += self._dead
         state.deleted += self._deleted
@@ -388,7 +389,7 @@ class Checkpointer:
         self.on_given_up(error)
 
     def _written(self, number: int) -> None:
-        """CURRENT names the new checkpoint: what nothing names any more may go [6]."""
+        """CURRENT names the new checkpoint: delete what nothing names any more [6]."""
         journal = self._journal
         if journal.failed is not None:
             return  # either one is right for the next start, and nothing more is touched [10]

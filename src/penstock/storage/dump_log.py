@@ -1,8 +1,8 @@
-"""The dump of a log segment: header, chain, groups and records, and what lies behind their end.
+"""The dump of a log segment: header, chain, groups and records, and what is after their end.
 
-Groups are looked for at every multiple of 64, as recovery does, so damage hides nothing behind it.
-What verifies is decoded; bytes of the file's earlier life verify no more, because the salt of the
-header seeds every checksum, and are told as such. See `dump.py` for the lines, `log_segment.py` and
+Groups are looked for at every multiple of 64, as recovery does, so damage hides nothing after it.
+What verifies is decoded. Bytes of the file's earlier life do not verify, because the salt of the
+header seeds every checksum; the dump says so. See `dump.py` for the lines, `log_segment.py` and
 `record.py` for the formats, `record_types.py` for what a record says in words.
 """
 

@@ -1,8 +1,19 @@
 """StorageEngine: the storage of one vhost, or of one embedded box.
 
-What comes in goes to one write-ahead log, and is confirmed when the log says so; what outlives the
-log goes to files at checkpoints. The idea of a log apart from the store is the TransactionLog of
-Qpid's Flow to Disk Design, the files are RabbitMQ's queue index and message store.
+A change is confirmed when the write-ahead log has it; what outlives the log goes to other files at
+checkpoints. The idea of a log apart from the store is the TransactionLog of Qpid's Flow to Disk
+Design, the files are RabbitMQ's queue index and message store.
+
+The engine is the face of the storage: its owners (queues, the broker, the library) use its calls
+and no part behind them. The parts do not know the engine; `_compose` gives each what it needs:
+
+    Journal        append, apply, stop on failure; completions     journal.py
+    StorageState   what the log's records have led to              state.py
+    StreamTurns    pages and heads of streams, retention           stream_turns.py
+    BatchEngine    batches of Spark's sink                         batch_engine.py
+    LeaseEngine    leases of readers                               lease_engine.py
+    Checkpointer   makes checkpoints                               checkpointer.py
+    Upkeep         when: checkpoints, reaping, combining, space    upkeep.py
 
 Everything is synchronous and deterministic: no threads, no sockets; time, chance and files are
 handed in. Slow work (syncs, preparing segments, copying) is submitted to the file system, which may
@@ -14,13 +25,13 @@ Confirming: every change returns the LSN of its record. It may be confirmed once
 after the write. `wait(lsn, mode)` does all that is needed and returns then.
 
 A stream is a log of its own (streams.py): `append_stream` logs a record as `publish` does, and
-gives it an offset; its page is written by `flush`, and its head, up to which it is read, follows
-what is settled (stream_turns.py). The owner is told of heads by `on_head`, and only takes note
-there.
+gives it an offset. `flush` writes its page. Readers read up to the head, which follows what is
+settled. `on_head` is called when a head moves; it may take note, and must not call the engine.
 
-After a failed sync nothing is confirmed any more: every call raises StoppedError, and the directory
-must be opened again [10]. A full disk is no failure: publishing is refused with DiskFullError,
-while acks, purges, deletes and checkpoints go on, on a reserve, until there is space again.
+Failure. After a failed sync nothing is confirmed any more: every call raises StoppedError, and the
+directory must be opened again [10]. A full disk does not stop the engine: publishing is refused
+with DiskFullError, while acks, purges, deletes and checkpoints go on, on a reserve, until there is
+space again.
 
 Not thread-safe: its owner has the lock.
 """
@@ -398,8 +409,12 @@ class StorageEngine:
                 )  # fmt: skip
             else:
                 places = [(queue.number, queue.next_seq) for queue in queues]
-                op = Publish(message, places).encode()
-                self.log.append(op.type, op.flags, op.count, op.data, mode)
+                flags = record.publish_flags(file, expiry_ms)
+                data = record.publish_data(
+                    flags, message.id, message.time, expiry_ms, file, places, message.header,
+                    message.body or b"", size,
+                )  # fmt: skip
+                self.log.append(record.PUBLISH, flags, len(places), data, mode)
         except (DiskFullError, ValueError) as error:
             if file:
                 self.state.store.unref(file, message.id, len(queues))

@@ -1,23 +1,23 @@
-"""What an engine does for leases: takes messages for a reader, commits them, gives them back.
+"""LeaseEngine: leases messages to readers, commits them, gives them back.
 
 Each call is a slice and one record, so that a crash finds all of it or nothing:
 
-    lease      TX [PUBLISH of each transient message, which from now on is a persistent one at the
-               end of its part; MARK; LEASED]. Everything is on its slot before the record is made:
-               from here on nobody has it in RAM
+    lease      TX [PUBLISH of each transient message, which becomes a persistent one at the end of
+               its part; MARK; LEASED]. Everything is on its slot before the record is made: after
+               it no leased message is in RAM
     commit     TX [DEQUEUE of each part, COMMITTED]: whole slices as they were leased, or a part
                of one
     release    RELEASED: from the oldest on, so that what is ready again comes before what is not
 
-What is leased is as alive as anything in its queue; only the queue does not see it (leases.py,
+A leased message is as alive as any other in its queue; only the queue does not see it (leases.py,
 `QueueIndex.leased`).
 
 A commit needs to know what dies: how many bytes, and which references to the store. Bytes of whole
 runs stand in the lease; slots are read only for entries in the store, or for a run that is parted.
 A slot that is damaged costs its reference in the store (event `corruption`), and nothing else.
 
-Failure: ValueError, DiskFullError, UnknownQueueError, UnknownLeaseError: nothing happened. What
-fails once the log has the record stops the engine.
+Failure. ValueError, DiskFullError, UnknownQueueError, UnknownLeaseError: nothing happened. Any
+error after the log has the record stops the engine.
 """
 
 from typing import Final

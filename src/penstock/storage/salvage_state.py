@@ -1,13 +1,13 @@
-"""What a damaged store held, as far as checkpoint, log and slots still say.
+"""SalvagedVhost: what a damaged store held, as far as checkpoint, log and slots still say.
 
-The same fold as in `state.py`, of the log's records over the checkpoint, but one that takes for
-granted that pieces are missing: an operation on what is not known creates it or is passed over, and
-nothing is counted, because the new store counts anew.
+It is a LogState as StorageState is: the records of the log are applied over the checkpoint. But it
+expects that pieces are missing: an operation on an unknown queue creates that queue, or is passed
+over, and nothing is counted, because the new store counts again.
 
-    has a section in the checkpoint       what it says lives, lives
+    has a section in the checkpoint       lives as the section says
     has none (lost with the checkpoint)   every slot that verifies lives, until a record says no:
-                                          better a message twice than not at all, and told
-    is known to nobody but its directory  gets the name in `.queue_name`, else "salvaged-<number>"
+                                          a message twice is better than none, and it is reported
+    is only known from its directory      gets the name in `.queue_name`, else "salvaged-<number>"
 
 A message is looked for in the log after the cut, in the section, in its slot, and at last in what
 the log still has from before the cut: a slot may be damaged while the record that it was made from

@@ -1,20 +1,20 @@
-"""StorageState: what the log's records mean. Live work and replay change it through the same code.
+"""StorageState: what the records of the log have led to, for live work and for replay.
 
-The state of a vhost at any LSN is a fold of its records over the last checkpoint: which entries of
-which queue live (QueueIndex), how many references each stored body has (MessageStore), what the
-topology is (RoutingTable), what streams hold and how far their readers are (StreamTable), and which
-purged slots still wait to be read for their references.
-Whatever the live engine appends to the log it then applies here; recovery reads the same records
-and applies them here. So there is one answer to what a record means, and a test of replay tests
-live work too.
+The state of a vhost at any LSN is the last checkpoint with all records after it applied: which
+entries of which queue live (QueueIndex), how many references each stored body has (MessageStore),
+the topology (RoutingTable), what streams hold and how far their readers are (StreamTable), leases,
+batches, and the purged slots that are still to be read for their references.
 
-The one difference between live and replayed: a live caller hands over the entries themselves, so
-that what leaves RAM while a checkpoint still needs it is kept (`limbo`, [4]); in replay nothing
-but the holders' RAM and the section rows is known, and that is enough.
+Records change it by the calls of LogState (record_types.py). The journal calls them for what it has
+just logged, and Replay for what it reads, so a test of replay tests live work too.
 
-Purges: entries in RAM or in a section release their references at once. For those on slots nobody
-knows an id, so the segment is put on `reaping` with a bitmap of what died; slots are read later, in
-slices, and each finished segment is one RELEASE record. The files stay until then [6].
+There is one difference: live work hands over the entries themselves, so that what leaves RAM while
+a checkpoint still needs it is kept (`limbo`, [4]). Replay knows only what is in the holders and in
+the rows of sections, and that is enough.
+
+Purges: entries in RAM or in a section release their references at once. For those on slots the ids
+are not known, so the segment is put on `reaping` with a bitmap of what died. Slots are read later,
+in slices, and each finished segment is one RELEASE record. The files stay until then [6].
 """
 
 from typing import Final

@@ -1,24 +1,22 @@
-"""StreamTurns: what an engine does for its streams at the end of a turn: pages, heads, retention.
+"""StreamTurns: the work for streams at the end of a turn: pages, heads, retention.
 
-    flush     each stream that was appended to: one pwrite of its frames, no sync; then a Turn
+    flush     for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
               (LSN, mode, position) waits for the log
     settled   the newest Turn whose LSN is settled in its mode, and whose frames are written:
-              writeMeta moves there, and `on_head` is called, once per stream, whatever the
-              number of records
+              writeMeta moves there, and `on_head` is called, once per stream, whatever the number
+              of records
     retain    whole pages from the oldest: readMeta durable, then unlinked, in a worker
 
 A batch that is being rolled forward into a stream holds its head where the batch began, until the
 batch is done; so readers see all of it or nothing.
 
 A head is never beyond what is settled, nor beyond what is in the page's file. Readers map the file
-up to the head, so below it no byte ever changes again: what a recovery writes there are the same
-bytes.
+up to the head, so below it no byte ever changes: a recovery writes the same bytes there.
 
-Failure. A write of frames that fails loses nothing, for the log has them: they stay in RAM, the
-head stays, it is told once (event `stream_write`; a full disk also blocks publishers) and tried
-again at the next flush. A checkpoint cannot be made without them, and deals with the error as with
-that of any other file. A failed sync of readMeta stops the engine [10]. After a failure nothing is
-written any more.
+Failure. A write of frames that fails loses nothing, because the log has them: they stay in RAM, the
+head stays, the failure is reported once (event `stream_write`; a full disk also blocks publishers),
+and the next flush tries again. A checkpoint needs the frames, and treats the error as that of any
+other file. A failed sync of readMeta stops the engine [10]. After that nothing is written.
 """
 
 import errno

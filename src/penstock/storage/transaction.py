@@ -1,21 +1,21 @@
 """Transaction: publishes and dequeues that happen together, or not at all.
 
-Qpid's TransactionLog has startTransaction, commit and abort; here a transaction is collected by its
-owner and becomes one TX record when it commits, so that a crash can only find all or nothing of it.
+Qpid's TransactionLog has startTransaction, commit and abort. Here the owner collects a transaction,
+and it becomes one TX record when it commits, so that a crash can only find all or nothing of it.
 Until then nothing of it is in the log.
 
 Records for streams are part of it as publishes are: their offsets and times are assigned when it
 commits, in the same record. Their bodies are never in the store, so they wait in RAM.
 
 Many messages with one header for one queue, as batches bring them, are a run (`publish_run`): the
-same operations in the log, but encoded and brought to life in loops of their own.
+same operations in the log, but encoded and applied in loops of their own.
 
 Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
-MessageStore as they come, owned by the transaction: dropped at rollback, orphans for recovery if
-there is neither commit nor rollback. And a commit of more than `tx_record_bytes` (8 MiB) of log
-bytes is written in TX_PART records, decided by one TX_COMMIT; places in the parts are ordinals,
-because the seqs that they will have are known only when the commit assigns them. Beyond
-`tx_bytes_max` (256 MiB) it is refused whole: TransactionTooLargeError.
+MessageStore as they come, owned by the transaction: a rollback drops them, and without a commit or
+a rollback they are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log
+bytes is written in TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and
+the TX_COMMIT has the first seq of each queue. Beyond `tx_bytes_max` (256 MiB) a transaction is
+refused whole: TransactionTooLargeError.
 """
 
 from penstock.errors import StorageError, TransactionTooLargeError, deleted_error

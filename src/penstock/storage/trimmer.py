@@ -1,4 +1,4 @@
-"""Trimmer: room that an engine has taken and needs no more is given back when it matters.
+"""Trimmer: gives back room on the disk that the engine keeps for reuse.
 
 While messages come and go it pays to keep files: log segments that are zero-written already, a
 reserve as large as it ever was, the store file and the queue segments that are being written,
@@ -16,19 +16,19 @@ What goes, and how it stays safe:
                       after a start; the old ones go with the next checkpoint [6]
     store files       a dead one that is still appended to is taken by that checkpoint too
     queue segments    the last one of an *empty* queue: its seqs go on at the next segment's border,
-                      for the numbers and the files of one that goes are never used again
+                      because the numbers and files of one that goes are never used again
     transient bodies  no checkpoint names them: dead files go at once
     reserve           is cut to what it has to be: the log not yet materialised plus the manifest,
                       and a segment of the log for a start on a full disk; of an idle store to
                       RESERVE_BYTES at most
 
-Together LOG_SEGMENTS segments of the smallest size (1 MiB, if nobody set it), the reserve and
-twice SLACK_BYTES: below 16 MiB beside what holds messages. The first publishes after it find what
-those of a new store find.
+Together LOG_SEGMENTS segments of the smallest size (1 MiB by default), the reserve and twice
+SLACK_BYTES: below 16 MiB beside what holds messages. The first publishes after it find what those
+of a new store find.
 
-Each step leaves what is right after a crash, and may fail for want of space without harm: it is
-tried again. Checkpoints that are made for nothing but this are at most ROUNDS in a time of rest.
-A backup that copies holds all of it up.
+Each step leaves a correct store after a crash, and may fail for want of space without harm: it is
+tried again. At most ROUNDS checkpoints are made for this alone in one idle period. A backup that
+copies delays all of it.
 """
 
 from collections.abc import Callable

@@ -1,23 +1,22 @@
-"""Upkeep: the engine's work in the background: when a checkpoint is due, reaping, combining, space.
+"""Upkeep: the engine's background work: when a checkpoint is due, reaping, combining, space.
 
-All of it is steps of the core, taken from `tick`; never a thread of its own. A checkpoint is due
+All of it is steps of the core, taken from `tick`, never a thread of its own. A checkpoint is due
 after 64 MiB of log, 256 MiB of store bytes written or released, 1 M records or 30 s of change,
 whichever is first, so the log that a recovery has to read is bounded by all four.
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
-once the purge is durable, and logs a RELEASE for each. Combining copies what lives in store files
-that are mostly garbage.
+once the purge is durable, and logs a RELEASE for each. Combining copies the live bodies out of
+store files that are mostly garbage. trimmer.py gives back what is kept for reuse only, when nobody
+writes or there is no room.
 
-What is kept for reuse only, and given back when nobody writes or there is no room, is trimmer.py.
-
-Space: below `disk_free_limit` publishers are refused; a checkpoint that meets ENOSPC gives the
-reserve back and goes on, and if that does not help is given up. It is tried again a second later if
+Space. Below `disk_free_limit` publishers are refused. A checkpoint that meets ENOSPC gives the
+reserve back and goes on; if that does not help it is given up. It is tried again a second later if
 there is more space than there was, else every few seconds, because consumers make it smaller. While
 publishers are refused every change makes a checkpoint due that soon, because it frees what
-consumers are done with. Publishers go on once there is room for the limit and for the reserve that
-the log since the last checkpoint needs. The disk is looked at once a second, and when a quarter of
-the room above the limit has been written. On a small disk, by what is free above the limit, there
-is less log between two checkpoints and less reserve than it could have.
+consumers have acknowledged. Publishers go on once there is room for the limit and for the reserve
+that the log since the last checkpoint needs. The free space is read once a second, and when a
+quarter of the room above the limit has been written. On a small disk, by what is free above the
+limit, there is less log between two checkpoints and less reserve than there could be.
 """
 
 from typing import Final
@@ -99,7 +98,7 @@ class Upkeep:
             self.check_disk()  # a fast publisher fills a small disk within a second
 
     def _bytes(self) -> int:
-        """Of all that was written; it only grows."""
+        """Bytes of all that was written; the number only grows."""
         journal = self._journal
         written = self._checkpoints.written_bytes + self._transient.written_bytes
         return journal.log.appended_bytes + self._store_bytes() + written
@@ -132,8 +131,8 @@ class Upkeep:
         )
 
     def _is_due_without_space(self, now: float) -> bool:
-        """While publishers are refused: soon, if something has changed; and one that was given up,
-        as soon as there is more space."""
+        """While publishers are refused a checkpoint is due soon after any change; one that was
+        given up, as soon as there is more space."""
         is_changed = self._journal.log.appended_records != self._cut_records
         if not self._is_owed and not is_changed and not self._journal.state.ticks.dead:
             return False
@@ -166,7 +165,7 @@ class Upkeep:
         self._cut_at = journal.clock.monotonic()
 
     def step_checkpoint(self, until: float) -> None:
-        """A slice of it. Out of space: the reserve is given back, then the checkpoint given up."""
+        """Make a slice. Without space the reserve is given back, then the checkpoint given up."""
         journal = self._journal
         try:
             self._checkpoints.step(until)
@@ -179,7 +178,7 @@ class Upkeep:
                 self._checkpoints.give_up(error)
 
     def checkpoint_failed(self, error: OSError) -> None:
-        """A checkpoint was given up for want of space; the next may use what the reserve had."""
+        """Note that a checkpoint was given up for want of space. The next may use the reserve."""
         self._cut_bytes, self._cut_records, self._cut_store_bytes, _ = self._before
         self._is_owed = True
         self._owed_free = self._free_bytes()
@@ -189,7 +188,7 @@ class Upkeep:
             self._journal.block(f"a checkpoint was given up, it will be tried again: {error}")
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
-        """A whole checkpoint, now; False if it was given up twice for want of space."""
+        """Make a whole checkpoint, now; False if it was given up twice for want of space."""
         checkpoints = self._checkpoints
         self._drive()
         if not self._batches.finish_adoptions():
@@ -203,7 +202,7 @@ class Upkeep:
         return False
 
     def close(self) -> None:
-        """The last checkpoint, clean, and what is not needed until the next start goes. Without
+        """Make the last, clean checkpoint, and delete what the next start does not need. Without
         space for it all stays as it is: the next start reads the log."""
         self._drive()
         self.trimmer.before_close()
@@ -222,7 +221,7 @@ class Upkeep:
     # ---- reaping and combining -----------------------------------------------------------------
 
     def delete_transient_segments(self) -> None:
-        """Dead segment files of queues that are not durable go now: no checkpoint names them."""
+        """Delete dead segment files of queues that are not durable: no checkpoint names them."""
         journal = self._journal
         state = journal.state
         paths: list[str] = []
@@ -283,8 +282,8 @@ class Upkeep:
     # ---- space ---------------------------------------------------------------------------------
 
     def make_room(self) -> bool:
-        """The log needs a segment now and the disk is full: publishers wait, acks, purges and
-        deletes go on with what the reserve had. False if there is no reserve."""
+        """The log needs a segment and the disk is full: publishers wait; acks, purges and deletes
+        go on with the room of the reserve. False if there is no reserve."""
         has_room = self.reserve.release()
         if has_room:
             self._journal.block("the log goes on in the room of the reserve")
@@ -321,7 +320,7 @@ class Upkeep:
             self._grow_at = self._journal.clock.monotonic() + AGAIN_S
 
     def _not_grown(self, error: BaseException) -> None:
-        """No alarm, for there is space enough: publishers go on, and it is tried again."""
+        """Report it, but refuse nobody: there is space enough, and it is tried again."""
         self.reserve.not_grown()
         self._grow_at = self._journal.clock.monotonic() + AGAIN_S
         if not self._is_reserve_told:

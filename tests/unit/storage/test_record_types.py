@@ -199,6 +199,14 @@ def test_every_operation_reads_in_words(name: str) -> None:
     assert text == f"{record.type_name(op.type)} {record_types.decode(op).text()}"
 
 
+def test_an_operation_is_of_its_own_class_and_no_other_whoever_asks() -> None:
+    for name, op in OPS.items():
+        operation = record_types.decode(op)
+        found = [row.number for row in RECORD_TYPES if isinstance(operation, row.operation)]
+        assert found == [op.type], name
+        assert isinstance(operation, Operation)
+
+
 def test_what_means_nothing_is_refused() -> None:
     in_no_file = record.publish_data(record.IN_STORE, 1, 2, 0, 0, [(3, 4)], b"", b"", 5)
     for op in (Op(200, 0, 0, b""), Op(record.PUBLISH, record.IN_STORE, 1, in_no_file)):

@@ -308,3 +308,40 @@ def test_the_text_of_each_mutant_stands_in_the_source_once() -> None:
         for mutant in group
     }
     assert {name: n for name, n in found.items() if n != 1} == {}
+
+
+# --- what reaches where ---
+
+
+def imports_of(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, those under TYPE_CHECKING too."""
+    return {
+        node.module
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+
+
+def test_no_part_of_the_engine_names_the_engine() -> None:
+    """Transactions, leases, batches, streams, checkpoints and upkeep take the journal."""
+    above = {"backup.py", "salvage.py", "salvage_batches.py"}
+    found = {
+        path.name
+        for path in (SRC / "storage").glob("*.py")
+        if "penstock.storage.engine" in imports_of(path)
+    }
+    assert found == above
+
+
+def test_nobody_reaches_past_the_engine() -> None:
+    """Its owners use its calls, not the parts that it is made of."""
+    parts = re.compile(
+        r"(?:engine|new)\.(_\w+|state|log|journal|placement|turns|upkeep|checkpoints|transient)\b"
+    )
+    found = [
+        f"{name_of(path)}: {line.strip()}"
+        for path in SOURCES
+        for line in path.read_text().splitlines()
+        if parts.search(line) and "import" not in line
+    ]
+    assert found == []

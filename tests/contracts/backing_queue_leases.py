@@ -7,7 +7,7 @@ import pytest
 from penstock.queues.rows import Row
 from penstock.queues.vq_state import CHECKS
 from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.lease_engine import Taken, next_release
+from penstock.storage.lease_engine import Taken
 from tests.helpers.engine_rig import STORED
 from tests.helpers.queue_world import World, tags_of
 
@@ -50,7 +50,7 @@ def release(world: World, reader: str = "r") -> None:
     has_more = True
     while has_more:
         back: dict[int, tuple[list[int], list[Row]]] = {}
-        for run in sorted(next_release(engine, q.index(), reader)):
+        for run in sorted(engine.next_release(q.index(), reader)):
             seqs, rows = back.setdefault(run[0], ([], []))
             seqs += range(run[1], run[1] + run[2])
             rows += q.returning(engine.state.queues[run[0]], seqs[-run[2] :])

@@ -14,8 +14,8 @@ BATCH_MUTANTS = (
     ),
     Mutant(
         "progress-in-a-record-of-its-own", "exactly once",
-        "            ops.append(record.Op(record.BATCH, batches.PROGRESS, 0, data))\n",
-        "            self._engine.log.append(record.BATCH, batches.PROGRESS, 0, data, 3)\n",
+        "            operations.append(BatchChange(batch, batches.PROGRESS))\n",
+        "            self._journal.commit([BatchChange(batch, batches.PROGRESS)], 3)\n",
         BATCHES,
     ),
     Mutant(
@@ -28,7 +28,7 @@ BATCH_MUTANTS = (
         "staged-deleted-early", "[6]",
         "        self.dead_staged, state.batches.dead = state.batches.dead, []\n",
         "        self.dead_staged, state.batches.dead = state.batches.dead, []\n"
-        "        delete(engine.fs, staged_files(engine.path, self.dead_staged), [])\n",
+        "        delete(journal.fs, staged_files(journal.path, self.dead_staged), [])\n",
         BATCHES,
     ),
     Mutant(

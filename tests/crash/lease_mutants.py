@@ -32,18 +32,17 @@ LEASE_MUTANTS = (
     ),
     Mutant(
         "a-record-for-each-operation", "lease",
-        "        data = record.encode_ops(ops)\n"
-        "        return engine.log.append(record.TX, 0, len(ops), data, mode, "
-        "names_store=names_store)\n",
-        "        for op in ops:\n"
-        "            lsn = engine.log.append(op.type, op.flags, op.count, op.data, mode)\n"
-        "        return lsn\n",
+        "        if len(ops) > 1:\n            return self._append_list(ops, mode, names_store)\n",
+        "        for op in ops[:-1]:\n"
+        "            self.log.append(op.type, op.flags, op.count, op.data, mode)\n"
+        "        ops = ops[-1:]\n",
         LEASES,
     ),
     Mutant(
         "transient-and-not-logged", "lease",
-        "            self.ops.append(_publish_op(part, born))\n",
-        "",
+        "            lsn = journal.append(operations, mode, names_store=work.names_store)\n",
+        "            logged = [x for x in operations if not isinstance(x, Publish)]\n"
+        "            lsn = journal.append(logged, mode, names_store=work.names_store)\n",
         LEASES,
     ),
     Mutant(
@@ -60,8 +59,8 @@ LEASE_MUTANTS = (
     ),
     Mutant(
         "references-are-kept", "format",
-        "        if run[4]:\n            refs += [\n",
-        "        if run[4] > 1:\n            refs += [\n",
+        "            if run[4]:\n                refs += [\n",
+        "            if run[4] > 1:\n                refs += [\n",
         LEASES,
     ),
     Mutant(

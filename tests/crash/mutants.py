@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "log-deleted-early", "[5]",
         "        self.phase = SYNC\n",
-        "        self.phase = SYNC\n        engine.log.release_before(self._head.log_segment)\n",
+        "        self.phase = SYNC\n        journal.log.release_before(self._head.log_segment)\n",
     ),
     Mutant(
         "current-not-synced", "[5]",
@@ -128,9 +128,9 @@ MUTANTS = (
     ),
     Mutant(
         "unlink-segment-early", "[6]",
-        "        state.apply_release(number, segment, refs)\n",
-        "        state.apply_release(number, segment, refs)\n"
-        '        delete(engine.fs, [f"{queue.path}/{segment}.qi"] if queue else [], [])\n',
+        "        journal.commit([Release(number, segment, refs)], OS)\n",
+        "        journal.commit([Release(number, segment, refs)], OS)\n"
+        '        delete(journal.fs, [f"{queue.path}/{segment}.qi"] if queue else [], [])\n',
     ),
     Mutant(
         "unlink-store-before-manifest", "[6]",
@@ -331,8 +331,9 @@ MUTANTS = (
     ),
     Mutant(
         "purge-forgets-unacked", "format",
-        "record.PURGE, 0, len(kept), record.purge_data(queue.number, queue.next_seq, kept)",
-        "record.PURGE, 0, 0, record.purge_data(queue.number, queue.next_seq, [])",
+        "        data = record.purge_data(self.queue, self.upper, self.kept)\n"
+        "        return Op(record.PURGE, 0, len(self.kept), data)\n",
+        "        return Op(record.PURGE, 0, 0, record.purge_data(self.queue, self.upper, []))\n",
     ),
     Mutant(
         "rows-left-out", "checkpoint",
@@ -346,17 +347,17 @@ MUTANTS = (
     ),
     Mutant(
         "parts-applied-at-once", "transaction",
-        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n",
-        "            self._parts.setdefault(tx, []).append((found.segment, found.offset))\n"
-        "            for op in record.decode_tx_part(found.data, found.count).ops:\n"
-        "                self.apply_op(op, {}) if op.type == record.DEQUEUE else None\n",
+        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n",
+        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n"
+        "        apply_all([op for op in ops if op.type == record.DEQUEUE], self, at)\n",
     ),
     Mutant(
         "move-in-two-records", "format",
-        "        lsn = self.log.append(record.MOVE, flags, len(places), data, mode)\n",
-        "        taken = record.dequeue_data(queue.number, runs, store_refs([entry]))\n"
-        "        self.log.append(record.DEQUEUE, 0, len(runs), taken, mode)\n"
-        "        lsn = self.log.append(record.PUBLISH, flags, len(places), published, mode)\n",
+        "        lsn = journal.commit([moved], mode)\n",
+        "        taken = Dequeue(queue.number, queue.runs([entry]), store_refs([entry]))\n"
+        "        journal.append([taken], mode)\n"
+        "        lsn = journal.append([moved.publish], mode)\n"
+        "        journal.apply([moved], lsn, mode)\n",
     ),
 )  # fmt: skip
 

@@ -52,14 +52,14 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "ordinals-taken-for-offsets", "transaction",
-        "self.state.streams.replay(found, found.offset + first, self.lsn)\n",
-        "self.state.streams.replay(found, found.offset, self.lsn)\n",
+        "            found = found._replace(offset=first_seqs[found.stream] + found.offset)\n",
+        "            found = found._replace(offset=found.offset)\n",
         STREAMS,
     ),
     Mutant(
         "times-of-now", "[12]",
-        "        self.append(stream, lsn, 0, found.time_us, found.meta, found.payload)\n",
-        "        self.append(stream, lsn, 0, found.time_us + 1, found.meta, found.payload)\n",
+        "        self.append(stream, lsn, mode, found.time_us, found.meta, found.payload)\n",
+        "        self.append(stream, lsn, mode, found.time_us + 1, found.meta, found.payload)\n",
         STREAMS,
     ),
     Mutant(
@@ -70,7 +70,7 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "taken-away-before-durable", "[6]",
-        "        is_durable = engine.log.durable_lsn >= stream.last_lsn\n",
+        "        is_durable = journal.log.durable_lsn >= stream.last_lsn\n",
         "        is_durable = True\n",
         STREAMS,
     ),

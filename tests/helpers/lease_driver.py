@@ -7,7 +7,7 @@ ledger. What is leased leaves RAM at once, as it does in a queue.
 """
 
 from penstock.message import Entry
-from penstock.storage.lease_engine import Choice, Taken, next_release
+from penstock.storage.lease_engine import Choice, Taken
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.transaction_log import DISK
@@ -118,7 +118,7 @@ class LeaseDriver(Driver):
             ordinal = lease.next
         while lease.committed < ordinal:
             mode = self.rng.choice(MODES)
-            until, _, _ = Choice(self.engine, lease).below(ordinal)
+            until, _, _ = Choice(self.engine.journal, lease).below(ordinal)
             self._do(
                 lambda mode=mode: self.engine.commit_lease(queue, reader, ordinal, mode),  # type: ignore[misc]
                 ("commit_lease", queue.number, reader, until),
@@ -132,7 +132,7 @@ class LeaseDriver(Driver):
         if queue is None:
             return
         lease = self.engine.leases(queue)[reader]
-        runs = next_release(self.engine, queue, reader)
+        runs = self.engine.next_release(queue, reader)
         until = lease.committed + sum(run[2] for run in runs)
         mode = self.rng.choice(MODES)
         self._do(

@@ -202,7 +202,7 @@ class Books:
     # ---- records -------------------------------------------------------------------------------
 
     def _lsn(self) -> int:
-        return self.engine.last_lsn + (self.engine.gathering is not None)
+        return self.engine.last_lsn + (self.engine.journal.gathering is not None)
 
     def put(self, number: int, entry: Entry) -> None:
         """A record brings a persistent message to life."""

@@ -46,7 +46,6 @@ from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
-from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import PublishedRun, Transaction
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class BatchSlice:
     def _put(self, way: Way, body: bytes) -> None:
         engine = self._vhost.engine
         shared = engine.share_of(body, len(way.durable) + len(way.others))
-        with Sharing(engine, shared, completes=False):
+        with engine.share(shared, completes=False):
             self._put_durable(way, body)
         for stream in way.streams:
             self._appends.append(stream.begin_append(self.transaction, way.header, body))

@@ -238,7 +238,7 @@ class Dispatch:
                 else:
                     self._waiting.append((lsn, mode, call))
                     if mode > self.mode:
-                        engine.log.request_sync()
+                        engine.request_sync()
 
     def _owes_after(self, who: Owing, settled: int) -> bool:
         """Have it confirm what is settled; whether it owes more."""

@@ -25,7 +25,6 @@ from penstock.queues.arrivals import Plan
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
-from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import Published, Transaction
 
 Planned = tuple[ServedQueue, Plan, Published]
@@ -40,7 +39,7 @@ def fan_out(
     whether a queue refused. DiskFullError: none that shares a record has it."""
     if copies is None:
         copies = vhost.engine.share_of(body, len(queues))
-    with Sharing(vhost.engine, copies):
+    with vhost.engine.share(copies):
         return _fan_out(vhost, queues, streams, header, body, facts, spooled)
 
 
@@ -192,7 +191,7 @@ def plan_all(
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
     """A spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.store_of(spooled).read(spooled.store_file, spooled.id)
+    return vhost.engine.read_stored(spooled)
 
 
 def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:

@@ -395,8 +395,8 @@ def _info(call: BoxCall) -> None:
         "queues_open": len(vhost.table.served),
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),
-        "syncs": engine.log.syncs,
-        "checkpoints": engine.checkpoints.count,
+        "syncs": engine.syncs,
+        "checkpoints": engine.checkpoint_count,
         "durability": MODE_NAMES[vhost.mode],
         "memory_bytes": memory["budget_bytes"],
         "counted_bytes": memory["counted_bytes"],
@@ -412,7 +412,7 @@ def _sync(call: BoxCall) -> None:
     if vhost.engine.settled(DISK) >= lsn:
         call.reply(None)
         return
-    vhost.engine.log.request_sync()
+    vhost.engine.request_sync()
     vhost.when_settled(lsn, DISK, lambda: call.reply(None))
 
 

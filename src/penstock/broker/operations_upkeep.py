@@ -83,20 +83,19 @@ class CheckpointJob(Job):
     def step(self) -> float | None:
         engine = self.vhost.engine
         engine.check()
-        checkpoints = engine.checkpoints
-        if checkpoints.phase == SLICES:
-            engine.upkeep.step_checkpoint(engine.clock.monotonic() + SLICE_S)
+        if engine.checkpoint_phase == SLICES:
+            engine.step_checkpoint(engine.clock.monotonic() + SLICE_S)
             return 0.0
-        if checkpoints.phase != IDLE:
+        if engine.checkpoint_phase != IDLE:
             return PAUSE_S
         if not self._has_begun:
-            self._before = checkpoints.count
-            engine.upkeep.begin_checkpoint()
-            self._has_begun = checkpoints.phase != IDLE  # not within a large commit
+            self._before = engine.checkpoint_count
+            engine.begin_checkpoint()
+            self._has_begun = engine.checkpoint_phase != IDLE  # not within a large commit
             return PAUSE_S
-        if checkpoints.count == self._before:
-            raise engine.disk_error(checkpoints.bytes)
-        self.result = {"number": checkpoints.number, "bytes": checkpoints.bytes}
+        if engine.checkpoint_count == self._before:
+            raise engine.disk_error(engine.checkpoint_bytes)
+        self.result = {"number": engine.checkpoint_number, "bytes": engine.checkpoint_bytes}
         return None
 
 

@@ -57,7 +57,7 @@ class QueueOpener:
         self._on_queue_event = on_queue_event
         self._on_gone = on_gone
         self.opened_seq: dict[int, int] = {}
-        self._delay_parts = find_parts(engine.state.routing.queues)
+        self._delay_parts = find_parts(engine.routing.queues)
 
     def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
         """Arguments, options and flags of a durable queue of the directory. UnknownQueueError."""

@@ -124,7 +124,7 @@ class QueueRestarts:
     def _reopened(self, old: AMQQueue) -> tuple[AMQQueue, int]:
         """A new AMQQueue over the same indexes, and how many transient messages it is without."""
         engine = self._engine
-        if engine.gathering is not None:
+        if engine.is_gathering:
             raise UntrustedError("the error came in the middle of one record")
         if not old.is_durable:
             lost = old.backing.depth()

@@ -103,7 +103,7 @@ class QueueTable:
         self._limits: dict[str, int] = {}  # of stored queues: limits of their own
         self.kept_down: dict[str, str] = {}  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
-        for queue in engine.state.routing.queues.values():
+        for queue in engine.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
                 self._add_stored(text_of(queue.name.partition(factory.SEPARATOR)[0]), 1)
         for stream in streams.stored():
@@ -329,7 +329,7 @@ class QueueTable:
     def check_limits(self) -> None:
         """At the start: whether the queues' own memory limits fit the budget together. A warning;
         if that is strict, those that do not fit are kept down."""
-        declared = self._engine.state.routing.queues.values()
+        declared = self._engine.routing.queues.values()
         for queue in sorted(declared, key=_number):
             if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
                 at = queue.name.partition(factory.SEPARATOR)[0]
@@ -498,19 +498,19 @@ class QueueTable:
 
     def leased_names(self) -> list[str]:
         """The names of the queues of which readers are known, oldest first."""
-        queues = self._engine.state.queues
+        queues = self._engine.queues
         return [
             text_of(queues[number].name.partition(factory.SEPARATOR)[0])
-            for number in self._engine.state.leases.by_queue
+            for number in self._engine.lease_table.by_queue
         ]
 
     def leases(self, name: str) -> dict[str, Lease]:
         """What readers have of the queue of this name, by reader; not to be changed."""
-        known = self._engine.state.leases
+        known = self._engine.lease_table
         if not known.by_queue:
             return {}
         at = bytes_of(name)
-        queues = self._engine.state.routing.queues
+        queues = self._engine.routing.queues
         first = queues.get(at) or queues.get(factory.part_names(at, 1)[0])
         return {} if first is None else known.of(first.number)
 
@@ -524,12 +524,12 @@ class QueueTable:
         """Open those of the stored queues in which something will be due: expiring or delayed
         messages, an alert on age. The others wait until they are named."""
         busy: dict[str, None] = {}
-        for index in self._engine.state.queues.values():
+        for index in self._engine.queues.values():
             base, mark, _ = index.name.partition(factory.SEPARATOR)
             is_delay = mark and index.name.startswith(base + MARK)
             if is_delay or any(s.expiry_ms for s in index.segments.values()):
                 busy[text_of(base)] = None
-        for queue in self._engine.state.routing.queues.values():
+        for queue in self._engine.routing.queues.values():
             if b'"x-alert-age-up"' in queue.arguments:
                 busy[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
         return [self._open(name) for name in busy if name in self.stored]
@@ -537,7 +537,7 @@ class QueueTable:
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
         """The durable queues that go when nobody uses them, with their arguments."""
         found: list[tuple[str, dict[str, object]]] = []
-        for queue in self._engine.state.routing.queues.values():
+        for queue in self._engine.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
                 name = queue.name.partition(factory.SEPARATOR)[0]
                 found.append((text_of(name), self._opener.stored_arguments(name)))
@@ -565,7 +565,7 @@ def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
     start = name + factory.SEPARATOR
     return [
         index
-        for index in engine.state.queues.values()
+        for index in engine.queues.values()
         if index.name == name or index.name.startswith(start)
     ]
 

@@ -18,7 +18,6 @@ from penstock.broker.publish import PERSISTENT, Publisher, Route
 from penstock.codec.properties import scan
 from penstock.errors import DiskFullError
 from penstock.storage.file_queue_backing import Spool
-from penstock.storage.message_store import MessageStore
 
 
 class SpooledPublish:
@@ -34,8 +33,7 @@ class SpooledPublish:
         self._message = engine.new_message(b"", b"")
         self._message.body = None
         self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
-        self._store: MessageStore = engine.store_of(self._message)
-        self._spool: Spool = self._store.spool(self._message.id)
+        self._spool: Spool = engine.spool(self._message)
 
     def write(self, data: bytes) -> None:
         """The next bytes. DiskFullError; only `abort` is left then."""
@@ -49,14 +47,14 @@ class SpooledPublish:
         """The last byte has come: publish it."""
         publisher = self._publisher
         vhost = publisher.vhost
-        store = self._store
+        engine = vhost.engine
         message = self._message
         try:
             message.store_file = self._spool.finish()
         except OSError as error:
-            raise vhost.engine.disk_full(error, self._spool.size) from error
+            raise engine.disk_full(error, self._spool.size) from error
         message.size = self._spool.size
-        store.own(message.store_file, message.id)
+        engine.own_body(message)
         try:
             facts, targets, props = publisher.facts_of(self._route, self._props, self._info)
             if publisher.transaction is not None:
@@ -65,7 +63,7 @@ class SpooledPublish:
             else:
                 publisher.publish_with(self._route, targets, props, b"", facts, message)
         finally:
-            store.disown(message.store_file, message.id)
+            engine.disown_body(message)
 
     def abort(self) -> None:
         """It will not end."""

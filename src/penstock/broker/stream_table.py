@@ -75,7 +75,7 @@ class StreamTable:
 
     def stored(self) -> list[ServedStream]:
         """Those of the directory, at the start."""
-        routing = self._engine.state.routing
+        routing = self._engine.routing
         firsts: dict[bytes, bytes] = {}  # name -> arguments, which the first partition has
         for queue in routing.queues.values():
             if queue.flags & STREAM_FLAG:
@@ -85,7 +85,7 @@ class StreamTable:
 
     def _opened(self, name: bytes, data: bytes) -> ServedStream:
         engine = self._engine
-        queues = engine.state.routing.queues
+        queues = engine.routing.queues
         count = 0  # by the names there are: arguments may be of a later version
         while partition_names(name, count + 1)[-1] in queues:
             count += 1
@@ -119,8 +119,8 @@ class StreamTable:
         return ready is not None and ready.names == names and ready.page_bytes == page_bytes
 
     def _begin(self, making: Making) -> None:
-        steps = StreamMaking(
-            self._engine, making.names, making.page_bytes, self._made, self._not_made
+        steps = self._engine.make_streams(
+            making.names, making.page_bytes, self._made, self._not_made
         )
         making.steps = steps
         steps.start()

@@ -134,7 +134,7 @@ class Topology:
     def recover(self) -> None:
         """Exchanges and bindings as the engine has them. What is not understood here (a type of a
         later version) is left out, which is an event, and stays stored."""
-        table = self._engine.state.routing
+        table = self._engine.routing
         for stored in table.exchanges.values():
             try:
                 self._add(_exchange_of(stored))
@@ -352,7 +352,7 @@ class Topology:
             doomed = self.doomed([source], [])
         stored = _stored_binding(binding)
         with self._engine.one_record(DISK) as one:
-            if stored in self._engine.state.routing.bindings:
+            if stored in self._engine.routing.bindings:
                 self._engine.apply_topology(stored.record(routing_table.UNBIND))
             self.log_deleted(doomed)
         self.router.unbind(source, kind, destination, key, arguments)

@@ -39,7 +39,6 @@ from penstock.broker.vhost import VHost
 from penstock.errors import ChannelError, QueueFullError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
-from penstock.storage.sharing import Sharing
 
 PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
 ACK_BYTES: Final = 200
@@ -103,7 +102,7 @@ class ChannelTransaction(Collecting):
         if others:
             self._kept.append(Kept(others, header, body, facts, shared))
         if durable and self.refusal is None:
-            with Sharing(engine, shared, completes=False):
+            with engine.share(shared, completes=False):
                 plan_all(self._transaction, durable, header, body, facts, self._puts)
         if self.refusal is None:
             for stream in targets.streams:
@@ -200,7 +199,7 @@ class ChannelTransaction(Collecting):
 
     def _is_lost(self, targets: Targets) -> bool:
         """Whether none of these is there any more. A queue that was restarted is."""
-        known = self.vhost.engine.state.queues
+        known = self.vhost.engine.queues
         for queue in targets.queues:
             if not queue.is_deleted or queue.amq.backing.index(0).number in known:
                 return False

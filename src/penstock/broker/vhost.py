@@ -335,7 +335,7 @@ class VHost:
     @property
     def depth_bytes(self) -> int:
         """Bytes of the bodies of all messages, about: persistent ones, and what is in RAM."""
-        persistent = sum(index.bytes for index in self.engine.state.queues.values())
+        persistent = sum(index.bytes for index in self.engine.queues.values())
         return max(persistent, self.monitor.counted_bytes - self.monitor.other_bytes)
 
     # ---- queues --------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def list_queues(vhost: VHost) -> list[Info]:
     """Of all queues, by name."""
     unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.table.stored}
     if unopened:
-        for index in vhost.engine.state.queues.values():
+        for index in vhost.engine.queues.values():
             of = unopened.get(text_of(index.name.partition(factory.SEPARATOR)[0]))
             if of is not None:
                 of.append(index)
@@ -240,7 +240,7 @@ def status(vhost: VHost) -> Info:
     engine = vhost.engine
     memory = vhost.monitor.info()
     rss = vhost.rss
-    ready = sum(index.count for index in engine.state.queues.values())
+    ready = sum(index.count for index in engine.queues.values())
     streams = vhost.streams.all()
     return {
         "name": vhost.name,
@@ -251,15 +251,15 @@ def status(vhost: VHost) -> Info:
         "streams": len(streams),
         "stream_records": sum(stream.len() for stream in streams),
         "stream_bytes": sum(stream.size_bytes() for stream in streams),
-        "readers": sum(len(readers) for readers in engine.state.leases.by_queue.values()),
-        "messages_leased": sum(index.leased.count for index in engine.state.queues.values()),
+        "readers": sum(len(readers) for readers in engine.lease_table.by_queue.values()),
+        "messages_leased": sum(index.leased.count for index in engine.queues.values()),
         "batches_rolling": len(engine.batches.rolling()),
         "messages_persistent": ready,
         "message_bytes_persistent": vhost.depth_bytes,
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),
-        "syncs": engine.log.syncs,
-        "checkpoints": engine.checkpoints.count,
+        "syncs": engine.syncs,
+        "checkpoints": engine.checkpoint_count,
         "memory_bytes": memory["budget_bytes"],
         "counted_bytes": memory["counted_bytes"],
         "other_bytes": memory["other_bytes"],

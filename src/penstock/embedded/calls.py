@@ -287,7 +287,7 @@ def get(
 def settle_held(driver: Driver, lsn: int, mode: int) -> Waiter | None:
     """What to wait for until this record, which may be weaker than the mode, is settled in it."""
     if mode == DISK:
-        driver.core.engine.log.request_sync()
+        driver.core.engine.request_sync()
     return driver.settle(lsn, mode)
 
 

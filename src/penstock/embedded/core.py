@@ -115,7 +115,7 @@ class Core:
                 self.data.close()
                 raise
             self.streams = CoreStreams(self.engine, self.clock)
-            self._delay_parts = find_parts(self.engine.state.routing.queues)
+            self._delay_parts = find_parts(self.engine.routing.queues)
             self._limits: dict[str, int] = {}  # own memory limits of queues that nobody has opened
             try:
                 self._check_limits(is_new=not states)
@@ -212,7 +212,7 @@ class Core:
     def _check_limits(self, *, is_new: bool) -> None:
         """At the start: whether the queues' own memory limits fit the budget together, a warning.
         OptionError, in a new core that is strict: they do not, and which queue is too much."""
-        declared = self.engine.state.routing.queues.values()
+        declared = self.engine.routing.queues.values()
         for queue in sorted(declared, key=_number):
             if own_limits.may_have_one(queue.arguments):
                 name = queue.name.partition(factory.SEPARATOR)[0].decode("utf-8", "surrogateescape")
@@ -410,8 +410,8 @@ class Core:
             "queues_open": len(self.queues),
             "lsn": engine.last_lsn,
             "lsn_settled": engine.settled(DISK),
-            "syncs": engine.log.syncs,
-            "checkpoints": engine.checkpoints.count,
+            "syncs": engine.syncs,
+            "checkpoints": engine.checkpoint_count,
             "durability": MODE_NAMES[self.settings.mode],
             "memory_bytes": memory["budget_bytes"],
             "counted_bytes": memory["counted_bytes"],

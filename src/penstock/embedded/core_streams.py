@@ -123,12 +123,12 @@ class CoreStreams:
             state.wake_all()
 
     def _load(self, at: bytes, name: str) -> StreamState | None:
-        streams = self._engine.state.streams.by_name
-        first = streams.get(at) or streams.get(partition_names(at, 1)[0])
+        engine = self._engine
+        first = engine.find_stream(at) or engine.find_stream(partition_names(at, 1)[0])
         if first is None:
             return None
-        options = StreamOptions.decode(self._engine.state.routing.queues[first.name].arguments)
-        parts = [streams[one] for one in partition_names(at, options.partitions)]
+        options = StreamOptions.decode(engine.routing.queues[first.name].arguments)
+        parts = [engine.stream(one) for one in partition_names(at, options.partitions)]
         state = StreamState(name, options, parts)
         self._add(state)
         return state

@@ -21,11 +21,11 @@ def checkpoint(driver: Driver) -> bool:
     """A whole checkpoint whose cut is after this call; False if there was no room for it."""
     _finish(driver)
     with driver.gate, driver.guard:
-        checkpoints = driver.core.engine.checkpoints
-        before = checkpoints.count
-        driver.core.engine.upkeep.begin_checkpoint()
+        engine = driver.core.engine
+        before = engine.checkpoint_count
+        engine.begin_checkpoint()
     _finish(driver)
-    return checkpoints.count > before
+    return engine.checkpoint_count > before
 
 
 def _finish(driver: Driver) -> None:
@@ -34,12 +34,12 @@ def _finish(driver: Driver) -> None:
         with driver.gate, driver.guard:
             engine = driver.core.engine
             engine.check()
-            phase = engine.checkpoints.phase
+            phase = engine.checkpoint_phase
             if phase == IDLE:
                 return
             if phase == SLICES:
                 until = engine.clock.monotonic() + engine.options.slice_ms / 1000
-                engine.upkeep.step_checkpoint(until)
+                engine.step_checkpoint(until)
             driver.turn()
         if phase != SLICES:
             _pause()

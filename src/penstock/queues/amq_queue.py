@@ -313,7 +313,7 @@ class AMQQueue(Arrivals):
 
     def _has_leases(self) -> bool:
         """Of this queue; asked at each tick, also of ten thousand queues that have none."""
-        table = self._engine.state.leases
+        table = self._engine.lease_table
         return bool(table.by_queue) and bool(table.of(self.backing.index(0).number))
 
     def _go_on_releasing(self) -> bool:

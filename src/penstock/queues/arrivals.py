@@ -133,7 +133,7 @@ class Arrivals(Taker):
         )  # fmt: skip
         self._apply_options(options, has_memory=options.memory_bytes is not None)
         if delay_parts is None and is_durable:
-            delay_parts = find_parts(engine.state.routing.queues).get(name)
+            delay_parts = find_parts(engine.routing.queues).get(name)
         if delay_parts:
             self.delays.recover(delay_parts)
 

@@ -41,7 +41,6 @@ from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import Transaction
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
@@ -221,7 +220,7 @@ class DeadLetters:
             return 0
         lsn = 0
         engine = self._engine
-        with Sharing(engine, engine.share_of(body, len(routed.takers))):
+        with engine.share(engine.share_of(body, len(routed.takers))):
             for taker in routed.takers:
                 lsn = max(lsn, taker.accept(routed.header, body, priority, mode))
         self._count_taken(reason, routed)
@@ -292,7 +291,7 @@ class Move:
             lsn = self._copy(durable, mode, engine)
         else:
             body = self._load_body()  # while the source still has it
-            with Sharing(engine, engine.share_of(body, len(landings), message)):
+            with engine.share(engine.share_of(body, len(landings), message)):
                 lsn = self._copy(durable, mode, engine)
         if message.persistent:
             for each in durable:

@@ -82,7 +82,7 @@ def part_names(name: bytes, priorities: int) -> list[bytes]:
 
 def priorities_of(engine: StorageEngine, name: bytes) -> int | None:
     """The highest priority of a durable queue, 0 if it has none; None: there is no such queue."""
-    queues = engine.state.routing.queues
+    queues = engine.routing.queues
     if name in queues:
         return 0
     highest = -1
@@ -93,7 +93,7 @@ def priorities_of(engine: StorageEngine, name: bytes) -> int | None:
 
 def base_names(engine: StorageEngine) -> list[bytes]:
     """The names of all queues, durable or not, as people know them, oldest first."""
-    names = [index.name.partition(SEPARATOR)[0] for index in engine.state.queues.values()]
+    names = [index.name.partition(SEPARATOR)[0] for index in engine.queues.values()]
     return list(dict.fromkeys(names))
 
 
@@ -111,7 +111,7 @@ def store_arguments(engine: StorageEngine, name: bytes, arguments: bytes, mode: 
 
 
 def _first(engine: StorageEngine, name: bytes) -> DurableQueue:
-    queues = engine.state.routing.queues
+    queues = engine.routing.queues
     first = queues.get(name) or queues.get(part_names(name, 1)[0])
     if first is None:
         raise UnknownQueueError(_text(name))

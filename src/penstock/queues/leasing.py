@@ -22,7 +22,6 @@ from penstock.errors import NotLeasableError, StoppedError, UnknownLeaseError, d
 from penstock.message import Entry, Message
 from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.rows import Row
-from penstock.storage import lease_engine
 from penstock.storage.engine import StorageEngine
 from penstock.storage.lease_engine import Taken
 from penstock.storage.lease_pages import PAGE_BYTES, LeasePages, pages_path
@@ -98,7 +97,7 @@ class Leasing:
             raise ValueError(f"a lease of {messages_max} messages and {bytes_max} bytes at most")
         engine = self._engine
         if engine.failed is not None or engine.blocked or engine.is_closed:
-            engine.refuse()
+            engine.check_publish()
         return self._backing.take(
             min(messages_max, SLICE_MESSAGES), min(bytes_max, SLICE_BYTES), now_ms
         )
@@ -145,7 +144,7 @@ class Leasing:
         """A slice of what the reader has is ready again; True if there is more."""
         engine = self._engine
         back: dict[int, tuple[QueueIndex, list[int], list[Row]]] = {}
-        for run in sorted(lease_engine.next_release(engine, self._main, reader)):
+        for run in sorted(engine.next_release(self._main, reader)):
             part = self._part(run)
             _, seqs, rows = back.setdefault(part.number, (part, [], []))
             found = list(range(run[1], run[1] + run[2]))
@@ -163,11 +162,11 @@ class Leasing:
         if lease is None:
             return False
         numbers = {run[0] for one in lease.slices for run in one.runs()}
-        queues = self._engine.state.queues
+        queues = self._engine.queues
         return any(s.expiry_ms for n in numbers for s in queues[n].segments.values())
 
     def _part(self, run: LeaseRun) -> QueueIndex:
-        return self._engine.state.queues[run[0]]
+        return self._engine.queues[run[0]]
 
     # ---- pages ---------------------------------------------------------------------------------
 

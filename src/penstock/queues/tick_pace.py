@@ -31,14 +31,14 @@ class TickPace:
         """Seconds until the next tick, after one. due_s: until something else is due."""
         if has_more:
             return MORE_S
-        if engine.checkpoints.phase == SLICES:
+        if engine.checkpoint_phase == SLICES:
             return CHECKPOINT_S
         lsn = engine.last_lsn
         is_busy = (
             lsn != self._seen_lsn
             or engine.settled(DISK) < lsn
             or engine.has_pending
-            or engine.checkpoints.phase != IDLE
+            or engine.checkpoint_phase != IDLE
         )
         self._seen_lsn = lsn
         if is_busy:

@@ -79,7 +79,7 @@ class VariableQueue(VqLease):
             try:
                 index.write(fresh)
             except OSError as error:
-                if not is_disk_full(error) or not engine.upkeep.reserve.release():
+                if not is_disk_full(error) or not engine.use_reserve():
                     raise
                 index.write(fresh)
             for entry in fresh:

@@ -27,7 +27,6 @@ from penstock.shared_body import SharedMessage
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.sharing import Sharing
 
 ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die
 
@@ -202,7 +201,7 @@ class VqPending(BackingQueue):
             message = self._with_body(Entry(tag, message))
         body = message.body
         shared = None if body is None else engine.share_of(body, len(targets), message)
-        with Sharing(engine, shared):
+        with engine.share(shared):
             if durable:
                 # It stays pending until it is dead: the target may be this very queue.
                 lsn, _ = engine.move(

@@ -120,7 +120,7 @@ class VQState:
     def __init__(self, engine: StorageEngine, index: QueueIndex) -> None:
         self.engine = engine
         self.index = index
-        start, now_s = engine.state.factory.start, engine.clock.wall_ms() // 1000
+        start, now_s = engine.start_number, engine.clock.wall_ms() // 1000
         self.q1: deque[Entry] = deque()
         self.q2: Rows = Rows(start, now_s)
         self.delta: Delta = Delta()

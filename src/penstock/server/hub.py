@@ -30,9 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class Failing(Protocol):
-    """What the hub uses of an engine. failed: None, or why it has stopped."""
+    """What the hub uses of an engine."""
 
-    failed: BaseException | None
+    @property
+    def failed(self) -> BaseException | None:
+        """Why it has stopped; None while it works."""
 
 
 class Turning(Protocol):

@@ -5,7 +5,7 @@ backup is a new checkpoint and the files that it names:
 
     checkpoint        made first, and *whole*: messages that are dequeued after its cut are written
                       all the same, because the copy has no log (checkpointer.py); from before its
-                      cut on nothing is deleted (`engine.pins`)
+                      cut on nothing is deleted (pins.py)
     sealed .rdq+.hint, own files      never change: hard links, which need no room; copied where
                       the disk knows no links, or the backup is on another disk
     pages of streams  sealed: linked, with their index; the active one copied up to the position at
@@ -95,12 +95,12 @@ class Backup:
 
     def _steps(self) -> Generator[bool, None, None]:
         engine = self._engine
-        engine.pins += 1
+        engine.pins.count += 1
         try:
             yield from self._checkpoint()
             number = self.checkpoint_number
             self.is_waiting = False
-            manifest = checkpoint.read(engine.fs, engine.path, number, engine.state.vhost)
+            manifest = checkpoint.read(engine.fs, engine.path, number, engine.vhost)
             name = engine.fs.read(engine.path + "/.vhost").removesuffix(b"\n")
             target = self._fresh.vhost(name)
             for part in PARTS:
@@ -120,25 +120,24 @@ class Backup:
     def _checkpoint(self) -> Iterator[bool]:
         """Wait for a checkpoint whose cut is after the pin."""
         engine = self._engine
-        checkpoints = engine.checkpoints
-        while checkpoints.phase != IDLE:
+        while engine.checkpoint_phase != IDLE:
             yield self._slice()
-        engine.upkeep.begin_checkpoint(is_whole=True)
-        while checkpoints.phase == IDLE:  # a large commit is under way: no cut within it
+        engine.begin_checkpoint(is_whole=True)
+        while engine.checkpoint_phase == IDLE:  # a large commit is under way: no cut within it
             yield True
-            engine.upkeep.begin_checkpoint(is_whole=True)
-        before = checkpoints.count
-        while checkpoints.count == before:
-            if checkpoints.phase == IDLE:
-                raise engine.disk_error(checkpoints.bytes)
+            engine.begin_checkpoint(is_whole=True)
+        before = engine.checkpoint_count
+        while engine.checkpoint_count == before:
+            if engine.checkpoint_phase == IDLE:
+                raise engine.disk_error(engine.checkpoint_bytes)
             yield self._slice()
-        self.checkpoint_number = checkpoints.number
+        self.checkpoint_number = engine.checkpoint_number
 
     def _slice(self) -> bool:
         engine = self._engine
         engine.check()
-        if engine.checkpoints.phase == SLICES:
-            engine.upkeep.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
+        if engine.checkpoint_phase == SLICES:
+            engine.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
         return True
 
     def _copy_queues(self, manifest: Manifest, target: str) -> Iterator[bool]:
@@ -311,16 +310,15 @@ class Backup:
         sections += [(checkpoint.LEASE, data) for data in manifest.leases]
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)
-        data = checkpoint.encode_file(self._engine.state.vhost, number, sections, is_clean=True)
+        data = checkpoint.encode_file(self._engine.vhost, number, sections, is_clean=True)
         checkpoint.write(self._fs, target, number, data)
 
     def _unpin(self) -> None:
         engine = self._engine
-        engine.pins -= 1
-        if engine.pins or engine.failed is not None or engine.is_closed:
+        engine.pins.count -= 1
+        if engine.pins.count or engine.failed is not None or engine.is_closed:
             return
-        paths, engine.pinned_paths = engine.pinned_paths, []
-        trees, engine.pinned_trees = engine.pinned_trees, []
+        paths, trees = engine.pins.take()
         if paths or trees:
             fs = engine.fs
             engine.submit(

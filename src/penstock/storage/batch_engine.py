@@ -1,33 +1,35 @@
-"""BatchEngine: what an engine does for batches (batches.py): deciding them, rolling them forward.
+"""BatchEngine: decides batches (batches.py) and rolls them forward.
 
     check_pages (a worker) -> decide            one record: the batch belongs to its target
     Transaction.progress + publishes            a slice of a page, and how far it came, in one
-                                                record; reading (staged_reader.py) and routing are
-                                                the caller's
+                                                record; the caller reads (staged_reader.py) and
+                                                routes
     adopt                                       a whole page, one record, then files (adoption.py)
 
-A batch that was decided is rolled forward by whoever drives the engine, one slice at a time between
-other work; after a crash from where the log says. Batches of one query follow one another: a new
-one is decided only when the one before is done. Who rolls several batches into one stream does it
-one batch after the other: each holds the stream's head from its first record to its last.
+The owner of the engine rolls a decided batch forward, one slice at a time between other work; after
+a crash it goes on where the log says. Batches of one query follow one another: a new one is decided
+only when the one before is done. Several batches for one stream are rolled forward one after the
+other: each holds the stream's head from its first record to its last.
 
-Adoptions under way are waited for by whatever makes a checkpoint. One that fails, for want of space
-as a rule, is told once and tried again with each tick.
+Checkpoints wait for adoptions under way. One that fails, for want of space as a rule, is reported
+once and tried again with each tick.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import SyncFailedError, deleted_error, is_disk_full
-from penstock.storage import batches, record, staging
+from penstock.storage import batches, staging
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
+from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.durability import DISK
-from penstock.storage.parts import append_ops
+from penstock.storage.journal import Journal
+from penstock.storage.pins import Pins
+from penstock.storage.record_types import BatchChange
+from penstock.storage.reserve import Reserve
+from penstock.storage.stream_turns import StreamTurns
 from penstock.storage.streams import Stream
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
 
 ADOPT_BYTES_MIN: Final = 4 << 20
 
@@ -35,8 +37,15 @@ ADOPT_BYTES_MIN: Final = 4 << 20
 class BatchEngine:
     """One per engine: `engine.batches`."""
 
-    def __init__(self, engine: "StorageEngine") -> None:
-        self._engine = engine
+    def __init__(
+        self, journal: Journal, checkpoints: Checkpointer, turns: StreamTurns, reserve: Reserve,
+        pins: Pins,
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._turns = turns
+        self._reserve = reserve
+        self._pins = pins
         self._running: Adoption | None = None  # in a worker
         self._is_failing: bool = False
 
@@ -44,11 +53,11 @@ class BatchEngine:
 
     def batch(self, query: str) -> Batch | None:
         """The last batch of a query, done or not; None if there is none. Not to be changed."""
-        return self._engine.state.batches.by_query.get(query)
+        return self._journal.state.batches.by_query.get(query)
 
     def all(self) -> list[Batch]:
         """The last batch of every query, in the order of their decisions."""
-        found = list(self._engine.state.batches.by_query.values())
+        found = list(self._journal.state.batches.by_query.values())
         found.sort(key=lambda batch: batch.time_us)
         return found
 
@@ -68,60 +77,56 @@ class BatchEngine:
         staging.check_pages was run already, in a worker. StagingError: a page is missing or is not
         what its token says; ValueError: the batch before is not done, or something is too long;
         DiskFullError: nothing happened."""
-        engine = self._engine
-        engine.check()
-        table = engine.state.batches
+        journal = self._journal
+        journal.check()
+        table = journal.state.batches
         if number <= table.last_number(query):
             return False
         before = table.by_query.get(query)
         if before is not None and not before.is_done:
             raise ValueError(f"batch {before.number} of query {query!r} is not done yet")
         if not is_checked:
-            staging.check_pages(engine.fs, engine.path, query, number, pages)
-        if engine.blocked:
-            engine.refuse()
-        time_us = max(engine.clock.wall_us(), max([b.time_us for b in self.all()], default=0))
+            staging.check_pages(journal.fs, journal.path, query, number, pages)
+        if journal.blocked:
+            journal.check_publish()
+        time_us = max(journal.clock.wall_us(), max([b.time_us for b in self.all()], default=0))
         flags = batches.DECIDED if facts is None else batches.DECIDED_BY
-        data = batches.decided_data(query, number, time_us, target, pages, facts)
-        lsn = append_ops(engine, [record.Op(record.BATCH, flags, len(pages), data)], DISK)
         found = BatchRecord(query, number, time_us, target, tuple(pages), facts=facts)
-        engine.state.apply_batch(lsn, flags, found)
+        journal.commit([BatchChange(found, flags)], DISK)
         return True
 
     def forget(self, query: str, *, is_forced: bool = False) -> bool:
         """Forget a query; False if nothing is known of it. ValueError: its batch is not done, and
         is_forced, which throws away what was not rolled forward, is not set."""
-        engine = self._engine
-        engine.check()
+        journal = self._journal
+        journal.check()
         batch = self.batch(query)
         if batch is None:
             return False
         if not batch.is_done and not is_forced:
             raise ValueError(f"batch {batch.number} of query {query!r} is not done yet")
-        data = batches.forgotten_data(query, batch.number)
-        lsn = append_ops(engine, [record.Op(record.BATCH, batches.FORGOTTEN, 0, data)], DISK)
-        engine.state.apply_batch(lsn, batches.FORGOTTEN, BatchRecord(query, batch.number))
-        engine.state.end_batch(lsn, batch)
+        found = BatchRecord(query, batch.number)
+        journal.commit([BatchChange(found, batches.FORGOTTEN)], DISK)
         return True
 
     def disown(self, query: str) -> None:
         """Begin to delete what is staged of a query that is over, and whose it was. What a batch of
         it still has to move stays until the checkpoint that forgets it."""
-        engine = self._engine
-        engine.check()
-        fs, path = engine.fs, engine.path
-        dead = (*engine.state.batches.dead, *engine.checkpoints.dead_staged)
+        journal = self._journal
+        journal.check()
+        fs, path = journal.fs, journal.path
+        dead = (*journal.state.batches.dead, *self._checkpoints.dead_staged)
         kept = {name for of_query, name in dead if of_query == query}
-        engine.submit(lambda: staging.disown(fs, path, query, kept), _nothing, self._not_deleted)
+        journal.submit(lambda: staging.disown(fs, path, query, kept), _nothing, self._not_deleted)
 
     def abort(self, query: str, number: int) -> bool:
         """Begin to delete what is staged of a batch; False if it was decided: that stays."""
-        engine = self._engine
-        engine.check()
-        if number <= engine.state.batches.last_number(query):
+        journal = self._journal
+        journal.check()
+        if number <= journal.state.batches.last_number(query):
             return False
-        fs, path = engine.fs, engine.path
-        engine.submit(
+        fs, path = journal.fs, journal.path
+        journal.submit(
             lambda: staging.delete_batch(fs, path, query, number), _nothing, self._not_deleted
         )
         return True
@@ -129,22 +134,22 @@ class BatchEngine:
     def sweep(self, older_than_s: float, done: Callable[[list[str]], None] | None = None) -> None:
         """Begin to delete what was staged longer ago than that and never decided, and what can no
         longer be; not while a backup copies. done: told the paths."""
-        engine = self._engine
-        engine.check()
-        if engine.pins:
+        journal = self._journal
+        journal.check()
+        if self._pins.count:
             return  # a backup is copying
-        fs, path, now_us = engine.fs, engine.path, engine.clock.wall_us()
-        sweep = staging.Sweep(engine.state.batches, engine.checkpoints.dead_staged)
+        fs, path, now_us = journal.fs, journal.path, journal.clock.wall_us()
+        sweep = staging.Sweep(journal.state.batches, self._checkpoints.dead_staged)
 
         def tell(result: object) -> None:
             assert isinstance(result, list)
             if done is not None:
                 done(result)
 
-        engine.submit(lambda: sweep.run(fs, path, older_than_s, now_us), tell, self._not_deleted)
+        journal.submit(lambda: sweep.run(fs, path, older_than_s, now_us), tell, self._not_deleted)
 
     def _not_deleted(self, error: BaseException) -> None:
-        self._engine.event("clean", f"a staged file could not be deleted: {error}")
+        self._journal.event("clean", f"a staged file could not be deleted: {error}")
 
     # ---- rolling forward -----------------------------------------------------------------------
 
@@ -163,24 +168,21 @@ class BatchEngine:
         """The page that comes next becomes the stream's next one; its base offset. The record of it
         has the LSN `last_lsn`; its files are placed by a worker. UnknownQueueError (the stream was
         deleted), DiskFullError, ValueError: nothing happened."""
-        engine = self._engine
-        engine.check()
+        journal = self._journal
+        journal.check()
         batch = self._rolling(query)
         if stream.is_deleted:
             raise deleted_error(stream.name)
         if batch.frame:
             raise ValueError(f"page {batch.page} of query {query!r} has gone on to {batch.frame}")
-        if engine.blocked:
-            engine.refuse()
+        if journal.blocked:
+            journal.check_publish()
         page, base = batch.page, stream.next_offset
         time_us = max(batch.time_us, stream.queue.last_time_us)
-        data = batches.adopted_data(query, batch.number, page, stream.number, base, time_us)
-        lsn = append_ops(engine, [record.Op(record.BATCH, batches.ADOPTED, 0, data)], DISK)
         found = BatchRecord(
             query, batch.number, time_us, page=page, stream=stream.number, base=base
         )  # fmt: skip
-        engine.state.apply_batch(lsn, batches.ADOPTED, found)
-        engine.state.end_batch(lsn, batch)
+        journal.commit([BatchChange(found, batches.ADOPTED)], DISK)
         self.place()
         return base
 
@@ -189,49 +191,46 @@ class BatchEngine:
     def place(self) -> None:
         """Begin to place the files of the next adopted page, if none is under way; also called by
         tick. One after the other: two workers would have the interpreter's lock too often."""
-        engine = self._engine
-        waiting = engine.state.streams.adopting
-        if waiting and self._running is None and engine.failed is None:
+        journal = self._journal
+        waiting = journal.state.streams.adopting
+        if waiting and self._running is None and journal.failed is None:
             self._start(*waiting[0])
 
     def _start(self, stream: Stream, adoption: Adoption) -> None:
-        engine = self._engine
+        journal = self._journal
 
         def done(_: object) -> None:
             self._running = None
             self._is_failing = False
             if adoption.damage:
-                engine.event("corruption", f"an adopted page: {adoption.damage}")
-            engine.state.streams.placed(stream, adoption)
+                journal.event("corruption", f"an adopted page: {adoption.damage}")
+            journal.state.streams.placed(stream, adoption)
             self.place()
-            engine.turns.turn()
+            self._turns.turn()
 
         def failed(error: BaseException) -> None:
             self._running = None
             if isinstance(error, SyncFailedError) or not isinstance(error, OSError):
-                engine.stop(error)
+                journal.stop(error)
                 return
             if is_disk_full(error):
                 # Checkpoints, which give room back, wait for it: the reserve is for both.
-                engine.upkeep.reserve.release()
+                self._reserve.release()
             if not self._is_failing:
                 self._is_failing = True
-                engine.event("stream_write", f"an adopted page is not in its place yet: {error}")
-                engine.disk_full(error, adoption.writer.count * 16)
+                journal.event("stream_write", f"an adopted page is not in its place yet: {error}")
+                journal.disk_full(error, adoption.writer.count * 16)
 
         self._running = adoption
-        engine.submit(adoption.run, done, failed)
+        journal.submit(adoption.run, done, failed)
 
     def finish_adoptions(self) -> bool:
         """Wait for those that are under way; False if one fails, and is to be tried later."""
-        engine = self._engine
+        journal = self._journal
         self.place()
         while self._running is not None:
-            engine.log.flush()
-            engine.after_log()
-            engine.poll(wait=True)
-            engine.check()
-        return not engine.state.streams.adopting
+            journal.push()
+        return not journal.state.streams.adopting
 
 
 def _nothing(_: object) -> None:

@@ -314,6 +314,20 @@ def forgotten_data(query: str, number: int) -> bytes:
     return _head(query, number)
 
 
+def encode_batch(found: BatchRecord, flags: int) -> bytes:
+    """Data of the BATCH record with these flags; its count is the number of pages. ValueError for
+    what does not fit."""
+    x = found
+    if flags in (DECIDED, DECIDED_BY):
+        facts = x.facts if flags == DECIDED_BY else None
+        return decided_data(x.query, x.number, x.time_us, x.target, list(x.pages), facts)
+    if flags == PROGRESS:
+        return progress_data(x.query, x.number, x.page, x.frame)
+    if flags == ADOPTED:
+        return adopted_data(x.query, x.number, x.page, x.stream, x.base, x.time_us)
+    return forgotten_data(x.query, x.number)
+
+
 def decode_batch(data: bytes, flags: int, count: int) -> BatchRecord:
     """A BATCH record. RecordError unless it is exactly that long."""
     at = _fits(data, 0, _HEAD.size)

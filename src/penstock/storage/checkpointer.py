@@ -11,19 +11,20 @@
     clean     what no manifest names any more is deleted [6]: segment files, store files, log
               segments, queue directories, the checkpoint before
 
-What may be left out of the slices is only what a *durable* dequeue took since the cut [4]: every
-queue's `limbo` has what left RAM meanwhile. A purged entry is written all the same, because its
-slot will be read for its references. The checkpoint of a backup is *whole*: it leaves nothing out,
-because its copy has no log that says what was dequeued after the cut.
+The slices may leave out only what a *durable* dequeue took since the cut [4]: every queue's `limbo`
+has what left RAM meanwhile. A purged entry is written all the same, because its slot will be read
+for its references. The checkpoint of a backup is *whole*: it leaves nothing out, because the backup
+has no log that says what was dequeued after the cut.
 
-A checkpoint that runs out of space is given up: nothing that it wrote is named by anything, the
-one before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops
-the engine [10].
+Failure. A checkpoint that runs out of space is given up: nothing names what it wrote, the one
+before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops the
+engine [10].
 """
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from penstock.errors import CorruptionError
 from penstock.storage import checkpoint, streams
@@ -32,14 +33,13 @@ from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import unwritten
 from penstock.storage.index_segment import Row, Section
-from penstock.storage.message_store import FileState
+from penstock.storage.journal import Journal
+from penstock.storage.message_store import FileState, MessageStore
+from penstock.storage.pins import Pins
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.slice_listing import Listing, Writing
 from penstock.storage.staging import staged_files
 from penstock.storage.streams import Stream, StreamSection
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
 
 IDLE: Final = "idle"
 SLICES: Final = "slices"
@@ -66,11 +66,16 @@ class Checkpointer:
     """One per engine. `phase` is idle, or what a checkpoint in progress is at.
 
     number: of the checkpoint that is CURRENT; bytes: of its file; count: how many were made.
-    dead_staged: staged pages that go with the one in progress.
+    written_bytes: of .qi and .qs files, by all of them. dead_staged: staged pages that go with the
+    one in progress. on_given_up(error): called when one was given up for want of space.
     """
 
-    def __init__(self, engine: "StorageEngine", number: int) -> None:
-        self._engine = engine
+    def __init__(self, journal: Journal, transient: MessageStore, pins: Pins, number: int) -> None:
+        self._journal = journal
+        self._transient = transient
+        self._pins = pins
+        self.on_given_up: Callable[[OSError], None] = _not_told
+        self.written_bytes: int = 0
         self.number: int = number
         self.bytes: int = 0
         self.count: int = 0
@@ -104,13 +109,13 @@ class Checkpointer:
     # ---- the cut -------------------------------------------------------------------------------
 
     def begin(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
-        """The cut, now. The caller sees to it that no checkpoint and no large commit is running.
+        """Make the cut. The caller makes sure that no checkpoint and no large commit is running.
         is_whole: it is complete without the log after its cut, as a backup needs it: messages that
         are dequeued meanwhile are written too."""
         assert self.phase == IDLE
-        engine = self._engine
-        state, store = engine.state, engine.state.store
-        segment, position, lsn = engine.log.position()
+        journal = self._journal
+        state, store = journal.state, journal.state.store
+        segment, position, lsn = journal.log.position()
         self._reset()
         self._is_clean = is_clean
         self._is_whole = is_whole
@@ -139,10 +144,10 @@ class Checkpointer:
     # ---- slices --------------------------------------------------------------------------------
 
     def step(self, until: float) -> None:
-        """Go on with the slices until this monotonic time (seconds), a chunk at the least.
+        """Make slices until this monotonic time (seconds), a chunk at the least.
         OSError of a write: the caller gives the checkpoint up."""
         assert self.phase == SLICES
-        clock = self._engine.clock
+        clock = self._journal.clock
         while True:
             if self._writing is not None:
                 self._write_chunk(self._writing)
@@ -157,7 +162,7 @@ class Checkpointer:
                 return
 
     def _begin_slice(self, queue: QueueIndex) -> None:
-        """What was alive at the cut is listed, if anything was."""
+        """Begin to list what was alive at the cut, if anything was."""
         section = queue.capture()
         listing = Listing(queue, section, self._is_small(section))
         if section.count:
@@ -168,8 +173,8 @@ class Checkpointer:
             self._slice(listing)
 
     def _list(self, listing: Listing) -> None:
-        """The next piece. With the last one it is decided what becomes of them."""
-        queue, n = listing.queue, self._engine.options.slice_entries
+        """List the next piece. After the last one, decide where they go."""
+        queue, n = listing.queue, self._journal.options.slice_entries
         piece = queue.holder.candidates(listing.below, n)
         listing.add(piece)
         if len(piece) < n:
@@ -179,9 +184,9 @@ class Checkpointer:
 
     def _slice(self, listing: Listing) -> None:
         """Decide what the queue's section will be. Entries are taken over from its holder and its
-        limbo here, so from now on it owes nothing more to this checkpoint."""
+        limbo here, so no later change of the queue concerns this checkpoint."""
         queue, section, owed = listing.queue, listing.section, listing.owed
-        durable = self._engine.log.durable_lsn
+        durable = self._journal.log.durable_lsn
         for x in queue.limbo or ():
             if self._is_whole or x.is_purged or x.lsn > durable:
                 owed[x.entry.seq] = x.entry
@@ -199,15 +204,16 @@ class Checkpointer:
                 self._writing = Writing(queue, pieces)
             rows_before, section.rows = section.rows, {}
             self._sections.append(
-                checkpoint.encode_queue(queue.number, section, self._engine.state.slots)
+                checkpoint.encode_queue(queue.number, section, self._journal.state.slots)
             )
             section.rows = rows_before
         queue.sliced()
 
     def _is_small(self, section: Section) -> bool:
-        """Few entries and few bytes; and all sections together stay below their limit. The queues
-        come latest changed first, so those over the limit are the longest unchanged."""
-        options = self._engine.options
+        """Whether it has few entries and few bytes, and all sections together stay below their
+        limit. The queues come latest changed first, so those over the limit are the longest
+        unchanged."""
+        options = self._journal.options
         return (
             section.count < options.small_queue_entries
             and section.bytes < options.small_queue_bytes
@@ -215,27 +221,27 @@ class Checkpointer:
         )
 
     def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
-        """Bodies that belong into .qs and are only in the store, because their queue was small,
-        come back to RAM to be written. False if one is damaged: then the queue stays in its
-        section, and whoever reads that message is told."""
+        """Read bodies that belong into .qs and are only in the store, because their queue was
+        small. False if one is damaged: then the queue stays in its section, and a reader of that
+        message gets the error."""
         messages = [row.message for row in section.rows.values()]
         for m, row in zip(messages, section.rows.values(), strict=True):
             if m.body is None and not m.store_file:
                 try:
-                    m.body = self._engine.state.store.read(row.body_file, m.id)
+                    m.body = self._journal.state.store.read(row.body_file, m.id)
                 except CorruptionError as error:
-                    self._engine.event("corruption", f"queue {queue.number}: {error}")
+                    self._journal.event("corruption", f"queue {queue.number}: {error}")
                     return False
         return True
 
     def _write_chunk(self, writing: Writing) -> None:
-        """The next entries go to their slots; what paging put there meanwhile is left as it is."""
+        """Write the next entries to their slots, but those that paging has put there meanwhile."""
         queue, piece = writing.queue, writing.pieces[-1]
         chunk = piece[-CHUNK:]
         chunk.reverse()
         fresh = unwritten(chunk, queue.cut_seq)
         if fresh:  # may fail for lack of space, and is tried again when there is some
-            self._engine.written_bytes += queue.write(fresh)
+            self.written_bytes += queue.write(fresh)
         del piece[-len(chunk) :]
         if not piece:
             writing.pieces.pop()
@@ -247,11 +253,11 @@ class Checkpointer:
         for entry in chunk:
             row = queue.section.pop(entry.seq, None)
             if row is not None and row.body_file:
-                self._engine.state.store.unref(row.body_file, row.message.id)
+                self._journal.state.store.unref(row.body_file, row.message.id)
 
     def _finish_slices(self) -> None:
-        """All queues are done: bodies of the small ones into one store file, encode the rest."""
-        state = self._engine.state
+        """After the last queue: put bodies of small queues into one store file, encode the rest."""
+        state = self._journal.state
         store = state.store
         state.streams.write()  # at least what the sections say
         if self._states is None:  # what may fail comes first: this may be called again
@@ -295,7 +301,7 @@ class Checkpointer:
 
     def _store_states(self) -> list[FileState]:
         """The store as of the cut, without the references of rows that got slots."""
-        states = self._engine.state.store.capture()
+        states = self._journal.state.store.capture()
         for number, id in self._leaving:
             if number:
                 next(s for s in states if s.answers_for(number)).unref(id)
@@ -304,60 +310,60 @@ class Checkpointer:
     # ---- sync, write, clean --------------------------------------------------------------------
 
     def _start_sync(self) -> None:
-        engine = self._engine
-        ticks = engine.state.ticks
+        journal = self._journal
+        ticks = journal.state.ticks
         files, ticks.dirty = list(ticks.dirty.values()), {}
         names, ticks.dirty_names = ticks.dirty_names, []
         directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
-        pages, page_directories = engine.state.streams.take_dirty()
+        pages, page_directories = journal.state.streams.take_dirty()
         if self._is_clean:  # so that a reader by path finds all of it
-            pages += [f"{s.path}/writeMeta" for s in engine.streams.values()]
+            pages += [f"{s.path}/writeMeta" for s in journal.state.streams.by_number.values()]
         names, directories = names + pages, directories + page_directories
         for file in files:
             file.is_syncing = True
-        sync_store = engine.state.store.take_unsynced()
+        sync_store = journal.state.store.take_unsynced()
 
         def op() -> object:
             for file in files:
                 file.sync()
             for name in names:
-                sync_closed(engine.fs, name)
+                sync_closed(journal.fs, name)
             for directory in directories:
-                engine.fs.sync_dir(directory)
+                journal.fs.sync_dir(directory)
             return sync_store()
 
         def done(result: object) -> None:
             for file in files:
                 file.is_dirty = file.path in ticks.dirty
                 file.is_syncing = False
-            engine.state.store.synced(result)
+            journal.state.store.synced(result)
             self._data_is_synced = True
             self.advance()
 
         self.phase = SYNC
-        engine.submit(op, done, self._failed_sync)
-        engine.log.request_sync()
+        journal.submit(op, done, self._failed_sync)
+        journal.log.request_sync()
 
     def _failed_sync(self, error: BaseException) -> None:
-        self._engine.stop(error)
+        self._journal.stop(error)
 
     def advance(self) -> None:
-        """Called when something has completed: once data and log are durable, write [4] [5]."""
-        engine = self._engine
-        if self.phase != SYNC or not self._data_is_synced or engine.failed is not None:
+        """Write the checkpoint once data and log are durable [4] [5]; called at each completion."""
+        journal = self._journal
+        if self.phase != SYNC or not self._data_is_synced or journal.failed is not None:
             return
-        if engine.log.durable_lsn < self._head.cut_lsn:
-            engine.log.request_sync()
+        if journal.log.durable_lsn < self._head.cut_lsn:
+            journal.log.request_sync()
             return
         number = self.number + 1
         data = checkpoint.encode_file(
-            engine.state.vhost, number, self._encoded, is_clean=self._is_clean
+            journal.state.vhost, number, self._encoded, is_clean=self._is_clean
         )
         self._encoded = []
         self.bytes = len(data)
         self.phase = WRITE
-        engine.submit(
-            lambda: checkpoint.write(engine.fs, engine.path, number, data),
+        journal.submit(
+            lambda: checkpoint.write(journal.fs, journal.path, number, data),
             lambda _: self._written(number),
             self._failed_write,
         )
@@ -366,11 +372,11 @@ class Checkpointer:
         if isinstance(error, OSError) and error.errno in FULL:
             self.give_up(error)
         else:
-            self._engine.stop(error)
+            self._journal.stop(error)
 
     def give_up(self, error: OSError) -> None:
-        """No space: forget this checkpoint; what it would have deleted waits for the next."""
-        state = self._engine.state
+        """Forget this checkpoint for want of space. The next deletes what it would have deleted."""
+        state = self._journal.state
         state.ticks.dead += self._dead
         state.deleted += self._deleted
         state.streams.deleted += self._deleted_streams
@@ -380,17 +386,17 @@ class Checkpointer:
             queue.sliced()
         self._reset()
         self.phase = IDLE
-        self._engine.upkeep.checkpoint_failed(error)
+        self.on_given_up(error)
 
     def _written(self, number: int) -> None:
-        """CURRENT names the new checkpoint: what nothing names any more may go [6]."""
-        engine = self._engine
-        if engine.failed is not None:
+        """CURRENT names the new checkpoint: delete what nothing names any more [6]."""
+        journal = self._journal
+        if journal.failed is not None:
             return  # either one is right for the next start, and nothing more is touched [10]
-        state = engine.state
+        state = journal.state
         old, self.number = self.number, number
         self.count += 1
-        paths = [f"{engine.path}/checkpoint-{old}"] if old else []
+        paths = [f"{journal.path}/checkpoint-{old}"] if old else []
         for queue_number, segment in self._dead:
             key = (queue_number, segment)
             queue = state.index_of(queue_number)
@@ -400,10 +406,10 @@ class Checkpointer:
                 queue.forget_files(segment)
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         paths += self._dead_files
-        paths += staged_files(engine.path, self.dead_staged)
-        engine.transient.cut(state.ticks.epoch)  # nothing names its files: they may go at any time
-        paths += engine.transient.take_dead()
-        engine.transient.capture()
+        paths += staged_files(journal.path, self.dead_staged)
+        self._transient.cut(state.ticks.epoch)  # nothing names its files: they may go at any time
+        paths += self._transient.take_dead()
+        self._transient.capture()
         trees = [queue.path for queue in self._deleted]
         for queue in self._deleted:
             queue.close()
@@ -411,19 +417,19 @@ class Checkpointer:
         for stream in self._deleted_streams:
             streams.close(stream)
         state.streams.checkpointed(self._streams)
-        if engine.pins:
-            engine.pinned_paths += paths
-            engine.pinned_trees += trees
+        if self._pins.count:
+            self._pins.paths += paths
+            self._pins.trees += trees
             paths, trees = [], []
         else:
-            engine.log.release_before(self._head.log_segment)
+            journal.log.release_before(self._head.log_segment)
         self.phase = CLEAN
-        engine.submit(
-            lambda: delete(engine.fs, paths, trees), lambda _: self._cleaned(), self._not_cleaned
+        journal.submit(
+            lambda: delete(journal.fs, paths, trees), lambda _: self._cleaned(), self._not_cleaned
         )
 
     def _not_cleaned(self, error: BaseException) -> None:
-        self._engine.event("clean", f"a dead file could not be deleted: {error}")
+        self._journal.event("clean", f"a dead file could not be deleted: {error}")
         self._cleaned()
 
     def _cleaned(self) -> None:
@@ -446,3 +452,7 @@ def unlink(fs: FileSystem, path: str) -> None:
     """Delete a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(path)
+
+
+def _not_told(_: OSError) -> None:
+    pass

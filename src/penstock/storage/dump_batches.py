@@ -6,12 +6,11 @@ formats. What cannot be read is a ValueError, which the caller shows as damage.
 """
 
 from penstock.storage import batches
-from penstock.storage.batches import Batch, BatchFacts, StagedPage
+from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
 
 
-def batch_text(data: bytes, flags: int, count: int) -> str:
-    """A BATCH record. ValueError if it cannot be read."""
-    found = batches.decode_batch(data, flags, count)
+def batch_text(found: BatchRecord, flags: int) -> str:
+    """A BATCH record in words."""
     title = f"query {found.query!r} batch {found.number}"
     if flags in (batches.DECIDED, batches.DECIDED_BY):
         pages = ", ".join([_page_text(page) for page in found.pages]) or "no pages"

@@ -15,16 +15,8 @@ from penstock.storage.dump_batches import section_lines
 from penstock.storage.dump_text import at
 from penstock.storage.index_segment import IndexSegment, Section
 from penstock.storage.leases import Lease
-from penstock.storage.record import LeaseRun
-from penstock.storage.routing_table import (
-    BIND,
-    CLEAR_PARAMETER,
-    DECLARE_EXCHANGE,
-    DECLARE_QUEUE,
-    DELETE_EXCHANGE,
-    SET_PARAMETER,
-    UNBIND,
-)
+from penstock.storage.record_types import lease_runs_text
+from penstock.storage.routing_table import topology_text
 from penstock.storage.store_state import FileState
 from penstock.storage.streams import StreamSection
 
@@ -36,11 +28,6 @@ KINDS = {
     checkpoint.QUEUE: "QUEUE", checkpoint.STORE: "STORE", checkpoint.REAPING: "REAPING",
     checkpoint.STREAM: "STREAM", checkpoint.LEASE: "LEASE",
     checkpoint.BATCH: "BATCH",
-}  # fmt: skip
-TOPOLOGY_OPS = {
-    DECLARE_EXCHANGE: "declare exchange", DELETE_EXCHANGE: "delete exchange",
-    DECLARE_QUEUE: "declare queue", BIND: "bind", UNBIND: "unbind",
-    SET_PARAMETER: "set parameter", CLEAR_PARAMETER: "clear parameter",
 }  # fmt: skip
 
 
@@ -77,12 +64,6 @@ def dump(data: bytes) -> Iterator[str]:
                 yield at(position, f"  DAMAGED: {error}")
         position += _SECTION.size + length
         place += 1
-
-
-def topology_text(record: bytes) -> str:
-    """A topology record in words."""
-    name = TOPOLOGY_OPS.get(record[0] if record else 0)
-    return f"{name or 'DAMAGED topology'} {record[1:]!r}"
 
 
 def _section(  # noqa: C901 - a case for each kind
@@ -130,14 +111,6 @@ def _lease(lease: Lease) -> Iterator[str]:
     for one in lease.slices:
         runs = ", ".join(lease_runs_text(one.runs()))
         yield f"  from {one.ordinal} time {one.time_ms} floor {one.floor_s}: {runs}"
-
-
-def lease_runs_text(runs: list[LeaseRun]) -> list[str]:
-    """Runs of leased messages in words."""
-    return [
-        f"queue {part} seqs {first}+{n} ({size} bytes, {stores} stored, latest {latest_s})"
-        for part, first, n, size, stores, latest_s in runs
-    ]
 
 
 def _stream(number: int, section: StreamSection) -> Iterator[str]:

@@ -1,19 +1,17 @@
-"""The dump of a log segment: header, chain, groups and records, and what lies behind their end.
+"""The dump of a log segment: header, chain, groups and records, and what is after their end.
 
-Groups are looked for at every multiple of 64, as recovery does, so damage hides nothing behind it.
-What verifies is decoded; bytes of the file's earlier life verify no more, because the salt of the
-header seeds every checksum, and are told as such. See `dump.py` for the lines, `log_segment.py` and
-`record.py` for the formats.
+Groups are looked for at every multiple of 64, as recovery does, so damage hides nothing after it.
+What verifies is decoded. Bytes of the file's earlier life do not verify, because the salt of the
+header seeds every checksum; the dump says so. See `dump.py` for the lines, `log_segment.py` and
+`record.py` for the formats, `record_types.py` for what a record says in words.
 """
 
 import struct
 from collections.abc import Iterator
 
 from penstock.fast_crc import crc32
-from penstock.storage import record
-from penstock.storage.dump_batches import batch_text
-from penstock.storage.dump_checkpoint import lease_runs_text, topology_text
-from penstock.storage.dump_text import at, body_text, is_zero
+from penstock.storage import record, record_types
+from penstock.storage.dump_text import at, is_zero
 from penstock.storage.log_segment import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
@@ -27,7 +25,6 @@ from penstock.storage.log_segment import (
 )
 
 _HEADER = struct.Struct(">4sHHQQQQI")
-LEASE_TEXTS = {record.LEASED: "leased", record.COMMITTED: "committed", record.RELEASED: "released"}
 
 
 def dump(data: bytes) -> Iterator[str]:
@@ -111,113 +108,30 @@ def _records(data: bytes, start: int, group: GroupHeader, seed: int) -> Iterator
             if not record.RECORD_HEADER_BYTES <= length <= end - position:
                 return
         else:
-            body = whole[record.RECORD_HEADER_BYTES :]
-            yield at(position, f"  {found} {op_text(kind, flags, count, body)}")
-            for line in _parts(kind, count, body):
+            op = record.Op(kind, flags, count, whole[record.RECORD_HEADER_BYTES :])
+            yield at(position, f"  {found} {op_text(op)}")
+            for line in _parts(op):
                 yield at(position, "    " + line)
         position += length
 
 
-def _parts(kind: int, count: int, data: bytes) -> Iterator[str]:
+def _parts(op: record.Op) -> Iterator[str]:
     """The operations of a transaction."""
-    if kind not in (record.TX, record.TX_PART):
+    if op.type not in (record.TX, record.TX_PART):
         return
     try:
-        for op in record.decode_ops(data, count, 8 if kind == record.TX_PART else 0):
-            yield op_text(op.type, op.flags, op.count, op.data)
+        for one in record.decode_ops(op.data, op.count, 8 if op.type == record.TX_PART else 0):
+            yield op_text(one)
     except ValueError as error:
         yield f"DAMAGED: {error}"
 
 
-def op_text(kind: int, flags: int, count: int, data: bytes) -> str:
+def op_text(op: record.Op) -> str:
     """One operation, decoded."""
-    name = record.type_name(kind)
+    name = record.type_name(op.type)
+    if not record.is_known(op.type):
+        return f"{name} {len(op.data)} bytes"
     try:
-        return f"{name} {_data_text(kind, flags, count, data)}"
+        return f"{name} {record_types.decode(op).text()}"
     except ValueError as error:
         return f"DAMAGED {name}: {error}"
-
-
-def _data_text(  # noqa: C901 - a case for each type
-    kind: int, flags: int, count: int, data: bytes
-) -> str:
-    if kind == record.PUBLISH:
-        return _publish_text(record.decode_publish(data, flags, count))
-    if kind == record.MOVE:
-        m = record.decode_move(data, flags, count)
-        return f"from queue {m.queue} seq {m.seq} size {m.size}: {_publish_text(m.publish)}"
-    if kind == record.DEQUEUE:
-        d = record.decode_dequeue(data, count)
-        return f"queue {d.queue} runs {_runs_text(d.runs)}{_stores_text(d.stores)}"
-    if kind == record.REQUEUE:
-        r = record.decode_requeue(data, count)
-        return f"queue {r.queue} attempts {r.attempts}"
-    if kind == record.MARK:
-        mark = record.decode_mark(data)
-        return f"queue {mark.queue} mark {mark.mark}"
-    if kind == record.PURGE:
-        p = record.decode_purge(data, count)
-        return f"queue {p.queue} below {p.upper} but {_runs_text(p.kept)}"
-    if kind == record.DELETE_QUEUE:
-        return f"queue {record.decode_delete_queue(data)}"
-    if kind == record.RELEASE:
-        e = record.decode_release(data)
-        return f"queue {e.queue} segment {e.segment}"
-    if kind == record.TOPOLOGY:
-        return topology_text(data)
-    if kind == record.STREAM:
-        s = record.decode_stream(data)
-        return (
-            f"stream {s.stream} offset {s.offset} time {s.time_us} meta {s.meta!r} "
-            f"{body_text(s.payload)}"
-        )
-    if kind == record.READER_OFFSET:
-        return _reader_text(record.decode_reader(data), flags)
-    if kind == record.LEASE:
-        return _lease_text(record.decode_lease(data, count), flags)
-    if kind == record.BATCH:
-        return batch_text(data, flags, count)
-    if kind == record.TX_COMMIT:
-        c = record.decode_tx_commit(data, count)
-        return f"transaction {c.transaction} first seqs {c.first_seqs}"
-    if kind == record.TX_PART:
-        return f"transaction {int.from_bytes(data[:8], 'big')} of {count} operations"
-    if kind == record.TX:
-        return f"of {count} operations"
-    return f"{len(data)} bytes"
-
-
-def _reader_text(r: record.ReaderData, flags: int) -> str:
-    if flags & record.READER_DELETED:
-        return f"stream {r.stream} reader {r.reader!r} is forgotten"
-    kept = "" if r.kept_from == record.NOT_KEPT else f" keeps from {r.kept_from}"
-    return f"stream {r.stream} reader {r.reader!r} offset {r.offset}{kept} time {r.time_ms}"
-
-
-def _lease_text(found: record.LeaseData, flags: int) -> str:
-    what = LEASE_TEXTS.get(flags, f"flags {flags}")
-    runs = ", ".join(lease_runs_text(found.runs)) or "no runs"
-    return (
-        f"{what} queue {found.queue} reader {found.reader!r} ordinal {found.ordinal} time "
-        f"{found.time_ms}: {runs}"
-    )
-
-
-def _publish_text(p: record.PublishData) -> str:
-    places = ", ".join(f"queue {queue} seq {seq}" for queue, seq in p.places)
-    expiry = f" expiry {p.expiry_ms}" if p.expiry_ms else ""
-    body = body_text(p.body)
-    if p.in_store:
-        body = f"body of {p.body_size} bytes in store file {p.store_file}"
-    return f"id {p.id:#x} time {p.time}{expiry} to {places}, header {p.header!r} {body}"
-
-
-def _runs_text(runs: list[record.Run]) -> str:
-    texts = [f"{first}+{n} ({size} bytes, {stores} stored)" for first, n, size, stores in runs]
-    return ", ".join(texts) or "nothing"
-
-
-def _stores_text(stores: list[record.StoreRef]) -> str:
-    if not stores:
-        return ""
-    return " store " + ", ".join(f"({id:#x}, file {file}, {size})" for id, file, size in stores)

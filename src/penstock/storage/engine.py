@@ -1,8 +1,19 @@
 """StorageEngine: the storage of one vhost, or of one embedded box.
 
-What comes in goes to one write-ahead log, and is confirmed when the log says so; what outlives the
-log goes to files at checkpoints. The idea of a log apart from the store is the TransactionLog of
-Qpid's Flow to Disk Design, the files are RabbitMQ's queue index and message store.
+A change is confirmed when the write-ahead log has it; what outlives the log goes to other files at
+checkpoints. The idea of a log apart from the store is the TransactionLog of Qpid's Flow to Disk
+Design, the files are RabbitMQ's queue index and message store.
+
+The engine is the face of the storage: its owners (queues, the broker, the library) use its calls
+and no part behind them. The parts do not know the engine; `_compose` gives each what it needs:
+
+    Journal        append, apply, stop on failure; completions     journal.py
+    StorageState   what the log's records have led to              state.py
+    StreamTurns    pages and heads of streams, retention           stream_turns.py
+    BatchEngine    batches of Spark's sink                         batch_engine.py
+    LeaseEngine    leases of readers                               lease_engine.py
+    Checkpointer   makes checkpoints                               checkpointer.py
+    Upkeep         when: checkpoints, reaping, combining, space    upkeep.py
 
 Everything is synchronous and deterministic: no threads, no sockets; time, chance and files are
 handed in. Slow work (syncs, preparing segments, copying) is submitted to the file system, which may
@@ -14,18 +25,17 @@ Confirming: every change returns the LSN of its record. It may be confirmed once
 after the write. `wait(lsn, mode)` does all that is needed and returns then.
 
 A stream is a log of its own (streams.py): `append_stream` logs a record as `publish` does, and
-gives it an offset; its page is written by `flush`, and its head, up to which it is read, follows
-what is settled (stream_turns.py). The owner is told of heads by `on_head`, and only takes note
-there.
+gives it an offset. `flush` writes its page. Readers read up to the head, which follows what is
+settled. `on_head` is called when a head moves; it may take note, and must not call the engine.
 
-After a failed sync nothing is confirmed any more: every call raises StoppedError, and the directory
-must be opened again [10]. A full disk is no failure: publishing is refused with DiskFullError,
-while acks, purges, deletes and checkpoints go on, on a reserve, until there is space again.
+Failure. After a failed sync nothing is confirmed any more: every call raises StoppedError, and the
+directory must be opened again [10]. A full disk does not stop the engine: publishing is refused
+with DiskFullError, while acks, purges, deletes and checkpoints go on, on a reserve, until there is
+space again.
 
 Not thread-safe: its owner has the lock.
 """
 
-import errno
 import random
 from collections import deque
 from collections.abc import Callable
@@ -34,15 +44,14 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import (
     DiskFullError,
-    StoppedError,
     SyncFailedError,
     UnknownQueueError,
     deleted_error,
     is_disk_full,
 )
 from penstock.message import Entry, Message
-from penstock.shared_body import SharedBody, SharedMessage
-from penstock.storage import lease_engine, record, recovery
+from penstock.shared_body import SharedBody
+from penstock.storage import record, recovery
 from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import placed, sync_dir, vhost_number
@@ -50,15 +59,34 @@ from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
-from penstock.storage.lease_engine import Taken
-from penstock.storage.leases import Lease
-from penstock.storage.message_store import MessageStore
+from penstock.storage.journal import Journal, OneRecord, fullest_disk
+from penstock.storage.lease_engine import LeaseEngine, Taken
+from penstock.storage.leases import Lease, LeaseTable
+from penstock.storage.message_store import MessageStore, Spool
 from penstock.storage.options import StorageOptions
-from penstock.storage.parts import OneRecord, append_ops
+from penstock.storage.pins import Pins
+from penstock.storage.placement import Placement
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import DurableQueue
+from penstock.storage.record import LeaseRun
+from penstock.storage.record_types import (
+    Delete,
+    Dequeue,
+    Mark,
+    Move,
+    Operation,
+    Publish,
+    Purge,
+    ReaderOffset,
+    Requeue,
+    StreamRecord,
+    Topology,
+)
+from penstock.storage.reserve import Reserve
+from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.sharing import Sharing
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody
+from penstock.storage.stream_making import StreamMaking
 from penstock.storage.stream_turns import Limits, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
@@ -92,27 +120,11 @@ class StorageEngine:
         self.clock = clock
         self.rng = rng
         self.options: StorageOptions = options or StorageOptions()
-        self.failed: BaseException | None = None
-        self.is_closed: bool = False
-        self.blocked: bool = False
-        self.pins: int = 0  # a backup is copying: nothing is deleted
-        self.pinned_paths: list[str] = []
-        self.pinned_trees: list[str] = []
-        self.written_bytes: int = 0  # by checkpoints, to .qi and .qs
-        self.time_s: int = clock.wall_ms() // 1000
+        self.pins: Pins = Pins()
         # Takes entries that nobody needs any more: to free a million takes a quarter of a second.
         self.let_go: Callable[[deque[Entry]], None] = deque.clear
-        # Of the options, those that each publish asks for.
-        self._embed_below: int = self.options.queue_index_embed_msgs_below
-        self._inline_below: int = self.options.wal_inline_below
         self._transient_below: int = self.options.transient_inline_below
-        self._on_event = on_event
-        self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
-        self._is_ticking: bool = False
-        self.is_committing: bool = False  # TX_PARTs are out: no cut now
-        self.gathering: OneRecord | None = None
-        self.sharing: SharedBody | None = None  # what new messages with this body share: Sharing
-        self.on_head: Callable[[Stream], None] | None = None  # a head has moved
+        self._on_event: Callable[[str, str], None] = on_event or _not_told
         self._lock = self.fs.lock(path + "/LOCK")
         try:
             self._open(vhost)
@@ -124,9 +136,11 @@ class StorageEngine:
 
     def _open(self, name: bytes) -> None:
         fs, path, options = self.fs, self.path, self.options
-        vhost = vhost_number(name)
+        vhost = self.vhost = vhost_number(name)
         recovery.make_directories(fs, path)
-        found = recovery.load(fs, path, vhost, options, self.event, ram_bytes=self._replay_bytes())
+        found = recovery.load(
+            fs, path, vhost, options, self._on_event, ram_bytes=self._replay_bytes()
+        )
         recovery.begin(found)
         self.recovered: recovery.Recovered = found
         self.state: StorageState = found.state
@@ -144,10 +158,7 @@ class StorageEngine:
             fs, path + "/msg_store_transient", vhost, persistent=False,
             file_bytes_max=options.msg_store_file_size_limit, own_file_from=options.own_file_from,
         )  # fmt: skip
-        self.checkpoints: Checkpointer = Checkpointer(self, found.manifest.number)
-        self.turns: StreamTurns = StreamTurns(self)
-        self.batches: BatchEngine = BatchEngine(self)
-        self.upkeep: Upkeep = Upkeep(self)  # before the log: a full disk may need the reserve
+        self._compose(found)
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
@@ -160,7 +171,32 @@ class StorageEngine:
             for row in queue.section.values():
                 if row.body_file:
                     row.message.body = None  # the replay had it in RAM
-        self.upkeep.delete_orphans()
+        self.upkeep.delete_orphans(found)
+
+    def _compose(self, found: recovery.Recovered) -> None:
+        """Make the parts of the engine; each is given those that it needs."""
+        state, pins, transient = self.state, self.pins, self.transient
+        journal = Journal(
+            self.fs, self.path, self.clock, self.options, state, self.log, self._on_event
+        )
+        time_s = self.clock.wall_ms() // 1000
+        reserve = Reserve(self.fs, self.path)
+        self.journal: Journal = journal
+        self.placement: Placement = Placement(state.factory, self.options, time_s)
+        self.turns: StreamTurns = StreamTurns(journal, pins)
+        number = found.manifest.number
+        self.checkpoints: Checkpointer = Checkpointer(journal, transient, pins, number)
+        self.batches: BatchEngine = BatchEngine(
+            journal, self.checkpoints, self.turns, reserve, pins
+        )
+        self._leases: LeaseEngine = LeaseEngine(journal, self.placement)
+        self.upkeep: Upkeep = Upkeep(
+            journal, self.checkpoints, self.batches, transient, reserve, pins
+        )
+        journal.call_back(
+            on_turn=self.turns.turn, on_settled=self.turns.settle,
+            on_progress=self.checkpoints.advance,
+        )  # fmt: skip
 
     def _replay_bytes(self) -> int:
         """What a replay may hold in RAM; 0, which is all of it and writes nothing, where there is
@@ -186,15 +222,52 @@ class StorageEngine:
         try:
             self.state.streams.finish_restore()
         except OSError as error:
-            full = self.disk_full(error, 0)
+            full = self.journal.disk_full(error, 0)
             if not isinstance(full, DiskFullError) or not self.upkeep.reserve.release():
                 raise full from error
             self.state.streams.finish_restore()
 
+    # ---- whether anything is possible ----------------------------------------------------------
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why the engine has stopped; None while it works."""
+        return self.journal.failed
+
+    @property
+    def blocked(self) -> bool:
+        """Whether publishers are refused for want of space on the disk."""
+        return self.journal.blocked
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.journal.is_closed
+
+    def check(self) -> None:
+        """Raise StoppedError if nothing can be changed any more."""
+        self.journal.check()
+
+    def check_publish(self) -> None:
+        """Raise StoppedError, or DiskFullError if publishers are refused."""
+        self.journal.check_publish()
+
+    def disk_full(self, error: OSError, needed: int) -> Exception:
+        """Return what to raise for an OSError of a write of `needed` bytes: a DiskFullError, and
+        publishers are refused, if the disk is full; else the same error."""
+        return self.journal.disk_full(error, needed)
+
+    def disk_error(self, needed: int) -> DiskFullError:
+        """Return the error for a write of `needed` bytes that one of the disks has no room for."""
+        return DiskFullError(*fullest_disk(self.fs, self.path), needed)
+
     def event(self, kind: str, text: str) -> None:
-        """Tell the owner."""
-        if self._on_event is not None:
-            self._on_event(kind, text)
+        """Report news for people to the owner."""
+        self._on_event(kind, text)
+
+    def stop(self, error: BaseException) -> None:
+        """Stop for good: nothing is confirmed after this, and only the first error counts [10]."""
+        self.journal.stop(error)
 
     # ---- topology ------------------------------------------------------------------------------
 
@@ -221,10 +294,18 @@ class StorageEngine:
         ]
         for data in records:
             state.check_topology(data)
-        append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data) for data in records], DISK)
-        for data in records:
-            state.apply_topology(data)
+        self.journal.commit([Topology(data) for data in records], DISK)
         return [state.queues[first + i] for i in range(len(records))]
+
+    @property
+    def queues(self) -> dict[int, QueueIndex]:
+        """The queues, durable and not, by number. Not to be changed."""
+        return self.state.queues
+
+    @property
+    def routing(self) -> RoutingTable:
+        """The durable topology. Not to be changed but by calls of the engine."""
+        return self.state.routing
 
     def queue(self, name: bytes) -> QueueIndex:
         """The durable queue of this name; UnknownQueueError."""
@@ -238,9 +319,7 @@ class StorageEngine:
         ValueError (no record, a queue's name or number is taken): nothing happened."""
         self.check()
         self.state.check_topology(data)
-        lsn = append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data)], mode)
-        self.state.apply_topology(data)
-        return lsn
+        return self.journal.commit([Topology(data)], mode)
 
     def delete_queue(self, queue: QueueIndex, mode: int = DISK) -> int:
         """Delete a queue with all that it holds; returns the LSN."""
@@ -253,62 +332,56 @@ class StorageEngine:
         for queue in queues:
             if queue.is_deleted:
                 raise deleted_error(queue.name)
-        lsn = 0
-        ops = [
-            record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(queue.number))
-            for queue in queues
-            if queue.is_durable
-        ]
-        if ops:
-            lsn = append_ops(self, ops, mode)
-        try:
-            for queue in queues:
-                self.state.apply_delete_queue(lsn, queue)
-        except BaseException as error:
-            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
-            raise
+        durable: list[Operation] = []
+        others: list[Operation] = []
+        for queue in queues:
+            (durable if queue.is_durable else others).append(Delete(queue.number))
+        lsn = self.journal.commit(durable, mode) if durable else 0
+        self.journal.apply(others, lsn, mode)
         return lsn
 
     def one_record(self, mode: int) -> OneRecord:
-        """For a `with`: what is done inside to any number of queues is one record (parts.py)."""
-        return OneRecord(self, mode)
+        """Make an atomic group, for a `with`: what is done inside to any number of queues is one
+        record (journal.py)."""
+        return self.journal.one_record(mode)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether the `with` of a `one_record` is open."""
+        return self.journal.gathering is not None
 
     # ---- messages ------------------------------------------------------------------------------
-
-    def places_in_store(self, size: int, copies: int) -> bool:
-        """Whether a body of `size` bytes for this many queues goes to the MessageStore: small ones
-        into each queue's own segment, large or widely shared ones once."""
-        if copies * size < self._embed_below:
-            return False
-        return copies != 1 or size >= self._inline_below
 
     def new_message(
         self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
     ) -> Message:
-        """A message with a new id and its body in RAM, for so many queues."""
-        id = self.state.factory.create()
-        if copies > 1 or self.sharing is not None:
-            shared = self.share_of(body, copies)
-            if shared is not None:
-                return SharedMessage(shared, id, header, self.time_s, expiry_ms)
-        return Message(id, header, body, len(body), self.time_s, expiry_ms)
+        """Make a message with a new id and its body in RAM, for so many queues."""
+        return self.placement.new_message(header, body, expiry_ms, copies)
 
-    def message_on_disk(self, header: bytes, size: int, expiry_ms: int = 0) -> Message:
-        """A message with a new id whose body does not stay in RAM."""
-        return Message(self.state.factory.create(), header, None, size, self.time_s, expiry_ms)
+    @property
+    def time_s(self) -> int:
+        """The time of new messages, seconds since 1970; each `flush` and `tick` sets it."""
+        return self.placement.time_s
+
+    @time_s.setter
+    def time_s(self, time_s: int) -> None:
+        self.placement.time_s = time_s
+
+    @property
+    def start_number(self) -> int:
+        """The number of this start: the upper bits of all ids of messages that it makes."""
+        return self.state.factory.start
 
     def share_of(
         self, body: bytes, copies: int, message: Message | None = None
     ) -> SharedBody | None:
-        """How queues share this body: as those do that hold `message`, if that has it; as what is
-        published just now (Sharing); by a new SharedBody if it is for several queues. None: it is
-        for one queue alone, or empty."""
-        if message is not None and isinstance(message, SharedMessage) and message.body is body:
-            return message.shared
-        sharing = self.sharing
-        if sharing is not None and sharing.body is body:
-            return sharing
-        return SharedBody(body, copies) if copies > 1 and body else None
+        """Return how queues share this body, None if it is for one queue alone or empty; see
+        Placement."""
+        return self.placement.share_of(body, copies, message)
+
+    def share(self, shared: SharedBody | None, *, completes: bool = True) -> Sharing:
+        """For a `with`: every message that is published inside with this very body shares it."""
+        return Sharing(self.placement, shared, completes=completes)
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
@@ -316,28 +389,30 @@ class StorageEngine:
         """A persistent message for durable queues: it takes the next seq of each, and the record of
         it has the LSN `last_lsn`. DiskFullError, UnknownQueueError (a queue was deleted),
         ValueError (no queue, one twice, a transient one): nothing happened."""
-        if self.failed is not None or self.blocked or self.is_closed:
-            self.refuse()
+        journal = self.journal
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
         if mode == NONE:
             return self.publish_transient(queues, header, body, expiry_ms)
         check_targets(queues)
         size = len(body)
-        message = self.new_message(header, body, expiry_ms, len(queues))
-        if self.places_in_store(size, len(queues)):
+        message = self.placement.new_message(header, body, expiry_ms, len(queues))
+        if self.placement.is_in_store(size, len(queues)):
             try:
                 message.store_file = self.state.store.write(message.id, body, len(queues))
             except OSError as error:
-                raise self.disk_full(error, size) from error
+                raise journal.disk_full(error, size) from error
         self._append_publish(message, queues, mode)
         return message
 
     def publish_spooled(
         self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
     ) -> None:
-        """As publish, for a message whose body was spooled to the persistent store
-        (`MessageStore.spool`). For the transient one there is `publish_stored`."""
-        if self.failed is not None or self.blocked or self.is_closed:
-            self.refuse()
+        """As publish, for a message whose body was spooled to the persistent store (see `spool`).
+        For the transient one there is `publish_stored`."""
+        journal = self.journal
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
         check_targets(queues)
         message.header = header
         self.state.store.ref(message.store_file, message.id, len(queues))
@@ -361,19 +436,18 @@ class StorageEngine:
                     flags, message.id, message.time, expiry_ms, file, places, message.header,
                     message.body or b"", size,
                 )  # fmt: skip
-                self.log.append(
-                    record.PUBLISH, flags, len(places), data, mode, names_store=file != 0
-                )
+                self.log.append(record.PUBLISH, flags, len(places), data, mode)
         except (DiskFullError, ValueError) as error:
             if file:
                 self.state.store.unref(file, message.id, len(queues))
-            raise self.full(error) if isinstance(error, DiskFullError) else error from None
+            if isinstance(error, DiskFullError):
+                raise self.journal.full(error) from None
+            raise
         for queue in queues:
-            queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
-        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
-            message.shared.complete()
+            queue.add(queue.next_seq, message)
+        self.placement.complete(message)
         if self.log.is_full:
-            self.wait_for_room()
+            self.journal.wait_for_room()
 
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
@@ -381,22 +455,22 @@ class StorageEngine:
         """A transient message (`none`): an id and seqs, no log. The queues' holders keep it. A body
         for many queues, or a very large one, goes to the transient store until every queue has
         called `release`; any other is written by its queue, if it ever has to leave RAM."""
-        self.check()
-        size = len(body)
-        is_shared = len(queues) > 1
-        if (is_shared or size >= self._transient_below) and self.places_in_store(size, len(queues)):
-            message = self.message_on_disk(header, size, expiry_ms)
+        self.journal.check()
+        placement = self.placement
+        size, copies = len(body), len(queues)
+        may_leave = copies > 1 or size >= self._transient_below
+        if may_leave and placement.is_in_store(size, copies):
+            message = placement.message_on_disk(header, size, expiry_ms)
             try:
-                message.store_file = self.transient.write(message.id, body, len(queues))
+                message.store_file = self.transient.write(message.id, body, copies)
             except OSError as error:
-                raise self.disk_full(error, size) from error
+                raise self.journal.disk_full(error, size) from error
         else:
-            message = self.new_message(header, body, expiry_ms, len(queues))
+            message = placement.new_message(header, body, expiry_ms, copies)
         message.persistent = False
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
-        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
-            message.shared.complete()
+        placement.complete(message)
         return message
 
     def publish_stored(
@@ -458,27 +532,48 @@ class StorageEngine:
         if message.store_file:
             self.transient.unref(message.store_file, message.id)
 
+    def spool(self, message: Message) -> Spool:
+        """Begin to write the body of a new message to the store, piece by piece."""
+        return self.store_of(message).spool(message.id)
+
+    def store_body(self, message: Message, body: bytes) -> None:
+        """Write a body to the store, for a message that `publish_spooled` publishes next: until
+        then nothing refers to it. OSError."""
+        message.store_file = self.store_of(message).write(message.id, body, 0)
+
+    def own_body(self, message: Message) -> None:
+        """Keep the spooled body of a message although nothing refers to it yet. `disown_body` is to
+        follow."""
+        self.store_of(message).own(message.store_file, message.id)
+
+    def disown_body(self, message: Message) -> None:
+        """End `own_body`: without a reference the body is gone."""
+        self.store_of(message).disown(message.store_file, message.id)
+
+    def read_stored(self, message: Message) -> bytes:
+        """The body of a persistent message that is in the store. CorruptionError."""
+        return self.store_of(message).read(message.store_file, message.id)
+
     def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:
         """Entries, persistent, ascending by seq, are acknowledged and die. Returns the LSN.
         ValueError if one of them is not alive: nothing happened."""
-        self.check()
+        journal = self.journal
+        journal.check()
         runs = queue.runs(entries)
         for run in runs:
             if not queue.is_live_run(run):
                 raise ValueError(f"of seqs {run[0]} to {run[0] + run[1] - 1} some are not alive")
         stores = store_refs(entries)
-        if self.gathering is None:
-            lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
-        else:
-            data = record.dequeue_data(queue.number, runs, stores)
-            lsn = append_ops(self, [record.Op(record.DEQUEUE, 0, len(runs), data)], mode)
+        if journal.gathering is not None:
+            return journal.commit([Dequeue(queue.number, runs, stores, entries)], mode)
+        lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
         try:
-            self.state.apply_dequeue(lsn, queue, runs, stores, entries)
+            self.state.dequeue(lsn, queue, runs, stores, entries)
         except BaseException as error:
-            self.stop(error)
+            journal.stop(error)  # the log is ahead of RAM: only recovery goes on from there
             raise
         if self.log.is_full:
-            self.wait_for_room()
+            journal.wait_for_room()
         return lsn
 
     def move(
@@ -492,44 +587,19 @@ class StorageEngine:
     ) -> tuple[int, Message]:
         """An entry dies here and lives at the end of other queues, with a new header, in one
         record: dead-lettering cannot lose or double it. Returns the LSN and the new message."""
-        self.check()
+        journal = self.journal
+        journal.check()
+        assert journal.gathering is None, "a move is a record of its own"
         old = entry.message
-        runs = queue.runs([entry])
-        if not queue.is_live_run(runs[0]):
+        if not queue.is_live_run(queue.runs([entry])[0]):
             raise ValueError(f"seq {entry.seq} of queue {queue.number} is not alive")
         body = None if old.store_file else self.state.load_body(queue, entry.seq, old)
-        new = self._moved(old, header, body, expiry_ms, len(targets))
+        new = self.placement.moved_message(old, header, body, expiry_ms, len(targets))
         places = [(target.number, target.next_seq) for target in targets]
-        flags = record.publish_flags(new.store_file, expiry_ms)
-        published = record.publish_data(
-            flags, new.id, new.time, expiry_ms, new.store_file, places, header, body or b"",
-            new.size,
-        )  # fmt: skip
-        data = record.move_data(queue.number, entry.seq, old.size, published)
-        lsn = self.log.append(record.MOVE, flags, len(places), data, mode)
-        try:
-            if new.store_file and targets:
-                self.state.store.ref(new.store_file, new.id, len(targets))
-            for target in targets:
-                seq = target.publish(new.size, new.store_file != 0, expiry_ms)
-                target.holder.add(Entry(seq, new))
-            self.state.apply_dequeue(lsn, queue, runs, store_refs([entry]), [entry])
-        except BaseException as error:
-            self.stop(error)
-            raise
-        if isinstance(new, SharedMessage) and new.shared is not self.sharing:
-            new.shared.complete()
+        moved = Move(queue.number, entry.seq, old.size, Publish(new, places), entry)
+        lsn = journal.commit([moved], mode)
+        self.placement.complete(new)
         return lsn, new
-
-    def _moved(
-        self, old: Message, header: bytes, body: bytes | None, expiry_ms: int, copies: int
-    ) -> Message:
-        """The same message with another header and expiry, for so many queues."""
-        if body is not None:
-            shared = self.share_of(body, copies, old)
-            if shared is not None:
-                return SharedMessage(shared, old.id, header, old.time, expiry_ms, old.store_file)
-        return Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
         """All persistent entries die but `kept` (the unacknowledged, ascending). Returns the LSN
@@ -541,39 +611,26 @@ class StorageEngine:
     ) -> tuple[int, int]:
         """Purge durable queues, each but for its `kept`: all of them, or none after a crash."""
         self.check()
-        runs = [queue.runs(kept) for queue, kept in purged]
-        ops = [
-            record.Op(
-                record.PURGE, 0, len(kept), record.purge_data(queue.number, queue.next_seq, kept)
-            )
-            for (queue, _), kept in zip(purged, runs, strict=True)
-        ]
-        lsn = append_ops(self, ops, mode)
+        operations: list[Operation] = []
         died = 0
-        try:
-            for (queue, _), kept_runs in zip(purged, runs, strict=True):
-                died += self.state.apply_purge(lsn, queue, queue.next_seq, kept_runs)
-        except BaseException as error:
-            self.stop(error)
-            raise
+        for queue, entries in purged:
+            kept = queue.runs(entries)
+            operations.append(Purge(queue.number, queue.next_seq, kept))
+            died += queue.count
+        lsn = self.journal.commit(operations, mode)
+        for queue, _ in purged:
+            died -= queue.count
         return lsn, died
 
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
         """Remember how often entries (seq, attempts) have been tried. Returns the LSN."""
         self.check()
-        data = record.requeue_data(queue.number, attempts)
-        lsn = append_ops(self, [record.Op(record.REQUEUE, 0, len(attempts), data)], mode)
-        for seq, count in attempts:
-            queue.set_attempts(seq, count)
-        return lsn
+        return self.journal.commit([Requeue(queue.number, attempts)], mode)
 
     def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
         """Reserve the delivered mark up to `mark`; no first delivery beyond a settled mark."""
         self.check()
-        data = record.mark_data(queue.number, mark)
-        lsn = append_ops(self, [record.Op(record.MARK, 0, 0, data)], mode)
-        queue.set_mark(mark)
-        return lsn
+        return self.journal.commit([Mark(queue.number, mark)], mode)
 
     def read(self, queue: QueueIndex, seqs: list[int]) -> list[Message]:
         """Live persistent messages, ascending, of one segment, that left RAM; without the bodies
@@ -604,6 +661,27 @@ class StorageEngine:
     def streams(self) -> dict[int, Stream]:
         """The streams, by number."""
         return self.state.streams.by_number
+
+    @property
+    def on_head(self) -> Callable[[Stream], None] | None:
+        """What is called when the head of a stream has moved; None for nobody."""
+        return self.turns.on_head
+
+    @on_head.setter
+    def on_head(self, call: Callable[[Stream], None] | None) -> None:
+        self.turns.on_head = call
+
+    def find_stream(self, name: bytes) -> Stream | None:
+        """The stream of this name (of a partition: `name NUL p<i>`), or None."""
+        return self.state.streams.by_name.get(name)
+
+    def make_streams(
+        self, names: list[bytes], page_bytes: int, done: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> StreamMaking:  # fmt: skip
+        """Prepare to make the directories of streams that `declare_streams` is to declare, in a
+        worker; `start` begins."""
+        return StreamMaking(self.journal, self.rng, names, page_bytes, done, failed)
 
     def stream(self, name: bytes) -> Stream:
         """The stream of this name (of a partition: `name NUL p<i>`); UnknownQueueError."""
@@ -641,16 +719,16 @@ class StorageEngine:
                     streams.append(table.make(name, first + i, page_bytes, self.clock, self.rng))
                     table.keep_made(streams[i])
                 sync_dir(self.fs, table.path)
-            append_ops(self, [record.Op(record.TOPOLOGY, 0, 0, data) for data in records], DISK)
+            operations: list[Operation] = [Topology(data) for data in records]
+            lsn = self.journal.append(operations, DISK)
         except BaseException as error:
             table.forget_made(streams)
             if isinstance(error, SyncFailedError):
                 self.stop(error)
             elif isinstance(error, OSError):
-                raise self.disk_full(error, page_bytes) from error
+                raise self.journal.disk_full(error, page_bytes) from error
             raise
-        for data in records:
-            state.apply_topology(data)
+        self.journal.apply(operations, lsn, DISK)
         return [table.by_number[first + i] for i in range(len(records))]
 
     def append_stream(
@@ -661,8 +739,9 @@ class StorageEngine:
         microseconds since 1970, 0 for now; never less than that of the record before [12].
         DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
         happened."""
-        if self.failed is not None or self.blocked or self.is_closed:
-            self.refuse()
+        journal = self.journal
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
         if stream.is_deleted:
             raise deleted_error(stream.name)
         if mode == NONE:
@@ -674,21 +753,21 @@ class StorageEngine:
         if time_us < queue.last_time_us:
             time_us = queue.last_time_us
         offset = queue.next_offset
-        if self.gathering is None:
-            try:
-                lsn = self.log.append_stream(stream.number, offset, time_us, header, body, mode)
-            except DiskFullError as error:
-                raise self.full(error) from None
-        else:
-            data = record.stream_data(stream.number, offset, time_us, header, body)
-            lsn = append_ops(self, [record.Op(record.STREAM, 0, 1, data)], mode)
+        if journal.gathering is not None:
+            found = record.StreamData(stream.number, offset, time_us, header, body)
+            journal.commit([StreamRecord(found)], mode)
+            return offset
+        try:
+            lsn = self.log.append_stream(stream.number, offset, time_us, header, body, mode)
+        except DiskFullError as error:
+            raise journal.full(error) from None
         try:
             self.state.streams.append(stream, lsn, mode, time_us, header, body)
         except BaseException as error:
-            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            journal.stop(error)  # the log is ahead of RAM: only recovery goes on from there
             raise
         if self.log.is_full:
-            self.wait_for_room()
+            journal.wait_for_room()
         return offset
 
     def set_reader(
@@ -717,10 +796,8 @@ class StorageEngine:
             raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
         if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
             raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
-        data = record.reader_data(stream.number, *values, name)
-        lsn = append_ops(self, [record.Op(record.READER_OFFSET, flags, 0, data)], mode)
-        self.state.streams.set_reader(data, flags)
-        return lsn
+        found = record.ReaderData(stream.number, *values, name)
+        return self.journal.commit([ReaderOffset(found, flags)], mode)
 
     def delete_streams(self, streams: list[Stream], mode: int = DISK) -> int:
         """Delete streams with all that they hold: all of them, or none after a crash; the LSN.
@@ -729,14 +806,7 @@ class StorageEngine:
         for stream in streams:
             if stream.is_deleted:
                 raise deleted_error(stream.name)
-        ops = [
-            record.Op(record.DELETE_QUEUE, 0, 0, record.delete_queue_data(stream.number))
-            for stream in streams
-        ]
-        lsn = append_ops(self, ops, mode)
-        for stream in streams:
-            self.state.apply_delete_stream(stream)
-        return lsn
+        return self.journal.commit([Delete(stream.number) for stream in streams], mode)
 
     def retain(
         self, stream: Stream, *, max_age_s: float | None = None, max_bytes: int | None = None,
@@ -753,30 +823,39 @@ class StorageEngine:
 
     # ---- leases --------------------------------------------------------------------------------
 
+    @property
+    def lease_table(self) -> LeaseTable:
+        """All leases. Not to be changed."""
+        return self.state.leases
+
     def leases(self, queue: QueueIndex) -> dict[str, Lease]:
-        """What readers have leased of a queue (its first part), by reader; not to be changed."""
+        """What readers have leased of a queue (its first part), by reader. Not to be changed."""
         return self.state.leases.of(queue.number)
 
     def lease(
         self, queue: QueueIndex, reader: str, taken: list[Taken], mode: int
     ) -> tuple[int, int]:
-        """See lease_engine.py, of this and the next two; `last_lsn` is that of the record."""
-        return lease_engine.lease(self, queue, reader, taken, mode)
+        """See LeaseEngine, also of the next three; `last_lsn` is that of the record."""
+        return self._leases.lease(queue, reader, taken, mode)
 
     def commit_lease(self, queue: QueueIndex, reader: str, ordinal: int, mode: int) -> bool:
-        """A slice of what is below `ordinal` is acknowledged; True if there is more."""
-        return lease_engine.commit(self, queue, reader, ordinal, mode)
+        """Acknowledge a slice of what is below `ordinal`; True if there is more."""
+        return self._leases.commit(queue, reader, ordinal, mode)
+
+    def next_release(self, queue: QueueIndex, reader: str) -> list[LeaseRun]:
+        """Return what the next `release_lease` gives back. UnknownLeaseError."""
+        return self._leases.next_release(queue, reader)
 
     def release_lease(self, queue: QueueIndex, reader: str, mode: int) -> bool:
-        """A slice of what a reader has is ready again; True if there is more."""
-        return lease_engine.release(self, queue, reader, mode)
+        """Make a slice of what a reader has leased ready again; True if there is more."""
+        return self._leases.release(queue, reader, mode)
 
     # ---- transactions --------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
         """A new transaction over any number of queues of this vhost."""
         self.check()
-        return Transaction(self)
+        return Transaction(self.journal, self.placement)
 
     # ---- time ----------------------------------------------------------------------------------
 
@@ -789,58 +868,46 @@ class StorageEngine:
         """Everything up to this LSN may be confirmed in this mode."""
         return self.log.settled(mode)
 
+    @property
+    def syncs(self) -> int:
+        """How many syncs of the log have returned since the start."""
+        return self.log.syncs
+
+    def has_log_room(self, size: int) -> bool:
+        """Whether records of so many bytes can be appended without waiting for the disk."""
+        return self.log.has_room(size)
+
     def flush(self) -> None:
-        """End of a turn: write what was appended; a sync starts if one is wanted."""
-        self.check()
+        """End a turn: write what was appended; a sync starts if one is wanted. StoppedError,
+        SyncFailedError."""
         self.time_s = self.clock.wall_ms() // 1000
-        try:
-            self.log.flush()
-        finally:
-            self.after_log()
-        self.turns.turn()
+        self.journal.flush()
+
+    def request_sync(self) -> None:
+        """Have everything appended so far made durable, whatever its mode, and write it."""
+        self.log.request_sync()
 
     def wait(self, lsn: int, mode: int) -> None:
-        """Until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
+        """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
         SyncFailedError: that will not be."""
-        self.check()
-        try:
-            self.log.wait(lsn, mode, self._complete_other)
-        finally:
-            self.after_log()
-        self.turns.turn()
-        self.checkpoints.advance()
+        self.journal.wait(lsn, mode)
 
     def sync(self) -> None:
-        """Until everything appended so far is durable."""
-        self.wait(self.log.last_lsn, DISK)
+        """Wait until everything appended so far is durable."""
+        self.journal.wait(self.log.last_lsn, DISK)
 
     def poll(self, *, wait: bool = False) -> None:
         """Take what the file system has completed; wait=True: at least one thing, if any is due."""
-        for token, result in self.fs.completed(wait):
-            self.complete(token, result)
+        self.journal.poll(wait=wait)
 
     @property
     def has_pending(self) -> bool:
         """Whether submitted work, other than the log's, is not complete yet."""
-        return bool(self._ops)
+        return self.journal.has_pending
 
     def complete(self, token: int, result: object) -> None:
-        """A submitted operation is done: its result, or the exception that it raised."""
-        if self.log.complete(token, result):
-            self.after_log()
-            self.turns.settle()
-        else:
-            self._complete_other(token, result)
-        self.checkpoints.advance()
-
-    def _complete_other(self, token: int, result: object) -> None:
-        done, failed = self._ops.pop(token)
-        if self.failed is not None:
-            return  # nothing goes on from here [10]
-        if isinstance(result, BaseException):
-            failed(result)
-        else:
-            done(result)
+        """Take the end of a submitted operation: its result, or the exception that it raised."""
+        self.journal.complete(token, result)
 
     def submit(
         self,
@@ -849,37 +916,57 @@ class StorageEngine:
         failed: Callable[[BaseException], None],
     ) -> None:
         """Run op where the file system likes, then done(result) or failed(error) here."""
-        self._ops[self.fs.submit(op)] = (done, failed)
+        self.journal.submit(op, done, failed)
 
     def tick(self) -> None:
         """Regular work, a few times a second: interval syncs, a slice of a checkpoint when one is
         due, purged references, combining, the disk's free space."""
         self.check()
         self.time_s = self.clock.wall_ms() // 1000
-        if not self._is_ticking:  # not at the start: it would only delay the ready line
-            self._is_ticking = True
-            self.log.prepare_ahead()
-        try:
-            self.log.tick()
-        finally:
-            self.after_log()
-        self.turns.turn()
-        self.poll()
+        self.journal.tick()
         self.upkeep.tick(self.clock.monotonic())
 
+    # ---- checkpoints and space -----------------------------------------------------------------
+
     def checkpoint(self) -> bool:
-        """A whole checkpoint, now; False if it was given up for want of space."""
+        """Make a whole checkpoint, now; False if it was given up for want of space."""
         self.check()
         return self.upkeep.checkpoint()
 
-    # ---- stopping ------------------------------------------------------------------------------
+    @property
+    def checkpoint_phase(self) -> str:
+        """What a checkpoint in progress is at (checkpointer.py), or IDLE."""
+        return self.checkpoints.phase
 
-    def stop(self, error: BaseException) -> None:
-        """A sync failed, or what must not fail did: nothing is confirmed from here on [10]."""
-        if self.failed is None:
-            self.failed = error
-            self.log.poison(error)
-            self.event("stopped", str(error))
+    @property
+    def checkpoint_number(self) -> int:
+        """The number of the checkpoint that is CURRENT."""
+        return self.checkpoints.number
+
+    @property
+    def checkpoint_count(self) -> int:
+        """How many checkpoints were made since the start."""
+        return self.checkpoints.count
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the last checkpoint's file."""
+        return self.checkpoints.bytes
+
+    def begin_checkpoint(self, *, is_whole: bool = False) -> None:
+        """Make the cut of a checkpoint, unless one is in progress or cannot be made now. is_whole:
+        for a backup, see Checkpointer."""
+        self.upkeep.begin_checkpoint(is_whole=is_whole)
+
+    def step_checkpoint(self, until: float) -> None:
+        """Do a slice of the checkpoint in progress, until this monotonic time (seconds)."""
+        self.upkeep.step_checkpoint(until)
+
+    def use_reserve(self) -> bool:
+        """Give back the room of the reserve on a full disk; False if there is none."""
+        return self.upkeep.reserve.release()
+
+    # ---- stopping ------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Orderly stop: checkpoint (clean: the next start reads no log), files closed, lock given
@@ -893,60 +980,12 @@ class StorageEngine:
                     self.sync()
                 self.upkeep.close()
         finally:
-            self.is_closed = True
+            self.journal.is_closed = True
             self.log.close()
             self.state.close()
             self.transient.close()
             self._lock.release()
 
-    def after_log(self) -> None:
-        if self.log.failed is not None and self.failed is None:
-            self.stop(self.log.failed)
 
-    def check(self) -> None:
-        if self.failed is not None:
-            raise StoppedError(str(self.failed)) from self.failed
-        if self.is_closed:
-            raise StoppedError("the engine is closed")
-
-    def refuse(self) -> None:
-        self.check()
-        if self.blocked:
-            raise self.disk_error(self.options.disk_free_limit)
-
-    def disk_full(self, error: OSError, needed: int) -> Exception:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return error
-        return self.full(self.disk_error(needed))
-
-    def fullest_disk(self) -> tuple[str, int]:
-        """A directory on the disk with the least room of those that the store uses, and the bytes
-        that are free there."""
-        found = [(self.fs.free_bytes(disk), disk) for disk in self.fs.disks(self.path)]
-        free, disk = min(found)
-        return disk, free
-
-    def disk_error(self, needed: int) -> DiskFullError:
-        """There is no room for so many bytes on one of the disks."""
-        return DiskFullError(*self.fullest_disk(), needed)
-
-    def full(self, error: DiskFullError) -> DiskFullError:
-        if not self.blocked:
-            self.block(str(error))
-        return error
-
-    def block(self, text: str = "") -> None:
-        """Refuse publishers until upkeep finds space. Nobody else tells `disk_full`: owners block
-        their clients at that, until the `disk_free` that only ends what began here."""
-        was_blocked, self.blocked = self.blocked, True
-        if text or not was_blocked:
-            self.event("disk_full", text or "there is no space")
-
-    def wait_for_room(self) -> None:
-        self.log.flush()
-        while self.log.is_full:
-            self.after_log()
-            self.check()
-            self.poll(wait=True)
-            self.log.flush()
-        self.turns.turn()  # what it had to wait for is no longer in RAM
+def _not_told(_kind: str, _text: str) -> None:
+    pass

@@ -1,38 +1,39 @@
-"""What an engine does for leases: takes messages for a reader, commits them, gives them back.
+"""LeaseEngine: leases messages to readers, commits them, gives them back.
 
 Each call is a slice and one record, so that a crash finds all of it or nothing:
 
-    lease      TX [PUBLISH of each transient message, which from now on is a persistent one at the
-               end of its part; MARK; LEASED]. Everything is on its slot before the record is made:
-               from here on nobody has it in RAM
+    lease      TX [PUBLISH of each transient message, which becomes a persistent one at the end of
+               its part; MARK; LEASED]. Everything is on its slot before the record is made: after
+               it no leased message is in RAM
     commit     TX [DEQUEUE of each part, COMMITTED]: whole slices as they were leased, or a part
                of one
     release    RELEASED: from the oldest on, so that what is ready again comes before what is not
 
-What is leased is as alive as anything in its queue; only the queue does not see it (leases.py,
+A leased message is as alive as any other in its queue; only the queue does not see it (leases.py,
 `QueueIndex.leased`).
 
 A commit needs to know what dies: how many bytes, and which references to the store. Bytes of whole
 runs stand in the lease; slots are read only for entries in the store, or for a run that is parted.
 A slot that is damaged costs its reference in the store (event `corruption`), and nothing else.
 
-Failure: ValueError, DiskFullError, UnknownQueueError, UnknownLeaseError: nothing happened. What
-fails once the log has the record stops the engine.
+Failure. ValueError, DiskFullError, UnknownQueueError, UnknownLeaseError: nothing happened. Any
+error after the log has the record stops the engine.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from penstock.errors import CorruptionError, DiskFullError, UnknownLeaseError, deleted_error
+from penstock.errors import CorruptionError, UnknownLeaseError, deleted_error
 from penstock.message import Entry, Message, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage import record
+from penstock.storage.journal import Journal
 from penstock.storage.leases import Lease
+from penstock.storage.placement import Placement
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.queue_segment import IN_STORE, Slot
 from penstock.storage.record import LeaseRun, Run, StoreRef
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
+from penstock.storage.record_types import Dequeue, LeaseChange, Mark, Operation, Publish
+from penstock.storage.state import StorageState
 
 READER_BYTES_MAX: Final = 255
 # Of one record of a commit or a release, beside LeaseTable.runs_max; it goes on to the end of the
@@ -59,66 +60,137 @@ class Taken:
         self.mark: int = mark
 
 
-def find(engine: "StorageEngine", queue: QueueIndex, reader: str) -> Lease:
-    """The lease of a reader that may go on with it. UnknownLeaseError: there is none, or it is
-    being released."""
-    if queue.is_deleted:
-        raise deleted_error(queue.name)
-    lease = engine.state.leases.of(queue.number).get(reader)
-    if lease is None or lease.is_releasing:
-        raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
-    return lease
+class LeaseEngine:
+    """One per engine: takes, commits and releases leases."""
 
+    def __init__(self, journal: Journal, placement: Placement) -> None:
+        self._journal = journal
+        self._placement = placement
 
-# ---- lease ---------------------------------------------------------------------------------------
+    def find(self, queue: QueueIndex, reader: str) -> Lease:
+        """Return the lease of a reader that may go on with it. UnknownLeaseError: there is none, or
+        it is being released."""
+        if queue.is_deleted:
+            raise deleted_error(queue.name)
+        lease = self._journal.state.leases.of(queue.number).get(reader)
+        if lease is None or lease.is_releasing:
+            raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
+        return lease
 
+    def lease(
+        self, queue: QueueIndex, reader: str, taken: list[Taken], mode: int
+    ) -> tuple[int, int]:
+        """Lease these messages to the reader: [first, next) are their ordinals. queue: the first
+        part."""
+        journal = self._journal
+        assert journal.gathering is None, "a lease is a record of its own"
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
+        if queue.is_deleted:
+            raise deleted_error(queue.name)
+        name = reader.encode("utf-8", "surrogateescape")
+        if not 0 < len(name) <= READER_BYTES_MAX:
+            raise ValueError(f"a reader's name has 1 to {READER_BYTES_MAX} bytes, not {len(name)}")
+        known = journal.state.leases.of(queue.number).get(reader)
+        if known is not None and known.is_releasing:
+            raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
+        work = _Leasing(journal, self._placement, taken)
+        try:
+            work.prepare()
+            ordinal = 0 if known is None else known.next
+            now_ms = journal.clock.wall_ms()
+            found = record.LeaseData(queue.number, ordinal, now_ms, name, work.runs)
+            operations = [*work.operations, LeaseChange(found, record.LEASED)]
+            lsn = journal.append(operations, mode, names_store=work.names_store)
+        except BaseException:
+            work.disown()
+            raise
+        journal.apply(operations, lsn, mode)
+        work.disown()
+        return ordinal, journal.state.leases.of(queue.number)[reader].next
 
-def lease(
-    engine: "StorageEngine", queue: QueueIndex, reader: str, taken: list[Taken], mode: int
-) -> tuple[int, int]:
-    """These messages are the reader's: [first, next) are their ordinals. queue: the first part."""
-    assert engine.gathering is None, "a lease is a record of its own"
-    if engine.failed is not None or engine.blocked or engine.is_closed:
-        engine.refuse()
-    if queue.is_deleted:
-        raise deleted_error(queue.name)
-    name = reader.encode("utf-8", "surrogateescape")
-    if not 0 < len(name) <= READER_BYTES_MAX:
-        raise ValueError(f"a reader's name has 1 to {READER_BYTES_MAX} bytes, not {len(name)}")
-    known = engine.state.leases.of(queue.number).get(reader)
-    if known is not None and known.is_releasing:
-        raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
-    work = _Leasing(engine, taken)
-    try:
-        work.prepare()
-        ordinal = 0 if known is None else known.next
-        now_ms = engine.clock.wall_ms()
-        data = record.lease_data(queue.number, ordinal, now_ms, name, work.runs)
-        ops = [*work.ops, record.Op(record.LEASE, record.LEASED, len(work.runs), data)]
-        lsn = _log(engine, ops, mode, names_store=work.names_store)
-    except BaseException:
-        work.undo()
-        raise
-    try:
-        work.apply()
-        found = record.LeaseData(queue.number, ordinal, now_ms, name, work.runs)
-        engine.state.apply_lease(lsn, found, record.LEASED)
-    except BaseException as error:
-        engine.stop(error)  # the log is ahead of RAM: only recovery goes on from there
-        raise
-    if engine.log.is_full:
-        engine.wait_for_room()
-    return ordinal, engine.state.leases.of(queue.number)[reader].next
+    def commit(self, queue: QueueIndex, reader: str, ordinal: int, mode: int) -> bool:
+        """Acknowledge a slice of the reader's messages below `ordinal`; True if there is more of
+        them. At or below what is committed: nothing. ValueError: it was never leased so far."""
+        journal = self._journal
+        journal.check()
+        assert journal.gathering is None, "a commit of a lease is a record of its own"
+        state = journal.state
+        lease = self.find(queue, reader)
+        if ordinal > lease.next:
+            raise ValueError(
+                f"reader {reader!r} has leased up to ordinal {lease.next}, it cannot commit "
+                f"{ordinal}"
+            )
+        if ordinal <= lease.committed:
+            return False
+        until, runs, parted = self.choice(lease).below(ordinal)
+        dequeues: dict[int, tuple[list[Run], list[StoreRef]]] = {}
+        for run in [*runs, *parted]:
+            part = state.queues[run[0]]
+            mine, refs = dequeues.setdefault(part.number, ([], []))
+            dead = (run[1], run[2], run[3], run[4])
+            if not part.is_live_run(dead):
+                text = f"{run[1]} to {run[1] + run[2] - 1}"
+                raise ValueError(f"of the leased seqs {text} some are dead")
+            mine.append(dead)
+            if run[4]:
+                refs += [
+                    (m.id, m.store_file, m.size)
+                    for m in stored(journal, part, run[1], run[2])
+                    if m.store_file
+                ]
+        operations: list[Operation] = []
+        for number, (mine, refs) in dequeues.items():
+            operations.append(Dequeue(number, mine, refs))
+        operations.append(self._change(lease, until, parted, record.COMMITTED))
+        journal.commit(operations, mode)
+        return until < ordinal
+
+    def next_release(self, queue: QueueIndex, reader: str) -> list[LeaseRun]:
+        """Return what the next `release` gives back. UnknownLeaseError."""
+        self._journal.check()
+        if queue.is_deleted:
+            raise deleted_error(queue.name)
+        lease = self._journal.state.leases.of(queue.number).get(reader)
+        if lease is None:
+            raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
+        return self.choice(lease).below(lease.next, RELEASE_MESSAGES)[1]
+
+    def release(self, queue: QueueIndex, reader: str, mode: int) -> bool:
+        """Make a slice of what a reader has leased ready again; True if there is more of it. With
+        the last one the reader is forgotten."""
+        journal = self._journal
+        assert journal.gathering is None, "a release of a lease is a record of its own"
+        runs = self.next_release(queue, reader)
+        leases = journal.state.leases
+        lease = leases.of(queue.number)[reader]
+        until = lease.committed + sum([run[2] for run in runs])
+        journal.commit([self._change(lease, until, [], record.RELEASED)], mode)
+        return reader in leases.of(queue.number)
+
+    def choice(self, lease: Lease) -> "Choice":
+        """What of a lease one record handles."""
+        return Choice(self._journal, lease)
+
+    def _change(
+        self, lease: Lease, ordinal: int, parted: list[LeaseRun], flags: int
+    ) -> LeaseChange:
+        """The LEASE operation that commits or releases up to `ordinal`."""
+        name = lease.reader.encode("utf-8", "surrogateescape")
+        now_ms = self._journal.clock.wall_ms()
+        return LeaseChange(record.LeaseData(lease.queue, ordinal, now_ms, name, parted), flags)
 
 
 class _Leasing:
-    """One lease on its way: what is written and logged for it."""
+    """One lease that is being made: what is written and logged for it."""
 
-    def __init__(self, engine: "StorageEngine", taken: list[Taken]) -> None:
-        self._engine = engine
+    def __init__(self, journal: Journal, placement: Placement, taken: list[Taken]) -> None:
+        self._journal = journal
+        self._placement = placement
         self._taken = taken
         self._born: list[tuple[QueueIndex, Entry]] = []  # persistent ones in place of transient
-        self.ops: list[record.Op] = []
+        self.operations: list[Operation] = []
         self.runs: list[LeaseRun] = []
         self.names_store: bool = False
 
@@ -144,17 +216,17 @@ class _Leasing:
                 try:
                     part.write(fresh)
                 except OSError as error:
-                    raise self._engine.disk_full(error, 0) from error
+                    raise self._journal.disk_full(error, 0) from error
                 for entry in fresh:
                     entry.on_slot = True
             add_runs(self.runs, part, entries)
             if one.mark:
-                mark = record.mark_data(part.number, one.mark)
-                self.ops.append(record.Op(record.MARK, 0, 0, mark))
+                self.operations.append(Mark(part.number, one.mark))
 
     def _persistent(self, one: Taken, next_seqs: dict[int, int], fresh: list[Entry]) -> list[Entry]:
-        """The entries, with persistent ones in the places of those that are transient."""
-        engine, part = self._engine, one.part
+        """The entries, with persistent ones in the places of those that are transient. Bodies of
+        the store are owned until `disown`."""
+        journal, part, store = self._journal, one.part, self._journal.state.store
         found: list[Entry] = []
         for i in range(len(one.entries)):
             entry = one.entries[i]
@@ -163,13 +235,14 @@ class _Leasing:
                 found.append(entry)
                 continue
             body = one.bodies[i]
-            message = engine.new_message(old.header, body, old.expiry_ms)
+            message = self._placement.new_message(old.header, body, old.expiry_ms)
             message.time = old.time
-            if engine.places_in_store(message.size, 1):
+            if self._placement.is_in_store(message.size, 1):
                 try:
-                    message.store_file = engine.state.store.write(message.id, body, 1)
+                    message.store_file = store.write(message.id, body, 0)
                 except OSError as error:
-                    raise engine.disk_full(error, message.size) from error
+                    raise journal.disk_full(error, message.size) from error
+                store.own(message.store_file, message.id)
                 self.names_store = True
             seq = next_seqs.get(part.number, part.next_seq)
             next_seqs[part.number] = seq + 1
@@ -177,35 +250,16 @@ class _Leasing:
             self._born.append((part, born))
             found.append(born)
             fresh.append(born)
-            self.ops.append(_publish_op(part, born))
+            self.operations.append(Publish(message, [(part.number, seq)], None, False))
         fresh.sort(key=seq_of)
         return found
 
-    def apply(self) -> None:
-        """The log has it: transient messages are persistent, marks are raised."""
-        for part, entry in self._born:
-            message = entry.message
-            part.publish(message.size, message.store_file != 0, message.expiry_ms)
-        for one in self._taken:
-            if one.mark:
-                one.part.set_mark(one.mark)
-
-    def undo(self) -> None:
-        """Nothing happened: bodies that were stored for it are given back."""
+    def disown(self) -> None:
+        """It is applied, or nothing happened: what was stored for it lives by its references, or
+        not at all."""
         for _, entry in self._born:
             if entry.message.store_file:
-                self._engine.state.store.unref(entry.message.store_file, entry.message.id)
-
-
-def _publish_op(part: QueueIndex, entry: Entry) -> record.Op:
-    m = entry.message
-    flags = record.publish_flags(m.store_file, m.expiry_ms)
-    body = b"" if m.store_file or m.body is None else m.body
-    data = record.publish_data(
-        flags, m.id, m.time, m.expiry_ms, m.store_file, [(part.number, entry.seq)], m.header, body,
-        m.size,
-    )  # fmt: skip
-    return record.Op(record.PUBLISH, flags, 1, data)
+                self._journal.state.store.disown(entry.message.store_file, entry.message.id)
 
 
 def add_runs(runs: list[LeaseRun], part: QueueIndex, entries: list[Entry]) -> None:
@@ -230,60 +284,15 @@ def add_runs(runs: list[LeaseRun], part: QueueIndex, entries: list[Entry]) -> No
         runs.append((number, first, n, size, stores, latest_s))
 
 
-# ---- commit --------------------------------------------------------------------------------------
-
-
-def commit(
-    engine: "StorageEngine", queue: QueueIndex, reader: str, ordinal: int, mode: int
-) -> bool:
-    """A slice of the reader's messages below `ordinal` is acknowledged; True if there is more of
-    them. At or below what is committed: nothing. ValueError: it was never leased so far."""
-    engine.check()
-    lease = find(engine, queue, reader)
-    if ordinal > lease.next:
-        raise ValueError(
-            f"reader {reader!r} has leased up to ordinal {lease.next}, it cannot commit {ordinal}"
-        )
-    if ordinal <= lease.committed:
-        return False
-    until, runs, parted = Choice(engine, lease).below(ordinal)
-    dequeues: dict[int, tuple[QueueIndex, list[Run], list[StoreRef]]] = {}
-    for run in [*runs, *parted]:
-        part = engine.state.queues[run[0]]
-        _, mine, refs = dequeues.setdefault(part.number, (part, [], []))
-        dead = (run[1], run[2], run[3], run[4])
-        if not part.is_live_run(dead):
-            raise ValueError(f"of the leased seqs {run[1]} to {run[1] + run[2] - 1} some are dead")
-        mine.append(dead)
-        if run[4]:
-            refs += [
-                (m.id, m.store_file, m.size)
-                for m in stored(engine, part, run[1], run[2])
-                if m.store_file
-            ]
-    ops: list[record.Op] = []
-    for part, mine, refs in dequeues.values():
-        data = record.dequeue_data(part.number, mine, refs)
-        ops.append(record.Op(record.DEQUEUE, 0, len(mine), data))
-    found = _lease_op(engine, ops, lease, until, parted, record.COMMITTED)
-    lsn = _log(engine, ops, mode)
-    try:
-        for part, mine, refs in dequeues.values():
-            engine.state.apply_dequeue(lsn, part, mine, refs, [])
-        engine.state.apply_lease(lsn, found, record.COMMITTED)
-    except BaseException as error:
-        engine.stop(error)
-        raise
-    if engine.log.is_full:
-        engine.wait_for_room()
-    return until < ordinal
+# ---- which of them, and what they are ----------------------------------------------------------
 
 
 class Choice:
     """Chooses what of a lease one record handles, from the oldest on."""
 
-    def __init__(self, engine: "StorageEngine", lease: Lease) -> None:
-        self._engine = engine
+    def __init__(self, journal: Journal, lease: Lease) -> None:
+        self._journal = journal
+        self._state: StorageState = journal.state
         self._lease = lease
 
     def below(
@@ -291,7 +300,7 @@ class Choice:
     ) -> tuple[int, list[LeaseRun], list[LeaseRun]]:
         """(up to which ordinal, runs of whole slices, runs of a slice that is parted)."""
         whole: list[LeaseRun] = []
-        runs_max = self._engine.state.leases.runs_max
+        runs_max = self._state.leases.runs_max
         messages = stores = 0
         until = self._lease.committed
         for one in self._lease.slices:
@@ -326,9 +335,9 @@ class Choice:
     def _first_of(self, run: LeaseRun, n: int) -> LeaseRun:
         """The first n of one run: their bytes and latest time are on their slots."""
         number, first, _, _, stores, latest_s = run
-        part = self._engine.state.queues[number]
+        part = self._state.queues[number]
         size = in_store = found_s = 0
-        messages = looked_at(self._engine, part, first, n)
+        messages = looked_at(self._journal, part, first, n)
         for message in messages:
             size += message.size
             if message.store_file:
@@ -340,7 +349,7 @@ class Choice:
         return number, first, n, min(size, run[3]), min(in_store, stores), found_s
 
 
-def looked_at(engine: "StorageEngine", part: QueueIndex, first: int, n: int) -> list[Message]:
+def looked_at(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Message]:
     """What section or slots say of the live entries of a run, without headers and bodies;
     store_file is 1 for a body in the store, whichever file that is in. Damaged ones are told and
     left out."""
@@ -356,14 +365,14 @@ def looked_at(engine: "StorageEngine", part: QueueIndex, first: int, n: int) -> 
             try:
                 slots += files.slots([seq])
             except CorruptionError as error:
-                engine.event("corruption", f"queue {part.number}: {error}")
+                journal.event("corruption", f"queue {part.number}: {error}")
     for slot in slots:
         in_store = 1 if slot.flags & IN_STORE else 0
         found.append(Message(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms, in_store))
     return found
 
 
-def stored(engine: "StorageEngine", part: QueueIndex, first: int, n: int) -> list[Message]:
+def stored(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Message]:
     """The entries of a run, with their store files; those whose slot is damaged are told and left
     out, and their bodies stay in the store."""
     seqs = list(range(first, first + n))
@@ -376,67 +385,5 @@ def stored(engine: "StorageEngine", part: QueueIndex, first: int, n: int) -> lis
                 found += part.read([seq])
             except CorruptionError as error:
                 text = f"the body of seq {seq} of queue {part.number} stays in the store: {error}"
-                engine.event("corruption", text)
+                journal.event("corruption", text)
         return found
-
-
-# ---- release -------------------------------------------------------------------------------------
-
-
-def next_release(engine: "StorageEngine", queue: QueueIndex, reader: str) -> list[LeaseRun]:
-    """What the next `release` gives back. UnknownLeaseError."""
-    engine.check()
-    if queue.is_deleted:
-        raise deleted_error(queue.name)
-    lease = engine.state.leases.of(queue.number).get(reader)
-    if lease is None:
-        raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
-    return Choice(engine, lease).below(lease.next, RELEASE_MESSAGES)[1]
-
-
-def release(engine: "StorageEngine", queue: QueueIndex, reader: str, mode: int) -> bool:
-    """A slice of what a reader has leased is ready again; True if there is more of it. With the
-    last one the reader is forgotten."""
-    runs = next_release(engine, queue, reader)
-    lease = engine.state.leases.of(queue.number)[reader]
-    until = lease.committed + sum([run[2] for run in runs])
-    ops: list[record.Op] = []
-    found = _lease_op(engine, ops, lease, until, [], record.RELEASED)
-    lsn = _log(engine, ops, mode)
-    try:
-        engine.state.apply_lease(lsn, found, record.RELEASED)
-    except BaseException as error:
-        engine.stop(error)
-        raise
-    if engine.log.is_full:
-        engine.wait_for_room()
-    return reader in engine.state.leases.of(queue.number)
-
-
-# ---- helpers -------------------------------------------------------------------------------------
-
-
-def _lease_op(
-    engine: "StorageEngine", ops: list[record.Op], lease: Lease, ordinal: int,
-    parted: list[LeaseRun], flags: int,
-) -> record.LeaseData:  # fmt: skip
-    """Add the LEASE operation; what it says."""
-    now_ms = engine.clock.wall_ms()
-    name = lease.reader.encode("utf-8", "surrogateescape")
-    data = record.lease_data(lease.queue, ordinal, now_ms, name, parted)
-    ops.append(record.Op(record.LEASE, flags, len(parted), data))
-    return record.LeaseData(lease.queue, ordinal, now_ms, name, parted)
-
-
-def _log(
-    engine: "StorageEngine", ops: list[record.Op], mode: int, *, names_store: bool = False
-) -> int:
-    assert engine.gathering is None, "a lease is a record of its own"
-    try:
-        if len(ops) == 1:
-            op = ops[0]
-            return engine.log.append(op.type, op.flags, op.count, op.data, mode)
-        data = record.encode_ops(ops)
-        return engine.log.append(record.TX, 0, len(ops), data, mode, names_store=names_store)
-    except DiskFullError as error:
-        raise engine.full(error) from error

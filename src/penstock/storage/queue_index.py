@@ -88,6 +88,17 @@ class QueueIndex:
         self.enqueue(seq, size, in_store, expiry_ms)
         return seq
 
+    def add(self, seq: int, message: Message, is_held: bool = True) -> Entry | None:
+        """A persistent message lives here from now on, and the holder has it in RAM; is_held=False:
+        it is on its slot, and only there. The caller counts references. None: the seq is below the
+        next one, it was applied already."""
+        if not self.enqueue(seq, message.size, message.store_file != 0, message.expiry_ms):
+            return None
+        entry = Entry(seq, message)
+        if is_held:
+            self.holder.add(entry)
+        return entry
+
     def enqueue(self, seq: int, size: int, in_store: bool, expiry_ms: int) -> bool:
         """Entry seq lives. False (and no change) if it is below the next seq: applied already."""
         if self.changed != self.ticks.epoch:

@@ -83,13 +83,13 @@ READER_OFFSET: Final = 14
 STREAM: Final = 15
 BATCH: Final = 16
 
-RECORD_TYPES: Final[dict[int, str]] = {
+TYPE_NAMES: Final[dict[int, str]] = {
     NOP: "NOP", PUBLISH: "PUBLISH", DEQUEUE: "DEQUEUE", MOVE: "MOVE", REQUEUE: "REQUEUE",
     MARK: "MARK", PURGE: "PURGE", DELETE_QUEUE: "DELETE_QUEUE", TOPOLOGY: "TOPOLOGY", TX: "TX",
     TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
     READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
 }  # fmt: skip
-KNOWN_TYPES_MAX: Final = BATCH  # types above it are reserved
+KNOWN_TYPES_MAX: Final = BATCH  # types above it are reserved; record_types.py has the table
 
 # Flags of PUBLISH and MOVE.
 IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
@@ -289,7 +289,7 @@ def decode(record: bytes, seed: int, segment: int = 0, offset: int = 0) -> Recor
 
 def type_name(kind: int) -> str:
     """For people: the name of a type, with its number if it has none."""
-    return RECORD_TYPES.get(kind, f"number {kind}")
+    return TYPE_NAMES.get(kind, f"number {kind}")
 
 
 def refusal(kind: int) -> str:

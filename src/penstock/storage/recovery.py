@@ -41,6 +41,7 @@ from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import page_name
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.record_types import stored_bodies
 from penstock.storage.state import Replay, StorageState
 
 QUEUE_NUMBER_JUMP: Final = 1000
@@ -130,6 +131,7 @@ def load(
         replay = Replay(state, log, ram_bytes=0 if state.ghosts else ram_bytes)
         if not manifest.is_clean:
             _replay(log, manifest, end, replay)
+        replay.end()
     finally:
         log.close()
     _check_ghosts(state)
@@ -300,15 +302,8 @@ def _load_dying(state: StorageState) -> None:
 
 def _collect(named: list[tuple[record.Record, int, int]], found: record.Record) -> None:
     """Note the store bodies that a record names when it publishes."""
-    if found.type == record.PUBLISH and found.flags & record.IN_STORE:
-        p = record.decode_publish(found.data, found.flags, found.count)
-        named.append((found, p.store_file, p.id))
-    elif found.type in (record.TX, record.TX_PART):
-        at = 8 if found.type == record.TX_PART else 0
-        for op in record.decode_ops(found.data, found.count, at):
-            if op.type == record.PUBLISH and op.flags & record.IN_STORE:
-                p = record.decode_publish(op.data, op.flags, op.count)
-                named.append((found, p.store_file, p.id))
+    for file, id in stored_bodies(found):
+        named.append((found, file, id))
 
 
 def _judge_missing(

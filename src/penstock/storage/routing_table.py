@@ -32,6 +32,12 @@ UNBIND: Final = 5
 SET_PARAMETER: Final = 6
 CLEAR_PARAMETER: Final = 7
 
+OP_TEXTS: Final = {
+    DECLARE_EXCHANGE: "declare exchange", DELETE_EXCHANGE: "delete exchange",
+    DECLARE_QUEUE: "declare queue", BIND: "bind", UNBIND: "unbind",
+    SET_PARAMETER: "set parameter", CLEAR_PARAMETER: "clear parameter",
+}  # fmt: skip
+
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 
@@ -239,3 +245,9 @@ class _Reader:
     def end(self) -> None:
         if self._at != len(self._data):
             raise ValueError(f"a topology record has {len(self._data) - self._at} bytes too many")
+
+
+def topology_text(record: bytes) -> str:
+    """A record in words, also one that cannot be applied."""
+    name = OP_TEXTS.get(record[0] if record else 0)
+    return f"{name or 'DAMAGED topology'} {record[1:]!r}"

@@ -210,7 +210,7 @@ class _VhostSalvage:
             queue = old.queues[number]
             known = old.declaration(queue) or DurableQueue(queue.name, number)
             name = queue.name
-            if name in new.state.routing.queues:
+            if name in new.routing.queues:
                 name += f"-salvaged-{number}".encode()
             targets.append(
                 (queue, new.declare_queue(name, arguments=known.arguments, flags=known.flags))
@@ -229,7 +229,7 @@ class _VhostSalvage:
         known = self._old.routing.queues.get(found.name)
         arguments = known.arguments if known is not None else b""
         name = found.name
-        if name in new.state.routing.queues:
+        if name in new.routing.queues:
             name += f"-salvaged-{found.number}".encode()
         (target,) = new.declare_streams([(name, arguments, 0)], page_bytes=found.page_bytes)
         below: list[tuple[int, int]] = []  # (old offset, new offset) behind each gap
@@ -299,8 +299,8 @@ class _VhostSalvage:
             message = new.new_message(found.header, found.body, found.expiry_ms)
             shared = self._shared.get(found.id)
             if shared is None:
-                file = new.state.store.write(message.id, found.body, 0)
-                shared = self._shared[found.id] = (message.id, file)
+                new.store_body(message, found.body)
+                shared = self._shared[found.id] = (message.id, message.store_file)
             message.id, message.store_file = shared
             message.body = None
             new.publish_spooled([target], found.header, message, OS)

@@ -47,9 +47,9 @@ class SalvagedBatches:
             batch = batches.decode_section(data)
             self.table.by_query[batch.query] = batch
 
-    def apply(self, data: bytes, flags: int, count: int) -> AdoptedPage | None:
-        """A BATCH record; the page, if it is adopted. ValueError: it cannot be applied."""
-        found = batches.decode_batch(data, flags, count)
+    def apply(self, flags: int, found: BatchRecord) -> AdoptedPage | None:
+        """Apply a BATCH record. Returns the page, if one is adopted. ValueError: it cannot be
+        applied."""
         adopted = self._adopted(found) if flags == batches.ADOPTED else None
         self.table.apply(flags, found)
         return adopted

@@ -38,6 +38,7 @@ from penstock.storage.log_segment import (
     segment_number,
 )
 from penstock.storage.record import RECORD_HEADER_BYTES, Record
+from penstock.storage.record_types import stored_bodies
 from penstock.storage.verify import Problem
 
 _U32: Final = struct.Struct(">I")
@@ -110,18 +111,10 @@ def cut_torn_tail(log: FoundLog, after_lsn: int, is_there: Callable[[int, int], 
 
 def _has_bodies(one: Record, is_there: Callable[[int, int], bool]) -> bool:
     """Whether the stored bodies that it publishes are there."""
-    ops = [record.Op(one.type, one.flags, one.count, one.data)]
     try:
-        if one.type in (record.TX, record.TX_PART):
-            ops = record.decode_ops(one.data, one.count, 8 if one.type == record.TX_PART else 0)
-        for op in ops:
-            if op.type == record.PUBLISH and op.flags & record.IN_STORE:
-                p = record.decode_publish(op.data, op.flags, op.count)
-                if not is_there(p.store_file, p.id):
-                    return False
+        return all(is_there(file, id) for file, id in stored_bodies(one))
     except ValueError:
         return False
-    return True
 
 
 def gaps(log: FoundLog, after_lsn: int) -> list[Problem]:

@@ -1,13 +1,13 @@
-"""What a damaged store held, as far as checkpoint, log and slots still say.
+"""SalvagedVhost: what a damaged store held, as far as checkpoint, log and slots still say.
 
-The same fold as in `state.py`, of the log's records over the checkpoint, but one that takes for
-granted that pieces are missing: an operation on what is not known creates it or is passed over, and
-nothing is counted, because the new store counts anew.
+It is a LogState as StorageState is: the records of the log are applied over the checkpoint. But it
+expects that pieces are missing: an operation on an unknown queue creates that queue, or is passed
+over, and nothing is counted, because the new store counts again.
 
-    has a section in the checkpoint       what it says lives, lives
+    has a section in the checkpoint       lives as the section says
     has none (lost with the checkpoint)   every slot that verifies lives, until a record says no:
-                                          better a message twice than not at all, and told
-    is known to nobody but its directory  gets the name in `.queue_name`, else "salvaged-<number>"
+                                          a message twice is better than none, and it is reported
+    is only known from its directory      gets the name in `.queue_name`, else "salvaged-<number>"
 
 A message is looked for in the log after the cut, in the section, in its slot, and at last in what
 the log still has from before the cut: a slot may be damaged while the record that it was made from
@@ -22,9 +22,10 @@ from typing import Final
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
-from penstock.message import Message
-from penstock.storage import record
+from penstock.message import Entry, Message
+from penstock.storage.batches import BatchRecord
 from penstock.storage.checkpoint import Manifest
+from penstock.storage.durability import NONE
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.index_segment import Row, Ticks
 from penstock.storage.leases import LeaseTable
@@ -38,6 +39,24 @@ from penstock.storage.queue_segment import (
     SegmentFiles,
     decode_slot,
     queue_seed,
+)
+from penstock.storage.record import (
+    LeaseData,
+    Op,
+    Place,
+    ReaderData,
+    Record,
+    Run,
+    StoreRef,
+    StreamData,
+)
+from penstock.storage.record_types import (
+    AppliedRecord,
+    LogState,
+    Publish,
+    TxPart,
+    apply_all,
+    operation_of,
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.salvage_batches import SalvagedBatches
@@ -93,7 +112,7 @@ class SalvagedQueue:
                     yield number * slots + rel
 
 
-class SalvagedVhost:
+class SalvagedVhost(LogState):
     """One vhost of it; `load` first, then `message` for each live seq."""
 
     def __init__(self, fs: FileSystem, path: str, vhost: int, losses: list[Problem]) -> None:
@@ -108,7 +127,7 @@ class SalvagedVhost:
         self.leases = LeaseTable()
         self.batches = SalvagedBatches(fs, path)
         self._directories: dict[int, str] = {}  # queue number -> path
-        self._parts: dict[int, list[record.Op]] = {}
+        self._parts: dict[int, list[Op]] = {}
         self._deleted: set[int] = set()
         for name in fs.list(path + "/queues") if fs.is_dir(path + "/queues") else []:
             digits = name.rpartition(".")[2]
@@ -142,7 +161,7 @@ class SalvagedVhost:
     def _load_manifest(self, manifest: Manifest) -> None:
         self.slots = manifest.head.segment_slots
         for data in manifest.topology:
-            self._apply_topology(data)
+            self.apply_topology(data)
         self.streams.load(manifest)
         for data in manifest.leases:
             self.leases.restore(data)
@@ -185,96 +204,23 @@ class SalvagedVhost:
             text = f"what of queue {queue.name!r} is acknowledged is lost: all of it is taken"
             self.losses.append(Problem(queue.path, 0, text))
 
-    def _apply_topology(self, data: bytes) -> None:
-        self.routing.apply(data)
-        for declared in self.routing.queues.values():
-            if declared.flags & STREAM_FLAG:
-                self.streams.add(declared.number, declared.name)
-            elif declared.number not in self.queues:
-                self.queue(declared.number)
-
     def _apply(self, found: FoundRecord) -> None:
         one = found.record
+        at = AppliedRecord(one.lsn, NONE, {}, one.segment, one.offset)
         try:
-            if one.type == record.TX_PART:
-                part = record.decode_tx_part(one.data, one.count)
-                self._parts.setdefault(part.transaction, []).extend(part.ops)
-            elif one.type == record.TX_COMMIT:
-                commit = record.decode_tx_commit(one.data, one.count)
-                first_seqs = dict(commit.first_seqs)
-                for op in self._parts.pop(commit.transaction, []):
-                    self._apply_op(op.type, op.flags, op.count, op.data, first_seqs)
-            else:
-                self._apply_op(one.type, one.flags, one.count, one.data, {})
+            operation_of(one).apply(self, at)
         except (ValueError, KeyError, IndexError) as error:
             text = f"record {one.lsn} cannot be applied: {error}"
             self.losses.append(Problem(found.path, one.offset, text))
 
-    def _apply_op(  # noqa: C901 - a case for each type
-        self, kind: int, flags: int, count: int, data: bytes, first_seqs: dict[int, int]
+    # ---- what records do -----------------------------------------------------------------------
+
+    def apply_publish(
+        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
     ) -> None:
-        if kind == record.PUBLISH:
-            self._publish(record.decode_publish(data, flags, count), first_seqs)
-        elif kind == record.MOVE:
-            m = record.decode_move(data, flags, count)
-            self._publish(m.publish, first_seqs)
-            self.queue(m.queue).clear(m.seq, self.slots)
-        elif kind == record.DEQUEUE:
-            d = record.decode_dequeue(data, count)
-            queue = self.queue(d.queue)
-            for first, n, _, _ in d.runs:
-                for seq in range(first, first + n):
-                    queue.clear(seq, self.slots)
-        elif kind == record.TX:
-            for op in record.decode_ops(data, count):
-                self._apply_op(op.type, op.flags, op.count, op.data, first_seqs)
-        elif kind == record.TOPOLOGY:
-            self._apply_topology(data)
-        elif kind == record.PURGE:
-            p = record.decode_purge(data, count)
-            runs = p.kept + self.leases.runs_of(p.queue)
-            kept = {seq for first, n, _, _ in runs for seq in range(first, first + n)}
-            queue = self.queue(p.queue)
-            for seq in [s for s in queue.seqs(self.slots) if s < p.upper and s not in kept]:
-                queue.clear(seq, self.slots)
-        elif kind == record.DELETE_QUEUE:
-            number = record.decode_delete_queue(data)
-            self.routing.delete_queue(number)
-            self.queues.pop(number, None)
-            self.leases.delete(number)
-            self._deleted.add(number)
-            self.streams.delete(number)
-        elif kind == record.STREAM:
-            self.streams.append(data, first_seqs)
-        elif kind == record.READER_OFFSET:
-            self.streams.set_reader(data, flags)
-        elif kind == record.MARK:
-            mark = record.decode_mark(data)
-            queue = self.queue(mark.queue)
-            queue.mark = max(queue.mark, mark.mark)
-        elif kind == record.REQUEUE:
-            r = record.decode_requeue(data, count)
-            self.queue(r.queue).attempts.update(r.attempts)
-        elif kind == record.BATCH:
-            adopted = self.batches.apply(data, flags, count)
-            if adopted is not None:
-                self.streams.adopt(adopted)
-        elif kind == record.LEASE:
-            self._lease(record.decode_lease(data, count), flags)
-
-    def _lease(self, found: record.LeaseData, flags: int) -> None:
-        """Leases matter here only for what a purge leaves; what is missing makes no difference."""
-        try:
-            self.leases.apply(found, flags, 0)
-        except ValueError:
-            self.losses.append(Problem(self.path, 0, f"a lease of reader {found.reader!r}"))
-
-    def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
-        message = _message(p)
-        for number, place in p.places:
+        for number, seq in places:
             if number in self._deleted:
                 continue
-            seq = place + first_seqs[number] if first_seqs else place
             queue = self.queue(number)
             if seq >= queue.next_seq:
                 queue.set(seq, self.slots)
@@ -282,27 +228,84 @@ class SalvagedVhost:
             else:
                 queue.older[seq] = message
 
-    def _keep_older(self, one: record.Record) -> None:
-        """What a record before the cut published may be needed in place of a damaged slot."""
+    def apply_dequeue(
+        self, lsn: int, number: int, runs: list[Run], stores: list[StoreRef], entries: list[Entry]
+    ) -> None:
+        queue = self.queue(number)
+        for first, n, _, _ in runs:
+            for seq in range(first, first + n):
+                queue.clear(seq, self.slots)
+
+    def apply_requeue(self, number: int, attempts: list[tuple[int, int]]) -> None:
+        self.queue(number).attempts.update(attempts)
+
+    def apply_mark(self, number: int, mark: int) -> None:
+        queue = self.queue(number)
+        queue.mark = max(queue.mark, mark)
+
+    def apply_purge(self, lsn: int, number: int, upper: int, kept: list[Run]) -> None:
+        runs = kept + self.leases.runs_of(number)
+        stay = {seq for first, n, _, _ in runs for seq in range(first, first + n)}
+        queue = self.queue(number)
+        for seq in [s for s in queue.seqs(self.slots) if s < upper and s not in stay]:
+            queue.clear(seq, self.slots)
+
+    def apply_delete(self, lsn: int, number: int) -> None:
+        self.routing.delete_queue(number)
+        self.queues.pop(number, None)
+        self.leases.delete(number)
+        self._deleted.add(number)
+        self.streams.delete(number)
+
+    def apply_topology(self, data: bytes) -> None:
+        self.routing.apply(data)
+        for declared in self.routing.queues.values():
+            if declared.flags & STREAM_FLAG:
+                self.streams.add(declared.number, declared.name)
+            elif declared.number not in self.queues:
+                self.queue(declared.number)
+
+    def apply_release(self, number: int, segment: int, refs: list[StoreRef] | None) -> None:
+        """Nothing: the new store counts references anew."""
+
+    def apply_stream(self, lsn: int, mode: int, found: StreamData) -> None:
+        self.streams.append(found)
+
+    def apply_reader(self, found: ReaderData, flags: int) -> None:
+        self.streams.set_reader(found, flags)
+
+    def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
+        """Leases matter here only for what a purge leaves; what is missing makes no difference."""
         try:
-            if one.type == record.PUBLISH:
-                ops = [record.Op(one.type, one.flags, one.count, one.data)]
-            elif one.type == record.TX:
-                ops = record.decode_ops(one.data, one.count)
-            elif one.type == record.STREAM:
-                ops = [record.Op(one.type, one.flags, one.count, one.data)]
-            else:
-                return
-            for op in ops:
-                if op.type == record.STREAM and record.decode_stream(op.data).stream in (
-                    self.streams.streams
-                ):
-                    self.streams.append(op.data, {})
-                if op.type == record.PUBLISH:
-                    p = record.decode_publish(op.data, op.flags, op.count)
-                    for number, seq in p.places:
+            self.leases.apply(found, flags, 0)
+        except ValueError:
+            self.losses.append(Problem(self.path, 0, f"a lease of reader {found.reader!r}"))
+
+    def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> None:
+        adopted = self.batches.apply(flags, found)
+        if adopted is not None:
+            self.streams.adopt(adopted)
+
+    def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
+        self._parts.setdefault(transaction, []).extend(ops)
+
+    def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
+        at.first_seqs = first_seqs
+        apply_all(self._parts.pop(transaction, []), self, at)
+
+    def _keep_older(self, one: Record) -> None:
+        """Keep what a record before the cut brought: it may be needed in place of a damaged slot.
+        A part of a transaction does not say where its messages are."""
+        try:
+            operation = operation_of(one)
+            found = [] if isinstance(operation, TxPart) else operation.contents()
+            for x in found:
+                if isinstance(x, Publish):
+                    for number, seq in x.places:
                         if number in self.queues:
-                            self.queues[number].older[seq] = _message(p)
+                            self.queues[number].older[seq] = x.message
+                elif x.found.stream in self.streams.streams:
+                    self.streams.append(x.found)
         except ValueError:
             return
 
@@ -398,8 +401,3 @@ def guess_slots(fs: FileSystem, path: str) -> int:
             if 4 <= slots <= DEFAULT_SLOTS and not slots & (slots - 1):
                 votes[slots] = votes.get(slots, 0) + 1
     return max(votes, key=lambda slots: votes[slots]) if votes else DEFAULT_SLOTS
-
-
-def _message(p: record.PublishData) -> Message:
-    body = None if p.in_store else p.body
-    return Message(p.id, p.header, body, p.body_size, p.time, p.expiry_ms, p.store_file)

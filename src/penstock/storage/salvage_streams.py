@@ -130,14 +130,13 @@ class SalvagedStreams:
         self.streams.pop(number, None)
         self._deleted.add(number)
 
-    def append(self, data: bytes, first_offsets: dict[int, int]) -> None:
-        """A STREAM record."""
-        found = record.decode_stream(data)
+    def append(self, found: record.StreamData) -> None:
+        """Note what a STREAM record holds."""
         if found.stream in self._deleted:
             return
         self.add(found.stream, b"")
         stream = self.streams[found.stream]
-        offset = found.offset + (first_offsets[found.stream] if first_offsets else 0)
+        offset = found.offset
         stream.logged[offset] = StreamRecord(offset, found.time_us, found.payload, found.meta)
         stream.end = max(stream.end, offset + 1)
 
@@ -150,9 +149,8 @@ class SalvagedStreams:
         stream.adopted[page.base] = page
         stream.end = max(stream.end, page.base + page.page.rows)
 
-    def set_reader(self, data: bytes, flags: int) -> None:
-        """A READER_OFFSET record."""
-        found = record.decode_reader(data)
+    def set_reader(self, found: record.ReaderData, flags: int) -> None:
+        """Set how far a named reader is, or forget it, as a READER_OFFSET record says."""
         stream = self.streams.get(found.stream)
         if stream is None:
             return

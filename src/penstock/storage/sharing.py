@@ -4,19 +4,16 @@ One message for several queues may become several: queues with a ttl of their ow
 refuse it and transient ones each get a record and a Message to themselves. Its body is one object
 all the same, and is to be counted once:
 
-    with Sharing(engine, engine.share_of(body, len(queues))):
+    with engine.share(engine.share_of(body, len(queues))):
         ...
 
 It may be nested: a publish may push out another message, which moves to other queues.
 """
 
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from penstock.shared_body import SharedBody
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
+from penstock.storage.placement import Placement
 
 
 class Sharing:
@@ -24,19 +21,19 @@ class Sharing:
     the last queue inside; False: later, by a transaction."""
 
     def __init__(
-        self, engine: "StorageEngine", shared: SharedBody | None, *, completes: bool = True
+        self, placement: Placement, shared: SharedBody | None, *, completes: bool = True
     ) -> None:
-        self._engine: StorageEngine = engine
+        self._placement: Placement = placement
         self._shared: SharedBody | None = shared
         self._outer: SharedBody | None = None
         self._completes: bool = completes
 
     def __enter__(self) -> None:
         shared = self._shared
-        engine = self._engine
-        self._outer = engine.sharing
+        placement = self._placement
+        self._outer = placement.sharing
         if shared is not None:
-            engine.sharing = shared
+            placement.sharing = shared
 
     def __exit__(
         self,
@@ -45,7 +42,7 @@ class Sharing:
         traceback: TracebackType | None,
     ) -> None:
         outer = self._outer
-        self._engine.sharing = outer
+        self._placement.sharing = outer
         shared = self._shared
         if shared is not None and self._completes and shared is not outer:
             shared.complete()

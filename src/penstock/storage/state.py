@@ -1,20 +1,20 @@
-"""StorageState: what the log's records mean. Live work and replay change it through the same code.
+"""StorageState: what the records of the log have led to, for live work and for replay.
 
-The state of a vhost at any LSN is a fold of its records over the last checkpoint: which entries of
-which queue live (QueueIndex), how many references each stored body has (MessageStore), what the
-topology is (RoutingTable), what streams hold and how far their readers are (StreamTable), and which
-purged slots still wait to be read for their references.
-Whatever the live engine appends to the log it then applies here; recovery reads the same records
-and applies them here. So there is one answer to what a record means, and a test of replay tests
-live work too.
+The state of a vhost at any LSN is the last checkpoint with all records after it applied: which
+entries of which queue live (QueueIndex), how many references each stored body has (MessageStore),
+the topology (RoutingTable), what streams hold and how far their readers are (StreamTable), leases,
+batches, and the purged slots that are still to be read for their references.
 
-The one difference between live and replayed: a live caller hands over the entries themselves, so
-that what leaves RAM while a checkpoint still needs it is kept (`limbo`, [4]); in replay nothing
-but the holders' RAM and the section rows is known, and that is enough.
+Records change it by the calls of LogState (record_types.py). The journal calls them for what it has
+just logged, and Replay for what it reads, so a test of replay tests live work too.
 
-Purges: entries in RAM or in a section release their references at once. For those on slots nobody
-knows an id, so the segment is put on `reaping` with a bitmap of what died; slots are read later, in
-slices, and each finished segment is one RELEASE record. The files stay until then [6].
+There is one difference: live work hands over the entries themselves, so that what leaves RAM while
+a checkpoint still needs it is kept (`limbo`, [4]). Replay knows only what is in the holders and in
+the rows of sections, and that is enough.
+
+Purges: entries in RAM or in a section release their references at once. For those on slots the ids
+are not known, so the segment is put on `reaping` with a bitmap of what died. Slots are read later,
+in slices, and each finished segment is one RELEASE record. The files stay until then [6].
 """
 
 from typing import Final
@@ -22,9 +22,9 @@ from typing import Final
 from penstock.errors import CorruptionError, is_disk_full
 from penstock.message import Entry, Message, MessageFactory
 from penstock.storage import batches, record
-from penstock.storage.batches import Batch, BatchRecord, BatchTable
+from penstock.storage.batches import BatchRecord, BatchTable
 from penstock.storage.data_directory import hash_name
-from penstock.storage.durability import DISK
+from penstock.storage.durability import DISK, NONE
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import unwritten
 from penstock.storage.index_segment import Limbo, Ticks
@@ -32,16 +32,30 @@ from penstock.storage.leases import LeaseTable
 from penstock.storage.log_file import LogReader
 from penstock.storage.message_store import MessageStore
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.record import LeaseData, LeaseRun, Run, StoreRef
+from penstock.storage.record import (
+    LeaseData,
+    LeaseRun,
+    Op,
+    Place,
+    ReaderData,
+    Run,
+    StoreRef,
+    StreamData,
+)
+from penstock.storage.record_types import AppliedRecord, LogState, apply_all, operation_of
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.staging import query_path
-from penstock.storage.streams import STREAM_FLAG, Stream, StreamTable
+from penstock.storage.streams import STREAM_FLAG, StreamTable
 
 ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
 
 
-class StorageState:
-    """Everything that a checkpoint holds, as of the last record applied."""
+class StorageState(LogState):
+    """Everything that a checkpoint holds, as of the last record applied.
+
+    `apply_publish` and the other calls of LogState say what a record does. For a message they look
+    its queue up and call `QueueIndex.add` or `dequeue`, which the engine calls too.
+    """
 
     def __init__(
         self, fs: FileSystem, path: str, vhost: int, slots: int, store: MessageStore
@@ -64,6 +78,7 @@ class StorageState:
         self.leases: LeaseTable = LeaseTable()
         self.batches: BatchTable = BatchTable()
         self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
+        self.replay: Replay | None = None  # while recovery reads the log
 
     def name_vhost(self, name: bytes) -> None:
         """What the vhost is called: directories that are made from now on say so."""
@@ -100,7 +115,7 @@ class StorageState:
                 raise ValueError(f"{queue.name!r}: streams, and only they, are declared as streams")
 
     def apply_topology(self, data: bytes) -> None:
-        """A TOPOLOGY record; a declared queue comes to life."""
+        """Apply a record of the RoutingTable; a declared queue or stream comes to life."""
         known = len(self.routing.queues)
         self.routing.apply(data)
         if len(self.routing.queues) != known:
@@ -111,11 +126,21 @@ class StorageState:
             elif last.number not in self.queues:
                 self.add_queue(last.name, last.number)
 
-    def apply_delete_queue(self, lsn: int, queue: QueueIndex) -> None:
-        """DELETE_QUEUE: all that it held dies, its directory goes at the next checkpoint."""
+    def apply_delete(self, lsn: int, number: int) -> None:
+        queue = self.queues.get(number)
+        stream = self.streams.by_number.get(number)
+        if queue is not None:
+            self.delete_queue(lsn, queue)
+        elif stream is not None:
+            self.routing.delete_queue(number)
+            self.streams.delete(stream)
+
+    def delete_queue(self, lsn: int, queue: QueueIndex) -> None:
+        """Delete a queue, durable or not: all that it held dies, its directory goes at the next
+        checkpoint."""
         queue.is_deleted = True
         self._apply_leased(self.leases.delete(queue.number), is_leased=False)
-        self.apply_purge(lsn, queue, queue.next_seq, [])
+        self.purge(lsn, queue, queue.next_seq, [])
         self.routing.delete_queue(queue.number)
         del self.queues[queue.number]
         if any(number == queue.number for number, _ in self.reaping):
@@ -124,8 +149,8 @@ class StorageState:
             self.deleted.append(queue)
 
     def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
-        """LEASE: live messages are a reader's, or ready again; what it commits dies by a DEQUEUE of
-        the same record. Of a queue that is gone it means nothing any more."""
+        """Live messages are a reader's, or ready again. What it commits dies by a DEQUEUE of the
+        same record."""
         if found.queue in self.queues:
             runs, is_leased = self.leases.apply(found, flags, lsn)
             self._apply_leased(runs, is_leased=is_leased)
@@ -140,11 +165,6 @@ class StorageState:
             else:
                 queue.leased.remove(first, n, size)
 
-    def apply_delete_stream(self, stream: Stream) -> None:
-        """DELETE_QUEUE of a stream: as for a queue; nothing else names what it holds."""
-        self.routing.delete_queue(stream.number)
-        self.streams.delete(stream)
-
     def close(self) -> None:
         """Close every file of queues, streams and store."""
         self.streams.close()
@@ -154,15 +174,20 @@ class StorageState:
 
     # ---- batches -------------------------------------------------------------------------------
 
-    def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> Batch:
-        """BATCH: one is decided, goes on, or is forgotten; a staged page becomes a stream's. The
-        batch, changed; `end_batch` once all of the record is applied. ValueError."""
+    def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> None:
+        """One is decided, goes on, or is forgotten; a staged page becomes a stream's. `end_record`
+        is to be called once all of the record is applied. ValueError."""
         if flags == batches.ADOPTED:
             self._adopt(lsn, found)
-        return self.batches.apply(flags, found)
+        self.batches.rolling = self.batches.apply(flags, found)
 
-    def end_batch(self, lsn: int, batch: Batch) -> None:
-        """If the record with this LSN was the last of a batch, it holds nothing any more."""
+    def end_record(self, lsn: int) -> None:
+        """All of the record with this LSN is applied. If it was the last one of a batch, the batch
+        does not hold streams any more."""
+        batch = self.batches.rolling
+        if batch is None:
+            return
+        self.batches.rolling = None
         if batch.holds and (batch.is_done or self.batches.by_query.get(batch.query) is not batch):
             self.streams.let_go(batch, self.batches.by_query.values(), lsn)
 
@@ -178,6 +203,38 @@ class StorageState:
         page = batch.current
         staged = f"{query_path(self.path, found.query)}/{page.name}"
         self.streams.adopt(stream, lsn, DISK, staged, page, found.time_us)
+
+    # ---- streams and transactions --------------------------------------------------------------
+
+    def apply_stream(self, lsn: int, mode: int, found: StreamData) -> None:
+        """A stream grows; if the record is of a batch's slice, the batch holds the stream."""
+        rolling = self.batches.rolling
+        if rolling is not None:
+            stream = self.streams.by_number.get(found.stream)
+            if stream is not None:
+                self.streams.touch(rolling, stream)
+        held = self.streams.apply(lsn, mode, found)
+        replay = self.replay
+        if replay is not None:
+            replay.held_bytes += held
+
+    def apply_reader(self, found: ReaderData, flags: int) -> None:
+        self.streams.set_reader(found, flags)
+
+    def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
+        """Only where the part is: its bodies would have to stay in RAM until the commit."""
+        replay = self.replay
+        assert replay is not None, "live work applies a transaction when its commit is logged"
+        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))
+
+    def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
+        """Only now do the parts count. They are read once more, one at a time."""
+        replay = self.replay
+        assert replay is not None, "live work applies a transaction when its commit is logged"
+        at.first_seqs = first_seqs
+        for segment, offset in replay.parts.pop(transaction, []):
+            part = replay.log.read_record(segment, offset)
+            apply_all(record.decode_tx_part(part.data, part.count).ops, self, at)
 
     # ---- references ----------------------------------------------------------------------------
 
@@ -197,11 +254,55 @@ class StorageState:
 
     # ---- messages ------------------------------------------------------------------------------
 
+    def apply_publish(
+        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
+    ) -> None:
+        replay = self.replay
+        if replay is not None:
+            self.factory.seen(message.id)
+        refs = 0
+        for number, seq in places:
+            queue = self.queues.get(number)
+            if queue is None:
+                continue
+            entry = queue.add(seq, message, is_held)
+            if entry is not None:
+                refs += 1
+                if born is not None:
+                    born.append(entry)
+        if not refs:
+            return
+        if message.store_file:
+            self.ref(message.store_file, message.id, refs)
+        if replay is not None:
+            replay.held_bytes += ENTRY_BYTES + (0 if message.body is None else len(message.body))
+
+    def apply_requeue(self, number: int, attempts: list[tuple[int, int]]) -> None:
+        queue = self.queues.get(number)
+        if queue is not None:
+            for seq, tries in attempts:
+                queue.set_attempts(seq, tries)
+
+    def apply_mark(self, number: int, mark: int) -> None:
+        queue = self.queues.get(number)
+        if queue is not None:
+            queue.set_mark(mark)
+
     def apply_dequeue(
+        self, lsn: int, number: int, runs: list[Run], stores: list[StoreRef], entries: list[Entry]
+    ) -> None:
+        queue = self.queues.get(number)
+        if queue is not None:
+            replay = self.replay
+            if replay is not None:
+                replay.dropped(queue, runs)
+            self.dequeue(lsn, queue, runs, stores, entries)
+
+    def dequeue(
         self, lsn: int, queue: QueueIndex, runs: list[Run], stores: list[StoreRef],
         entries: list[Entry],
     ) -> None:  # fmt: skip
-        """Entries die. `entries`: the same ones, if the caller has them (live), else empty."""
+        """Remove live messages. entries: see `LogState.apply_dequeue`."""
         for run in runs:
             queue.dequeue(run)
         for id, file, _ in stores:
@@ -228,10 +329,13 @@ class StorageState:
             if entry.seq not in captured.rows:
                 limbo.append(Limbo(lsn, entry, is_purged))
 
-    def apply_purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> int:
-        """PURGE: everything below upper dies but the runs kept and what is leased. Returns how many
-        died."""
-        before = queue.count
+    def apply_purge(self, lsn: int, number: int, upper: int, kept: list[Run]) -> None:
+        queue = self.queues.get(number)
+        if queue is not None:
+            self.purge(lsn, queue, upper, kept)
+
+    def purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> None:
+        """Remove everything below `upper` but the runs kept and what is leased."""
         if queue.leased.count and not queue.is_deleted:
             kept = kept + self.leases.runs_of(queue.number)
         is_asked = queue.asks_for_dead() or queue.holder.wants_drops()
@@ -259,7 +363,6 @@ class StorageState:
                     bits = bytearray(a | b for a, b in zip(old, bits, strict=True))
                 self.reaping[queue.number, number] = bits
                 self.reap_lsn = lsn
-        return before - queue.count
 
     def _clear_bit(self, dead: dict[int, bytearray], seq: int) -> None:
         bits = dead.get(seq // self.slots)
@@ -284,16 +387,26 @@ class StorageState:
                 refs.append((message.id, message.store_file, message.size))
         return refs, faults
 
-    def apply_release(self, queue_number: int, segment: int, refs: list[StoreRef]) -> None:
-        """RELEASE: the references of one purged segment are given back, its files may go."""
-        if self.reaping.pop((queue_number, segment), None) is None:
+    def apply_release(self, number: int, segment: int, refs: list[StoreRef] | None) -> None:
+        """The references of one purged segment are given back, its files may go. Replay reads them
+        by its own bits: what was in RAM at work may be on a slot here (a checkpoint wrote it) and
+        the other way round (it was paged out), and was given back, or not, accordingly. The slots
+        are still there [6]."""
+        bits = self.reaping.get((number, segment))
+        if bits is None:
             return
+        if refs is None:
+            queue = self.index_of(number)
+            if queue is None:
+                return
+            refs, _ = self.purged_refs(queue, segment, bits)
+        del self.reaping[number, segment]
         for id, file, _ in refs:
             self.unref(file, id)
-        self.ticks.dead.append((queue_number, segment))
-        dying = self.dying.get(queue_number)
-        if dying is not None and not any(n == queue_number for n, _ in self.reaping):
-            self.deleted.append(self.dying.pop(queue_number))
+        self.ticks.dead.append((number, segment))
+        dying = self.dying.get(number)
+        if dying is not None and not any(n == number for n, _ in self.reaping):
+            self.deleted.append(self.dying.pop(number))
 
     def index_of(self, number: int) -> QueueIndex | None:
         """A queue, also one that is deleted and still has slots to be read."""
@@ -328,167 +441,45 @@ class StorageState:
 
 
 class Replay:
-    """Applies records of the log to a state. Messages stay in DictHolders, at most `ram_bytes` of
-    them if it is not 0: then they go to their slots, oldest segment first."""
+    """Applies the records of the log to a state, in recovery. Until `end` the state refers to it.
+
+    Messages stay in DictHolders, at most `ram_bytes` of them if it is not 0: then they go to their
+    slots, oldest segment first.
+    """
 
     def __init__(self, state: StorageState, log: LogReader, *, ram_bytes: int = 0) -> None:
         self.state = state
-        self._log = log
-        self.lsn: int = 0
+        self.log = log
         self.records: int = 0
+        self.held_bytes: int = 0  # of messages and stream records in RAM
+        # Of undecided transactions: number -> where their parts are (segment, offset).
+        self.parts: dict[int, list[tuple[int, int]]] = {}
         self._ram_bytes: int = ram_bytes
-        self._held: int = 0
-        self._parts: dict[int, list[tuple[int, int]]] = {}  # transaction -> where its parts are
+        state.replay = self
+
+    def end(self) -> None:
+        """Note that the log is read: what is applied from here on is live work."""
+        self.state.replay = None
 
     def apply(self, found: record.Record) -> None:
-        """Apply one record. ValueError if it cannot be right."""
-        self.lsn = found.lsn
+        """Apply one record. ValueError, KeyError: it cannot be right."""
         self.records += 1
-        if found.type == record.TX_PART:
-            tx = record.decode_tx_part(found.data, found.count).transaction
-            self._parts.setdefault(tx, []).append((found.segment, found.offset))
-        elif found.type == record.TX_COMMIT:
-            self._commit(found.data, found.count)
-        else:
-            self.apply_op(record.Op(found.type, found.flags, found.count, found.data), {})
-        batch = self.state.batches.rolling
-        if batch is not None:
-            self.state.end_batch(self.lsn, batch)
-            self.state.batches.rolling = None
-        if self._ram_bytes and self._held > self._ram_bytes:
+        at = AppliedRecord(found.lsn, NONE, {}, found.segment, found.offset)
+        operation_of(found).apply(self.state, at)
+        self.state.end_record(found.lsn)
+        if self._ram_bytes and self.held_bytes > self._ram_bytes:
             self._spill_or_keep()
 
-    def _commit(self, data: bytes, count: int) -> None:
-        """TX_COMMIT: only now do the parts count; they are read once more, one at a time."""
-        commit = record.decode_tx_commit(data, count)
-        first_seqs = dict(commit.first_seqs)
-        for segment, offset in self._parts.pop(commit.transaction, []):
-            part = self._log.read_record(segment, offset)
-            for op in record.decode_tx_part(part.data, part.count).ops:
-                self.apply_op(op, first_seqs)
-
-    def apply_op(self, op: record.Op, first_seqs: dict[int, int]) -> None:
-        """One operation; first_seqs: of a large transaction, whose places are ordinals."""
-        kind = op.type
-        if kind == record.PUBLISH:
-            self._publish(record.decode_publish(op.data, op.flags, op.count), first_seqs)
-        elif kind == record.DEQUEUE:
-            taken = record.decode_dequeue(op.data, op.count)
-            queue = self.state.queues.get(taken.queue)
-            if queue is not None:
-                self._dequeue(queue, taken.runs, taken.stores)
-        elif kind == record.MOVE:
-            self._move(record.decode_move(op.data, op.flags, op.count), first_seqs)
-        elif kind == record.TX:
-            for part in record.decode_ops(op.data, op.count):
-                self.apply_op(part, first_seqs)
-        elif kind == record.TOPOLOGY:
-            self.state.apply_topology(op.data)
-        elif kind == record.RELEASE:
-            self._release(record.decode_release(op.data))
-        elif kind == record.STREAM:
-            self._append_stream(record.decode_stream(op.data), first_seqs)
-        elif kind == record.READER_OFFSET:
-            self.state.streams.set_reader(op.data, op.flags)
-        elif kind != record.NOP:
-            self._apply_to_queue(op)
-
-    def _append_stream(self, found: record.StreamData, first_seqs: dict[int, int]) -> None:
-        """STREAM; if it is of a batch's slice, the batch holds the stream."""
-        streams = self.state.streams
-        rolling = self.state.batches.rolling
-        if rolling is not None:
-            stream = streams.by_number.get(found.stream)
-            if stream is not None:
-                streams.touch(rolling, stream)
-        first = first_seqs[found.stream] if first_seqs else 0
-        self._held += self.state.streams.replay(found, found.offset + first, self.lsn)
-
-    def _release(self, given: record.ReleaseData) -> None:
-        """RELEASE, by our own bits: what was in RAM at work may be on a slot here (a checkpoint
-        wrote it) and the other way round (it was paged out), and was given back, or not,
-        accordingly. The slots are still there [6]."""
-        state = self.state
-        bits = state.reaping.get((given.queue, given.segment))
-        queue = state.index_of(given.queue)
-        if bits is not None and queue is not None:
-            refs, _ = state.purged_refs(queue, given.segment, bits)
-            state.apply_release(given.queue, given.segment, refs)
-
-    def _apply_to_queue(self, op: record.Op) -> None:
-        """Operations on one queue as a whole; for one that is gone they mean nothing any more."""
-        if op.type == record.PURGE:
-            purge = record.decode_purge(op.data, op.count)
-            queue = self.state.queues.get(purge.queue)
-            if queue is not None:
-                self.state.apply_purge(self.lsn, queue, purge.upper, purge.kept)
-        elif op.type == record.DELETE_QUEUE:
-            number = record.decode_delete_queue(op.data)
-            queue = self.state.queues.get(number)
-            stream = self.state.streams.by_number.get(number)
-            if queue is not None:
-                self.state.apply_delete_queue(self.lsn, queue)
-            elif stream is not None:
-                self.state.apply_delete_stream(stream)
-        elif op.type == record.MARK:
-            mark = record.decode_mark(op.data)
-            queue = self.state.queues.get(mark.queue)
-            if queue is not None:
-                queue.set_mark(mark.mark)
-        elif op.type == record.REQUEUE:
-            self._requeue(record.decode_requeue(op.data, op.count))
-        elif op.type == record.LEASE:
-            self.state.apply_lease(self.lsn, record.decode_lease(op.data, op.count), op.flags)
-        elif op.type == record.BATCH:
-            found = batches.decode_batch(op.data, op.flags, op.count)
-            self.state.batches.rolling = self.state.apply_batch(self.lsn, op.flags, found)
-        else:
-            raise ValueError(f"record type {op.type} means nothing to this version")
-
-    def _requeue(self, requeue: record.RequeueData) -> None:
-        queue = self.state.queues.get(requeue.queue)
-        if queue is not None:
-            for seq, attempts in requeue.attempts:
-                queue.set_attempts(seq, attempts)
-
-    def _publish(self, p: record.PublishData, first_seqs: dict[int, int]) -> None:
-        state = self.state
-        state.factory.seen(p.id)
-        message = Message(
-            p.id, p.header, None if p.in_store else p.body, p.body_size, p.time, p.expiry_ms,
-            p.store_file,
-        )  # fmt: skip
-        refs = 0
-        for number, place in p.places:
-            queue = state.queues.get(number)
-            if queue is None:
-                continue
-            seq = place + first_seqs[number] if first_seqs else place
-            if queue.enqueue(seq, p.body_size, p.in_store, p.expiry_ms):
-                refs += 1
-                queue.holder.add(Entry(seq, message))
-        if refs:
-            self._held += ENTRY_BYTES + len(p.body)
-            if p.in_store:
-                state.ref(p.store_file, p.id, refs)
-
-    def _dequeue(self, queue: QueueIndex, runs: list[Run], stores: list[StoreRef]) -> None:
-        if self._ram_bytes:
-            for first, n, _, _ in runs:
-                for seq in range(first, first + n):
-                    entry = queue.holder.get(seq)
-                    if entry is not None:
-                        body = entry.message.body
-                        self._held -= ENTRY_BYTES + (0 if body is None else len(body))
-        self.state.apply_dequeue(self.lsn, queue, runs, stores, [])
-
-    def _move(self, m: record.MoveData, first_seqs: dict[int, int]) -> None:
-        self._publish(m.publish, first_seqs)
-        queue = self.state.queues.get(m.queue)
-        if queue is not None:
-            p = m.publish
-            stores = [(p.id, p.store_file, p.body_size)] if p.in_store else []
-            self._dequeue(queue, [(m.seq, 1, p.body_size, len(stores))], stores)
+    def dropped(self, queue: QueueIndex, runs: list[Run]) -> None:
+        """Count messages that are about to leave RAM."""
+        if not self._ram_bytes:
+            return
+        for first, n, _, _ in runs:
+            for seq in range(first, first + n):
+                entry = queue.holder.get(seq)
+                if entry is not None:
+                    body = entry.message.body
+                    self.held_bytes -= ENTRY_BYTES + (0 if body is None else len(body))
 
     def _spill_or_keep(self) -> None:
         """Spill; on a full disk all of it stays in RAM: the log has it, and is bounded."""
@@ -500,7 +491,7 @@ class Replay:
             self._ram_bytes = 0
 
     def spill(self) -> None:
-        """All that is held goes to its slot or page; nothing of it has to be synced yet."""
+        """Write all that is held to its slot or page; nothing of it has to be synced yet."""
         self.state.streams.write()
         for queue in self.state.queues.values():
             entries = queue.holder.materialise(queue.next_seq)
@@ -509,4 +500,4 @@ class Replay:
                 for entry in entries:
                     entry.on_slot = True
                 queue.holder.materialised(entries)
-        self._held = 0
+        self.held_bytes = 0

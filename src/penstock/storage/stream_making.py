@@ -12,60 +12,58 @@ before leaves orphans, which the next start deletes.
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from penstock.errors import SyncFailedError
 from penstock.storage.data_directory import sync_dir
+from penstock.storage.journal import Journal
 from penstock.storage.streams import Stream, remove_tree
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
 
 
 class StreamMaking:
-    """Makes streams of these names. `done()` or `failed(error)` is called when the worker's result
-    is taken; after that `made` has all of them, or none. A failed sync stops the engine."""
+    """Makes streams of these names. rng: the engine's. `done()` or `failed(error)` is called when
+    the worker's result is taken; after that `made` has all of them, or none. A failed sync stops
+    the engine."""
 
     def __init__(
-        self, engine: "StorageEngine", names: list[bytes], page_bytes: int,
+        self, journal: Journal, rng: random.Random, names: list[bytes], page_bytes: int,
         done: Callable[[], None], failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
-        engine.check()
+        journal.check()
         self.made: list[Stream] = []
-        self._engine = engine
+        self._journal = journal
         self._names = names
         self._page_bytes = page_bytes
         self._done = done
         self._failed = failed
         self._is_cancelled = False
         # Of its own: the engine's generator belongs to the engine's thread.
-        self._rng = random.Random(engine.rng.getrandbits(64))
-        self._first: int = engine.state.next_queue
-        engine.state.next_queue += len(names)
+        self._rng = random.Random(rng.getrandbits(64))
+        self._first: int = journal.state.next_queue
+        journal.state.next_queue += len(names)
 
     def start(self) -> None:
         """Begin, or go on with the next directory."""
         op = self._make_next if len(self.made) < len(self._names) else self._sync_names
-        self._engine.submit(op, self._step_done, self._step_failed)
+        self._journal.submit(op, self._step_done, self._step_failed)
 
     def discard(self) -> None:
         """What was made is not declared: its directories go."""
-        engine, made = self._engine, self.made
+        journal, made = self._journal, self.made
         self.made = []
         self._is_cancelled = True
-        table = engine.state.streams
+        table = journal.state.streams
         table.forget_made(made)
         paths = [
             table.directory(name, self._first + i)
             for i, name in enumerate(self._names[: len(made) + 1])
         ]
-        fs = engine.fs
+        fs = journal.fs
 
         def delete() -> None:
             for path in paths:
                 remove_tree(fs, path)
 
-        engine.submit(delete, _nothing, self._not_deleted)
+        journal.submit(delete, _nothing, self._not_deleted)
 
     def cancel(self) -> None:
         """The engine is about to be closed: go no further. The next start deletes what there is."""
@@ -75,19 +73,19 @@ class StreamMaking:
 
     def _make_next(self) -> Stream:
         i = len(self.made)
-        engine = self._engine
-        return engine.state.streams.make(
-            self._names[i], self._first + i, self._page_bytes, engine.clock, self._rng
+        journal = self._journal
+        return journal.state.streams.make(
+            self._names[i], self._first + i, self._page_bytes, journal.clock, self._rng
         )
 
     def _sync_names(self) -> None:
-        sync_dir(self._engine.fs, self._engine.state.streams.path)
+        sync_dir(self._journal.fs, self._journal.state.streams.path)
 
     # ---- at the engine -------------------------------------------------------------------------
 
     def _step_done(self, result: object) -> None:
         if isinstance(result, Stream):
-            self._engine.state.streams.keep_made(result)
+            self._journal.state.streams.keep_made(result)
             self.made.append(result)
         if self._is_cancelled:
             return
@@ -97,19 +95,19 @@ class StreamMaking:
             self._done()
 
     def _step_failed(self, error: BaseException) -> None:
-        engine = self._engine
+        journal = self._journal
         if isinstance(error, SyncFailedError):
-            engine.stop(error)
+            journal.stop(error)
             return
         if not isinstance(error, OSError):
             raise error
         if self._is_cancelled:
             return
         self.discard()
-        self._failed(engine.disk_full(error, self._page_bytes))
+        self._failed(journal.disk_full(error, self._page_bytes))
 
     def _not_deleted(self, error: BaseException) -> None:
-        self._engine.event("clean", f"directories of no stream could not be deleted: {error}")
+        self._journal.event("clean", f"directories of no stream could not be deleted: {error}")
 
 
 def _nothing(_: object) -> None:

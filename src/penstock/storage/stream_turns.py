@@ -1,36 +1,33 @@
-"""StreamTurns: what an engine does for its streams at the end of a turn: pages, heads, retention.
+"""StreamTurns: the work for streams at the end of a turn: pages, heads, retention.
 
-    flush     each stream that was appended to: one pwrite of its frames, no sync; then a Turn
+    flush     for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
               (LSN, mode, position) waits for the log
     settled   the newest Turn whose LSN is settled in its mode, and whose frames are written:
-              writeMeta moves there, and `engine.on_head` is told, once per stream, whatever the
-              number of records
+              writeMeta moves there, and `on_head` is called, once per stream, whatever the number
+              of records
     retain    whole pages from the oldest: readMeta durable, then unlinked, in a worker
 
 A batch that is being rolled forward into a stream holds its head where the batch began, until the
 batch is done; so readers see all of it or nothing.
 
 A head is never beyond what is settled, nor beyond what is in the page's file. Readers map the file
-up to the head, so below it no byte ever changes again: what a recovery writes there are the same
-bytes.
+up to the head, so below it no byte ever changes: a recovery writes the same bytes there.
 
-Failure. A write of frames that fails loses nothing, for the log has them: they stay in RAM, the
-head stays, it is told once (event `stream_write`; a full disk also blocks publishers) and tried
-again at the next flush. A checkpoint cannot be made without them, and deals with the error as with
-that of any other file. A failed sync of readMeta stops the engine [10]. After a failure nothing is
-written any more.
+Failure. A write of frames that fails loses nothing, because the log has them: they stay in RAM, the
+head stays, the failure is reported once (event `stream_write`; a full disk also blocks publishers),
+and the next flush tries again. A checkpoint needs the frames, and treats the error as that of any
+other file. A failed sync of readMeta stops the engine [10]. After that nothing is written.
 """
 
 import errno
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock.errors import SyncFailedError
+from penstock.storage.journal import Journal
+from penstock.storage.pins import Pins
 from penstock.storage.stream_meta import Head
 from penstock.storage.stream_retention import Hold
 from penstock.storage.streams import Stream, StreamTable, Turn
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
 
 
 class Limits:
@@ -60,18 +57,20 @@ class Limits:
 
 
 class StreamTurns:
-    """One per engine."""
+    """One per engine. on_head: called when a head has moved; None for nobody."""
 
-    def __init__(self, engine: "StorageEngine") -> None:
-        self._engine = engine
-        self._table: StreamTable = engine.state.streams
+    def __init__(self, journal: Journal, pins: Pins) -> None:
+        self._journal = journal
+        self._pins = pins
+        self._table: StreamTable = journal.state.streams
+        self.on_head: Callable[[Stream], None] | None = None
         self._waiting: dict[int, Stream] = {}  # with turns that are not settled
 
     def turn(self) -> None:
         """The end of a turn: write what was appended, move the heads of what is settled. With
         nothing to do, as at most turns of the loop, it looks at two fields and is done."""
         table = self._table
-        if table.dirty and self._engine.failed is None:
+        if table.dirty and self._journal.failed is None:
             dirty, table.dirty = table.dirty, []
             for stream in dirty:
                 if stream.queue.is_closed:
@@ -94,21 +93,21 @@ class StreamTurns:
     def _tell(self, stream: Stream, error: OSError) -> None:
         if not stream.is_failing:
             stream.is_failing = True
-            engine = self._engine
+            journal = self._journal
             text = f"frames stay in RAM and in the log, to be written later: {error}"
-            engine.event("stream_write", text)
+            journal.event("stream_write", text)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                engine.full(engine.disk_error(0))
+                journal.full(journal.disk_error(0))
 
     def settle(self) -> None:
         """Move the heads to what is settled by now."""
-        if self._engine.failed is not None:
+        if self._journal.failed is not None:
             return
         moved = [stream for stream in self._waiting.values() if self._move_head(stream)]
         for stream in moved:
             if not stream.turns:
                 del self._waiting[stream.number]
-        on_head = self._engine.on_head
+        on_head = self.on_head
         if on_head is not None:
             for stream in moved:
                 if not stream.is_deleted:
@@ -116,7 +115,7 @@ class StreamTurns:
 
     def _move_head(self, stream: Stream) -> bool:
         """To its newest turn that is settled and written; whether there was one, or it is gone."""
-        log = self._engine.log
+        log = self._journal.log
         turns = stream.turns
         written = stream.queue.written_offset
         newest: Turn | None = None
@@ -144,17 +143,17 @@ class StreamTurns:
     def retain(self, stream: Stream, limits: Limits) -> int:
         """Begin to take away the oldest pages that the limits, the readers and durability do not
         ask for; how many. They are gone for readers at once."""
-        engine = self._engine
+        journal = self._journal
         if stream.is_retaining or stream.is_deleted:
             return 0
-        is_durable = engine.log.durable_lsn >= stream.last_lsn
+        is_durable = journal.log.durable_lsn >= stream.last_lsn
         keep_from = stream.head_offset if is_durable else stream.base_kept
         kept = stream.kept_from(limits.since_ms)
         hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)
         try:
             plan = stream.queue.plan_retain(
                 limits.max_age_s, limits.max_bytes, limits.max_records,
-                now_us=engine.clock.wall_us(), keep_from=keep_from, hold=hold,
+                now_us=journal.clock.wall_us(), keep_from=keep_from, hold=hold,
             )  # fmt: skip
         except OSError as error:  # of writeMeta, say: the next call tries again
             self._tell_kept(stream, error)
@@ -162,9 +161,9 @@ class StreamTurns:
         if plan is None:
             return 0
         stream.section = None
-        is_pinned = engine.pins > 0  # a backup is copying: nothing is deleted until it is done
+        is_pinned = self._pins.count > 0  # a backup copies: nothing is deleted until it is done
         if is_pinned:
-            engine.pinned_paths += plan.paths
+            self._pins.paths += plan.paths
 
         def done(_: object) -> None:
             stream.is_retaining = False
@@ -172,14 +171,14 @@ class StreamTurns:
         def failed(error: BaseException) -> None:
             stream.is_retaining = False
             if isinstance(error, SyncFailedError):
-                engine.stop(error)
+                journal.stop(error)
             else:
                 self._tell_kept(stream, error)
 
         stream.is_retaining = True
-        engine.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
+        journal.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
         return plan.pages
 
     def _tell_kept(self, stream: Stream, error: BaseException) -> None:
         text = f"pages of {stream.path} could not be taken away: {error}"
-        self._engine.event("stream_write", text)
+        self._journal.event("stream_write", text)

@@ -293,23 +293,22 @@ class StreamTable:
             self.dirty.append(stream)
         return stream.queue.append(payload, meta, time_us)
 
-    def replay(self, found: record.StreamData, offset: int, lsn: int) -> int:
-        """A STREAM record is read; how many bytes that takes of RAM. ValueError for an offset that
-        cannot be."""
+    def apply(self, lsn: int, mode: int, found: record.StreamData) -> int:
+        """Append what a STREAM record says, unless the stream is gone or has it already. Returns
+        how many bytes of RAM that takes. ValueError: offsets are missing before it."""
         stream = self.by_number.get(found.stream)
         if stream is None:
             return 0  # it was deleted
-        wanted = stream.queue.next_offset
+        wanted, offset = stream.queue.next_offset, found.offset
         if offset < wanted:
             return 0  # the checkpoint has it
         if offset > wanted:
             raise ValueError(f"a record of offset {offset} in stream {found.stream} at {wanted}")
-        self.append(stream, lsn, 0, found.time_us, found.meta, found.payload)
+        self.append(stream, lsn, mode, found.time_us, found.meta, found.payload)
         return len(found.meta) + len(found.payload)
 
-    def set_reader(self, data: bytes, flags: int) -> None:
-        """A READER_OFFSET record."""
-        found = record.decode_reader(data)
+    def set_reader(self, found: record.ReaderData, flags: int) -> None:
+        """Set how far a named reader is, or forget it, as a READER_OFFSET record says."""
         stream = self.by_number.get(found.stream)
         if stream is None:
             return

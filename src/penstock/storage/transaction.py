@@ -1,57 +1,62 @@
 """Transaction: publishes and dequeues that happen together, or not at all.
 
-Qpid's TransactionLog has startTransaction, commit and abort; here a transaction is collected by its
-owner and becomes one TX record when it commits, so that a crash can only find all or nothing of it.
+Qpid's TransactionLog has startTransaction, commit and abort. Here the owner collects a transaction,
+and it becomes one TX record when it commits, so that a crash can only find all or nothing of it.
 Until then nothing of it is in the log.
 
 Records for streams are part of it as publishes are: their offsets and times are assigned when it
 commits, in the same record. Their bodies are never in the store, so they wait in RAM.
 
 Many messages with one header for one queue, as batches bring them, are a run (`publish_run`): the
-same operations in the log, but encoded and brought to life in loops of their own.
+same operations in the log, but encoded and applied in loops of their own.
 
 Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
-MessageStore as they come, owned by the transaction: dropped at rollback, orphans for recovery if
-there is neither commit nor rollback. And a commit of more than `tx_record_bytes` (8 MiB) of log
-bytes is written in TX_PART records, decided by one TX_COMMIT; places in the parts are ordinals,
-because the seqs that they will have are known only when the commit assigns them. Beyond
-`tx_bytes_max` (256 MiB) it is refused whole: TransactionTooLargeError.
+MessageStore as they come, owned by the transaction: a rollback drops them, and without a commit or
+a rollback they are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log
+bytes is written in TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and
+the TX_COMMIT has the first seq of each queue. Beyond `tx_bytes_max` (256 MiB) a transaction is
+refused whole: TransactionTooLargeError.
 """
 
-from typing import TYPE_CHECKING
-
-from penstock.errors import (
-    DiskFullError,
-    StorageError,
-    TransactionTooLargeError,
-    deleted_error,
-)
+from penstock.errors import StorageError, TransactionTooLargeError, deleted_error
 from penstock.message import Entry, Message
-from penstock.shared_body import SharedMessage
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
+from penstock.storage.journal import Journal
+from penstock.storage.placement import Placement
 from penstock.storage.publish_run import run_of_publishes
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.record_types import (
+    AppliedRecord,
+    BatchChange,
+    Dequeue,
+    LogState,
+    Operation,
+    Publish,
+    StreamRecord,
+)
 from penstock.storage.streams import Stream
-
-if TYPE_CHECKING:
-    from penstock.storage.engine import StorageEngine
 
 
 class Published:
-    """One publish of a transaction; `entries` are its places once it is committed."""
+    """One publish of a transaction. entries: its places, once it is committed."""
 
-    __slots__ = ("entries", "message", "queues")
+    __slots__ = ("born", "message", "queues")
 
     def __init__(self, message: Message, queues: list[QueueIndex]) -> None:
         self.message: Message = message
         self.queues: list[QueueIndex] = queues
-        self.entries: list[tuple[QueueIndex, Entry]] = []
+        self.born: list[Entry] = []  # in the order of the queues
+
+    @property
+    def entries(self) -> list[tuple[QueueIndex, Entry]]:
+        """Each queue with the new entry in it; empty before the commit, and for a run."""
+        return list(zip(self.queues, self.born, strict=False))
 
 
 class PublishedRun(Published):
     """Publishes with one header to one queue. first_seq: of the first of the messages, the others
-    follow it; -1 until it is committed. `message` is the first, `entries` stays empty."""
+    follow it; -1 before the commit. `message` is the first, `entries` stays empty."""
 
     __slots__ = ("first_seq", "messages")
 
@@ -61,8 +66,38 @@ class PublishedRun(Published):
         self.first_seq: int = -1
 
 
+class _Run(Operation):
+    """The PUBLISH operations of a PublishedRun, in one: encoded and applied in loops of their own.
+    In the log they are the publishes that they stand for, so nothing is ever decoded to a run."""
+
+    def __init__(self, queue: QueueIndex, first_seq: int, messages: list[Message]) -> None:
+        self.queue: QueueIndex = queue
+        self.first_seq: int = first_seq
+        self.messages: list[Message] = messages
+
+    def encode(self) -> record.Op:
+        data = run_of_publishes(self.queue.number, self.first_seq, self.messages)
+        return record.Op(record.TX, 0, len(self.messages), data)
+
+    def apply(self, state: LogState, at: AppliedRecord) -> None:
+        queue, seq = self.queue, self.first_seq
+        for m in self.messages:
+            queue.add(seq, m)
+            seq += 1
+
+    def contents(self) -> list[Publish | StreamRecord]:
+        number, first = self.queue.number, self.first_seq
+        found: list[Publish | StreamRecord] = []
+        for i, m in enumerate(self.messages):
+            found.append(Publish(m, [(number, first + i)]))
+        return found
+
+    def text(self) -> str:
+        return f"{len(self.messages)} messages to queue {self.queue.number} seq {self.first_seq}"
+
+
 class Appended:
-    """One record for a stream in a transaction; `offset` is -1 until it is committed."""
+    """One record for a stream in a transaction. offset: -1 before the commit."""
 
     __slots__ = ("body", "header", "offset", "stream", "time_us")
 
@@ -77,8 +112,9 @@ class Appended:
 class Transaction:
     """Made by `StorageEngine.begin`. Not for use after commit or rollback (StorageError)."""
 
-    def __init__(self, engine: "StorageEngine") -> None:
-        self._engine = engine
+    def __init__(self, journal: Journal, placement: Placement) -> None:
+        self._journal = journal
+        self._placement = placement
         self.publishes: list[Published] = []
         self.appends: list[Appended] = []
         self.dequeues: list[tuple[QueueIndex, list[Entry]]] = []
@@ -95,13 +131,14 @@ class Transaction:
         to be spooled and could not be; the transaction is then as before."""
         self._check()
         check_targets(queues)
-        engine = self._engine
-        spooled = self.body_bytes + len(body) > engine.options.tx_spool_bytes
-        if spooled or engine.places_in_store(len(body), len(queues)):
-            message = engine.message_on_disk(header, len(body), expiry_ms)
+        copies = len(queues)
+        placement = self._placement
+        spooled = self.body_bytes + len(body) > self._journal.options.tx_spool_bytes
+        if spooled or placement.is_in_store(len(body), copies):
+            message = placement.message_on_disk(header, len(body), expiry_ms)
             self._spool(message, body)
         else:
-            message = engine.new_message(header, body, expiry_ms, len(queues))
+            message = placement.new_message(header, body, expiry_ms, copies)
             self.log_bytes += len(body)
         self.body_bytes += len(body)
         self.log_bytes += 64 + len(header) + 12 * len(queues)
@@ -116,17 +153,17 @@ class Transaction:
         each, for less. None: not all bodies belong into the record; nothing has changed."""
         self._check()
         check_targets([queue])
-        engine = self._engine
+        placement = self._placement
         size = 0
         for body in bodies:
             size += len(body)
-            if engine.places_in_store(len(body), 1):
+            if placement.is_in_store(len(body), 1):
                 return None
-        if self.body_bytes + size > engine.options.tx_spool_bytes:
+        if self.body_bytes + size > self._journal.options.tx_spool_bytes:
             return None
         self.body_bytes += size
         self.log_bytes += size + (76 + len(header)) * len(bodies)
-        messages = [engine.new_message(header, body, expiry_ms) for body in bodies]
+        messages = [placement.new_message(header, body, expiry_ms) for body in bodies]
         published = PublishedRun(messages, queue)
         self.publishes.append(published)
         return published
@@ -146,21 +183,21 @@ class Transaction:
 
     def _spool(self, message: Message, body: bytes) -> None:
         """The body goes to the store, owned by the transaction, with no reference yet."""
-        engine = self._engine
-        if engine.blocked:
-            engine.refuse()
-        store = engine.state.store
+        journal = self._journal
+        if journal.blocked:
+            journal.check_publish()
+        store = journal.state.store
         try:
             message.store_file = store.write(message.id, body, 0)
         except OSError as error:
-            raise engine.disk_full(error, len(body)) from error
+            raise journal.disk_full(error, len(body)) from error
         store.own(message.store_file, message.id)
 
     def progress(self, query: str, page: int, frame: int) -> None:
         """It is a slice of a query's batch that is being rolled forward: what comes after it is
         this frame. ValueError: nothing of that query is."""
         self._check()
-        batch = self._engine.state.batches.by_query.get(query)
+        batch = self._journal.state.batches.by_query.get(query)
         if batch is None or batch.is_done:
             raise ValueError(f"no batch of query {query!r} is to be rolled forward")
         if (page, frame) < (batch.page, batch.frame) or page > batch.page_count:
@@ -182,13 +219,13 @@ class Transaction:
         self.log_bytes += 32 + 40 * len(entries)
 
     def commit(self, mode: int) -> int:
-        """Make it happen; returns the LSN of the record that decides. It is atomic once that is
-        settled. TransactionTooLargeError, ValueError (an entry is not alive): nothing happened, and
-        it is rolled back. DiskFullError: nothing happened, it may be tried again."""
+        """Log and apply all of it; returns the LSN of the record that decides. It is atomic once
+        that is settled. TransactionTooLargeError, ValueError (an entry is not alive): nothing
+        happened, and it is rolled back. DiskFullError: nothing happened, it may be tried again."""
         self._check()
-        engine = self._engine
-        engine.check()
-        limit = engine.options.tx_bytes_max
+        journal = self._journal
+        journal.check()
+        limit = journal.options.tx_bytes_max
         if self.log_bytes > limit:
             self.rollback()
             raise TransactionTooLargeError(self.log_bytes, limit)
@@ -197,28 +234,29 @@ class Transaction:
             if not all(queue.is_live_run(run) for run in queue.runs(entries)):
                 self.rollback()
                 raise ValueError(f"an entry of queue {queue.number} is not alive")
-        if engine.blocked and (self.publishes or self.appends):
-            engine.refuse()
-        is_large = self.log_bytes > engine.options.tx_record_bytes
-        ops = self._ops(is_large=is_large)
+        if journal.blocked and (self.publishes or self.appends):
+            journal.check_publish()
+        is_large = self.log_bytes > journal.options.tx_record_bytes
+        first_seqs: dict[int, int] = {}
+        operations = self._operations(first_seqs, is_large=is_large)
         named = any(p.message.store_file for p in self.publishes)
-        try:
-            if is_large:
-                lsn = self._append_parts(ops, mode, named)
-            else:
-                count, data = encode_all(ops)
-                lsn = engine.log.append(record.TX, 0, count, data, mode, names_store=named)
-        except DiskFullError as error:
-            raise engine.full(error) from error
-        try:
-            self._apply(lsn, mode)
-        except BaseException as error:
-            engine.stop(error)  # the log is ahead of RAM: only recovery goes on from there
-            raise
-        self.is_open = False
-        if engine.log.is_full:
-            engine.wait_for_room()
+        if is_large:
+            lsn = journal.commit_parts(operations, mode, first_seqs, names_store=named)
+        else:
+            lsn = journal.commit_transaction(operations, mode, names_store=named)
+        self._committed()
         return lsn
+
+    def _committed(self) -> None:
+        """What was spooled has its references and needs no owner any more; all queues have what
+        they share."""
+        store = self._journal.state.store
+        for published in self.publishes:
+            m = published.message
+            if m.store_file:
+                store.disown(m.store_file, m.id)
+            self._placement.complete(m)
+        self.is_open = False
 
     def _forget_deleted(self) -> None:
         """Queues that were deleted since: what was for them, or in them, is gone with them."""
@@ -227,99 +265,60 @@ class Transaction:
             published.queues = [q for q in published.queues if not q.is_deleted]
             m = published.message
             if not published.queues and m.store_file:
-                self._engine.state.store.disown(m.store_file, m.id)
+                self._journal.state.store.disown(m.store_file, m.id)
         self.publishes = [p for p in self.publishes if p.queues]
         self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
-    def _ops(self, *, is_large: bool) -> list[record.Op]:
-        """The operations; places have seqs, or ordinals within (transaction, queue or stream) if it
-        is large. A run is an operation TX, the list of its publishes, unless it is large."""
-        next_seqs: dict[int, int] = {}
-        ops: list[record.Op] = []
+    def _operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[Operation]:
+        """The operations. If it is large their places have ordinals within (transaction, queue or
+        stream), and a run is single publishes; else they have seqs. first_seqs: is filled with the
+        first seq or offset of each queue and stream."""
+        operations: list[Operation] = []
         batch = self.batch
-        if batch is not None:  # first, so that a replay knows whose slice it is
-            data = batches.progress_data(batch.query, batch.number, batch.page, batch.frame)
-            ops.append(record.Op(record.BATCH, batches.PROGRESS, 0, data))
+        if batch is not None:  # first, so that `apply` knows whose slice it is
+            operations.append(BatchChange(batch, batches.PROGRESS))
+        counts: dict[int, int] = {}  # of messages, by queue or stream
         for published in self.publishes:
-            messages = published.messages if isinstance(published, PublishedRun) else []
-            places: list[tuple[int, int]] = []
-            for queue in published.queues:
-                seq = next_seqs.get(queue.number, 0 if is_large else queue.next_seq)
-                next_seqs[queue.number] = seq + max(len(messages), 1)
-                places.append((queue.number, seq))
-            if not messages:
-                ops.append(publish_op(published.message, places))
-                continue
-            number, seq = places[0]
-            if is_large:
-                ops += [publish_op(m, [(number, seq + i)]) for i, m in enumerate(messages)]
-            else:
-                data = run_of_publishes(number, seq, messages)
-                ops.append(record.Op(record.TX, 0, len(messages), data))
-        now_us = self._engine.clock.wall_us() if batch is None else batch.time_us
+            self._publish(published, operations, first_seqs, counts, is_large)
+        now_us = self._journal.clock.wall_us() if batch is None else batch.time_us
         for a in self.appends:
             stream = a.stream
-            offset = next_seqs.get(stream.number, 0 if is_large else stream.next_offset)
-            next_seqs[stream.number] = offset + 1
+            first = first_seqs.setdefault(stream.number, stream.next_offset)
+            ordinal = counts.get(stream.number, 0)
+            counts[stream.number] = ordinal + 1
+            a.offset = first + ordinal
             a.time_us = max(now_us, stream.queue.last_time_us)
-            data = record.stream_data(stream.number, offset, a.time_us, a.header, a.body)
-            ops.append(record.Op(record.STREAM, 0, 1, data))
-        ops += [dequeue_op(queue, entries) for queue, entries in self.dequeues]
-        return ops
-
-    def _append_parts(self, ops: list[record.Op], mode: int, named: bool) -> int:
-        """TX_PART records, decided by a TX_COMMIT; no checkpoint makes its cut in between."""
-        engine = self._engine
-        log = engine.log
-        number = log.last_lsn + 1
-        engine.is_committing = True
-        try:
-            start = size = 0
-            for i, op in enumerate(ops):
-                size += len(op.data)
-                if size >= engine.options.tx_part_bytes or i == len(ops) - 1:
-                    part = ops[start : i + 1]
-                    data = record.tx_part_data(number, part)
-                    log.append(record.TX_PART, 0, len(part), data, mode, names_store=named)
-                    start, size = i + 1, 0
-                    if log.is_full:
-                        engine.wait_for_room()
-            first_seqs = {q.number: q.next_seq for p in self.publishes for q in p.queues}
-            first_seqs.update((a.stream.number, a.stream.next_offset) for a in self.appends)
-            data = record.tx_commit_data(number, list(first_seqs.items()))
-            return log.append(record.TX_COMMIT, 0, len(first_seqs), data, mode)
-        finally:
-            engine.is_committing = False
-
-    def _apply(self, lsn: int, mode: int) -> None:
-        state = self._engine.state
-        batch = None
-        if self.batch is not None:
-            batch = state.apply_batch(lsn, batches.PROGRESS, self.batch)
-            for a in self.appends:
-                state.streams.touch(batch, a.stream)
-        for published in self.publishes:
-            if isinstance(published, PublishedRun):
-                apply_run(published)
-                continue
-            m = published.message
-            in_store = m.store_file != 0
-            for queue in published.queues:
-                seq = queue.publish(m.size, in_store, m.expiry_ms)
-                entry = Entry(seq, m)
-                queue.holder.add(entry)
-                published.entries.append((queue, entry))
-            if isinstance(m, SharedMessage) and m.shared is not self._engine.sharing:
-                m.shared.complete()
-            if in_store:
-                state.store.ref(m.store_file, m.id, len(published.queues))
-                state.store.disown(m.store_file, m.id)
-        for a in self.appends:
-            a.offset = state.streams.append(a.stream, lsn, mode, a.time_us, a.header, a.body)
+            at = ordinal if is_large else a.offset
+            found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
+            operations.append(StreamRecord(found))
         for queue, entries in self.dequeues:
-            state.apply_dequeue(lsn, queue, queue.runs(entries), store_refs(entries), entries)
-        if batch is not None:
-            state.end_batch(lsn, batch)
+            runs, stores = queue.runs(entries), store_refs(entries)
+            operations.append(Dequeue(queue.number, runs, stores, entries))
+        return operations
+
+    def _publish(
+        self, published: Published, operations: list[Operation], first_seqs: dict[int, int],
+        counts: dict[int, int], is_large: bool,
+    ) -> None:  # fmt: skip
+        """Add the operations of one publish, or of a run."""
+        messages = published.messages if isinstance(published, PublishedRun) else []
+        places: list[tuple[int, int]] = []
+        for queue in published.queues:
+            number = queue.number
+            ordinal = counts.get(number, 0)
+            counts[number] = ordinal + max(len(messages), 1)
+            first = first_seqs.setdefault(number, queue.next_seq)
+            places.append((number, ordinal if is_large else first + ordinal))
+        if not isinstance(published, PublishedRun):
+            operations.append(Publish(published.message, places, published.born))
+            return
+        number, seq = places[0]
+        published.first_seq = first_seqs[number] + seq if is_large else seq
+        if is_large:
+            for i, m in enumerate(messages):
+                operations.append(Publish(m, [(number, seq + i)]))
+        else:
+            operations.append(_Run(published.queues[0], seq, messages))
 
     def rollback(self) -> None:
         """Forget it; bodies that were spooled for it are given back."""
@@ -328,44 +327,11 @@ class Transaction:
         for published in self.publishes:
             message = published.message
             if message.store_file:
-                self._engine.state.store.disown(message.store_file, message.id)
+                self._journal.state.store.disown(message.store_file, message.id)
 
     def _check(self) -> None:
         if not self.is_open:
             raise StorageError("the transaction is over: it was committed or rolled back")
-
-
-def apply_run(published: PublishedRun) -> None:
-    """Bring the messages of a run to life."""
-    queue = published.queues[0]
-    holder = queue.holder
-    published.first_seq = queue.next_seq
-    for m in published.messages:
-        holder.add(Entry(queue.publish(m.size, False, m.expiry_ms), m))
-
-
-def encode_all(ops: list[record.Op]) -> tuple[int, bytes]:
-    """Count and data of a TX of these operations; one that is a TX itself stands for its list."""
-    if not any(op.type == record.TX for op in ops):
-        return len(ops), record.encode_ops(ops)
-    parts = [op.data if op.type == record.TX else record.encode_ops([op]) for op in ops]
-    return sum([op.count if op.type == record.TX else 1 for op in ops]), b"".join(parts)
-
-
-def publish_op(m: Message, places: list[tuple[int, int]]) -> record.Op:
-    """The PUBLISH operation of a message at these (queue number, seq or ordinal)."""
-    flags = record.publish_flags(m.store_file, m.expiry_ms)
-    data = record.publish_data(
-        flags, m.id, m.time, m.expiry_ms, m.store_file, places, m.header, m.body or b"", m.size
-    )
-    return record.Op(record.PUBLISH, flags, len(places), data)
-
-
-def dequeue_op(queue: QueueIndex, entries: list[Entry]) -> record.Op:
-    """The DEQUEUE operation of entries, ascending."""
-    runs = queue.runs(entries)
-    data = record.dequeue_data(queue.number, runs, store_refs(entries))
-    return record.Op(record.DEQUEUE, 0, len(runs), data)
 
 
 def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:

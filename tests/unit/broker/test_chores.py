@@ -98,7 +98,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(rig: VHostRig) -> None:
 def test_an_error_of_the_engine_goes_up(rig: VHostRig) -> None:
     bad = Noting("bad", [], [])
     rig.vhost.chores.wake(bad)
-    rig.vhost.engine.failed = OSError("the disk is gone")
+    rig.vhost.engine.journal.failed = OSError("the disk is gone")
     with pytest.raises(KeyError):
         rig.vhost.chores.run()
     assert bad.error is None

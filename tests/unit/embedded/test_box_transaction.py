@@ -80,8 +80,8 @@ def test_a_full_disk_rolls_back(box: penstock.Box) -> None:
     with pytest.raises(DiskFullError), box.transaction():  # noqa: PT012
         a.get().ack()
         b.put(b"result")
-        box._driver.core.engine.blocked = True
-    box._driver.core.engine.blocked = False
+        box._driver.core.engine.journal.blocked = True
+    box._driver.core.engine.journal.blocked = False
     assert (len(b), a.get(timeout=LONG_S).body) == (0, b"work")
 
 

@@ -222,15 +222,15 @@ def test_a_full_disk_leaves_it_pending(world: AmqWorld, ttl_ms: int | None) -> N
     world.put(LARGE)
     tag = world.take().tag
     engine = world.rig.engine
-    engine.blocked = True
+    engine.journal.blocked = True
     try:
         q.reject(tag)
     except DiskFullError:
         assert ttl_ms is not None, "a move needs no more room than it gives back"
         assert q.attempts(tag) == 0
-        engine.blocked = False
+        engine.journal.blocked = False
         q.reject(tag)
-    engine.blocked = False
+    engine.journal.blocked = False
     world.settle()
     assert world.everywhere() == {LARGE: 2}
 

@@ -80,7 +80,7 @@ def test_a_queue_that_is_not_durable_is_refused(priorities: int) -> None:
 def test_on_a_full_disk_nothing_is_taken(world: AmqWorld) -> None:
     world.put(*names(4))
     lease(world, 2)
-    world.rig.engine.blocked = True
+    world.rig.engine.journal.blocked = True
     with pytest.raises(DiskFullError):
         world.q.lease("r", 1, BYTES)
     assert world.ready() == ["m2", "m3"]

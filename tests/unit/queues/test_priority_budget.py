@@ -287,7 +287,7 @@ def test_a_full_disk_pages_nothing_and_loses_nothing() -> None:
         rig.engine.publish([other], b"", b"x" * BODY, OS)
     put(q, 0, 16)
     page(q)
-    rig.engine.blocked = True
+    rig.engine.journal.blocked = True
     before = writes(q)
     for entry in rig.entries(other, *range(10)):  # a dead letter is not refused for want of space
         rig.engine.move(other, entry, [q.index(2)], b"", OS)
@@ -295,7 +295,7 @@ def test_a_full_disk_pages_nothing_and_loses_nothing() -> None:
     page(q)
     assert writes(q) == before
     assert alphas(q) == [16, 0, 10]
-    rig.engine.blocked = False
+    rig.engine.journal.blocked = False
     page(q)
     q.check()
     assert alphas(q)[2] == 10

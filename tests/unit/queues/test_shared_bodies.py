@@ -10,7 +10,6 @@ from penstock.queues.vq_state import ALPHA_BYTES
 from penstock.shared_body import SharedMessage
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.lease_engine import Taken
-from penstock.storage.sharing import Sharing
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.monitored import MIB, Monitored
 from tests.helpers.monitored import queue as fake_queue
@@ -202,7 +201,7 @@ def test_a_transaction_that_spooled_the_body_shares_nothing() -> None:
 def test_one_body_in_two_messages_counts_once() -> None:
     bench = Bench(4)
     body = b"x" * 400
-    with Sharing(bench.engine, bench.engine.share_of(body, 4)):
+    with bench.engine.share(bench.engine.share_of(body, 4)):
         bench.engine.publish([q.index() for q in bench.queues[:2]], b"", body, OS)
         bench.engine.publish([bench.queues[2].index()], b"other", body, OS, 1 << 50)
         bench.engine.publish([bench.queues[3].index()], b"", body, NONE)

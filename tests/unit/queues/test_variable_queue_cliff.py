@@ -152,9 +152,9 @@ def test_a_publish_far_over_the_limit(size: int, most: int, has_pending: bool) -
         run.rig.engine.flush()
         for _ in range(25):
             vq.fetch()
-    run.rig.engine.blocked = True  # so that nothing is paged out yet
+    run.rig.engine.journal.blocked = True  # so that nothing is paged out yet
     vq.set_limits(1000, 0)
-    run.rig.engine.blocked = False
+    run.rig.engine.journal.blocked = False
     for _ in range(4):
         tag = vq.publish(b"", b"", OS)
         paged = [seq for _, seq, _ in run.fs.take(run.slots) if seq != tag]

@@ -367,11 +367,11 @@ def test_a_lazy_queue_whose_write_fails(world: FlowWorld, mode: int, before: int
 
 def test_nothing_is_paged_onto_a_full_disk(world: FlowWorld) -> None:
     world.put(*range(50))
-    world.rig.engine.blocked = True
+    world.rig.engine.journal.blocked = True
     world.limit(0)
     assert not world.q.resume()
     assert (world.in_ram(), info_int(world.q, "disk_writes")) == (50, 0)
-    world.rig.engine.blocked = False
+    world.rig.engine.journal.blocked = False
     world.page()
     assert world.in_ram() == 0
     assert world.drain() == list(range(50))

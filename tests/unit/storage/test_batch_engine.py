@@ -74,7 +74,7 @@ def test_a_page_that_is_not_there_decides_nothing() -> None:
 def test_on_a_full_disk_nothing_is_decided() -> None:
     rig = BatchRig()
     page = rig.stage(rows_of(0, 3))
-    rig.engine.blocked = True
+    rig.engine.journal.blocked = True
     with pytest.raises(DiskFullError):
         rig.engine.batches.decide("q", 0, TARGET, [page])
     assert rig.engine.batches.batch("q") is None

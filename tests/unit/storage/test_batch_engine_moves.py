@@ -84,7 +84,7 @@ def test_an_adoption_that_has_no_room_is_tried_again() -> None:
     assert len(rig.told("stream_write")) == 1
     assert not rig.engine.checkpoint()
     assert fault.hits == 2
-    rig.engine.blocked = False
+    rig.engine.journal.blocked = False
     rig.settle()
     assert rig.payloads() == [b"before", *payloads(rows_of(0, 20))]
     assert rig.engine.checkpoint()

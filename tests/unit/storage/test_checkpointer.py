@@ -277,12 +277,12 @@ def test_pinned_files_stay() -> None:
     rig = EngineRig()
     queue = filled(rig, b"q", 8)
     rig.engine.checkpoint()
-    rig.engine.pins += 1
+    rig.engine.pins.count += 1
     rig.ack(queue, *range(4))
     rig.engine.sync()
     rig.engine.checkpoint()
     assert "0.qi" in rig.files_of(queue)
-    assert queue.path + "/0.qi" in rig.engine.pinned_paths
+    assert queue.path + "/0.qi" in rig.engine.pins.paths
 
 
 # ---- no space ----------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_what_is_not_alive_cannot_be_moved() -> None:
      (0, 100, False)],
 )  # fmt: skip
 def test_the_placement_is_of_size_and_copies(size: int, copies: int, in_store: bool) -> None:
-    assert EngineRig().engine.places_in_store(size, copies) == in_store
+    assert EngineRig().engine.placement.is_in_store(size, copies) == in_store
 
 
 def spooled(rig: EngineRig, *pieces: bytes) -> Message:

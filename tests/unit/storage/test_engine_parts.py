@@ -292,7 +292,7 @@ def test_an_exception_inside_leaves_what_was_done_and_logs_it() -> None:
 
     with pytest.raises(KeyError):
         act()
-    assert rig.engine.gathering is None
+    assert rig.engine.journal.gathering is None
     rig.engine.sync()
     rig.crash("lost")
     assert [rig.engine.queue(name).count for name in NAMES] == [0, 1, 1, 1]

@@ -246,7 +246,7 @@ def test_slots_that_cannot_be_written_leave_all_as_it_was(rig: EngineRig) -> Non
 def test_nothing_is_leased_on_a_full_disk_and_commits_go_on(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1, 2)
-    rig.engine.blocked = True
+    rig.engine.journal.blocked = True
     with pytest.raises(DiskFullError):
         rig.engine.lease(queue, "r", [take(rig, queue, 3)], DISK)
     rig.engine.commit_lease(queue, "r", 1, DISK)

@@ -407,12 +407,12 @@ def test_transient_messages_keep_the_files_of_their_segment() -> None:
     rig.ack(queue, 2, 3)
     assert 0 not in queue.segments
     rig.engine.checkpoint()
-    rig.engine.upkeep.finish()
+    rig.engine.journal.finish()
     assert "0.qi" in rig.files_of(queue), "a transient message is in it"
     queue.keep_transients(0, -1)
     rig.put(queue, b"c")
     rig.engine.checkpoint()
-    rig.engine.upkeep.finish()
+    rig.engine.journal.finish()
     assert "0.qi" not in rig.files_of(queue)
 
 
@@ -428,13 +428,13 @@ def test_files_of_a_queue_that_is_not_durable_go_without_a_checkpoint() -> None:
     assert "0.qi" in rig.files_of(queue)
     queue.keep_transients(0, -1)
     rig.engine.tick()
-    rig.engine.upkeep.finish()
+    rig.engine.journal.finish()
     assert "0.qi" in rig.files_of(queue), "the next message may be written to it"
     for _ in range(4):
         queue.take_seq()
     queue.keep_transients(1, 1)
     rig.engine.tick()
-    rig.engine.upkeep.finish()
+    rig.engine.journal.finish()
     assert rig.files_of(queue) == []
     assert rig.engine.checkpoints.count == before
 

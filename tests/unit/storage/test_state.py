@@ -106,7 +106,7 @@ def state_of(rig: EngineRig) -> tuple[StorageState, Replay]:
 
 
 def apply(replay: Replay, kind: int, data: bytes, count: int = 0, flags: int = 0) -> None:
-    replay.apply_op(record.Op(kind, flags, count, data), {})
+    replay.apply(record.Record(1, kind, flags, count, data, 0, 0))
 
 
 def test_operations_on_a_queue_that_is_gone_mean_nothing_any_more() -> None:
@@ -127,7 +127,7 @@ def test_operations_on_a_queue_that_is_gone_mean_nothing_any_more() -> None:
 
 def test_a_record_that_this_version_does_not_know_is_refused() -> None:
     _, replay = state_of(EngineRig())
-    with pytest.raises(ValueError, match="means nothing to this version"):
+    with pytest.raises(ValueError, match="is not known to this version"):
         apply(replay, 200, b"")
 
 

@@ -100,7 +100,7 @@ def test_a_turn_without_streams_in_it_touches_none() -> None:
 
 def test_a_full_disk_refuses_appends_as_it_does_publishes() -> None:
     rig, stream = rig_with_stream()
-    rig.engine.blocked = True
+    rig.engine.journal.blocked = True
     before = rig.engine.last_lsn
     with pytest.raises(DiskFullError):
         rig.engine.append_stream(stream, b"", BODY, DISK)
@@ -109,7 +109,7 @@ def test_a_full_disk_refuses_appends_as_it_does_publishes() -> None:
     with pytest.raises(DiskFullError):
         tx.commit(DISK)
     assert (rig.engine.last_lsn, stream.next_offset) == (before, 0)
-    rig.engine.blocked = False
+    rig.engine.journal.blocked = False
     rig.engine.wait(tx.commit(DISK), DISK)
     assert stream.head_offset == 1
 
@@ -467,11 +467,11 @@ def test_one_deletion_at_a_time() -> None:
 def test_a_pinned_store_keeps_its_pages_and_readers_do_not_see_them() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
-    rig.engine.pins += 1
+    rig.engine.pins.count += 1
     assert rig.engine.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (6, [0, 2, 4, 6])
-    assert [path for path in rig.engine.pinned_paths if path.endswith(".page")] == [
+    assert [path for path in rig.engine.pins.paths if path.endswith(".page")] == [
         f"{stream.path}/{base:020}.page" for base in (0, 2, 4)
     ]
 

@@ -287,7 +287,7 @@ def test_a_body_that_cannot_be_spooled_leaves_the_transaction_as_it_was() -> Non
     assert rig.engine.blocked
     with pytest.raises(DiskFullError):
         tx.commit(DISK)
-    rig.engine.blocked = False
+    rig.engine.journal.blocked = False
     tx.commit(DISK)
     assert rig.bodies(queue) == {0: b"0"}
 
@@ -298,7 +298,7 @@ def test_a_blocked_engine_still_commits_acks() -> None:
     rig.put(queue, b"0")
     tx = rig.engine.begin()
     tx.dequeue(queue, rig.entries(queue, 0))
-    rig.engine.blocked = True
+    rig.engine.journal.blocked = True
     tx.commit(DISK)
     assert queue.count == 0
 
@@ -380,7 +380,7 @@ def test_no_cut_falls_between_the_parts() -> None:
     seen: list[str] = []
 
     def look(_: int, kind: str, path: str) -> None:
-        if rig.engine.is_committing:
+        if rig.engine.journal.is_committing:
             rig.engine.upkeep.begin_checkpoint()
             seen.append(rig.engine.checkpoints.phase)
 
@@ -426,9 +426,9 @@ def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None
     with pytest.raises(DiskFullError):
         tx.commit(DISK)
     assert tx.is_open
-    assert (a.count, rig.engine.blocked, rig.engine.is_committing) == (1, True, False)
+    assert (a.count, rig.engine.blocked, rig.engine.journal.is_committing) == (1, True, False)
     rig.fs.clear_faults()
-    rig.engine.blocked = False
+    rig.engine.journal.blocked = False
     tx.commit(DISK)
     rig.engine.sync()
     assert a.count == 41

@@ -390,7 +390,7 @@ def test_finish_waits_for_everything_under_way() -> None:
     rig.engine.upkeep.begin_checkpoint()
     rig.engine.upkeep.step_checkpoint(float("inf"))
     assert pending(rig)
-    rig.engine.upkeep.finish()
+    rig.engine.journal.finish()
     assert not pending(rig)
     assert rig.engine.checkpoints.phase == IDLE
 

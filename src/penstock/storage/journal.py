@@ -1,0 +1,420 @@
+"""Journal: appends operations to the log, applies them to the state, stops when that fails.
+
+Every change of a vhost's storage has three steps, always in this order:
+
+    append   the operations become one record of the log. If that fails, nothing has happened
+    apply    each operation changes the StorageState, by the code that replay runs (record_types.py)
+    stop     if `apply` fails the log is ahead of RAM: nothing goes on from there but recovery [10]
+
+`commit` does all three. Three hot paths of the engine (publishing, acknowledging, appending to a
+stream) use the log's own encoders instead and then the same functions of the state.
+
+The journal also knows whether changes are possible at all: `failed` after an error that stops the
+engine, `blocked` while the disk is full (publishers are refused, everything else goes on), and
+`is_closed`. It runs slow work elsewhere (`submit`) and takes the completions.
+
+Atomic groups. A queue with priorities is several QueueIndexes, a part for each, and so is one with
+delays. To users they are one queue, which must not come back from a crash half declared, half
+purged or half deleted. So what is done to all parts is one record: a TX of the operations that each
+part would log by itself. If all operations are known, `commit` takes them as one list. A caller
+whose parts know their operations only while they run uses
+
+    with journal.one_record(mode) as one:
+        for part in parts:
+            part.delete_and_terminate(mode)
+    engine.wait(one.lsn, mode)
+
+Inside, each operation is applied at once and kept for the record, whose LSN is known already: the
+next one. So nothing else may be appended meanwhile (no publish, move or transaction:
+AssertionError), and no checkpoint makes its cut. Groups nest: the outermost makes the record, in
+the strongest mode of all. An exception inside does not undo what was applied, so the record is
+logged all the same. If the log cannot take it the engine stops.
+"""
+
+import errno
+from collections.abc import Callable
+from types import TracebackType
+
+from penstock.clock import Clock
+from penstock.errors import DiskFullError, StoppedError
+from penstock.storage import record
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.options import StorageOptions
+from penstock.storage.record_types import AppliedRecord, Operation, TxCommit, TxPart
+from penstock.storage.state import StorageState
+from penstock.storage.transaction_log import TransactionLog
+
+
+class Journal:
+    """One per engine.
+
+    failed: why nothing can be changed any more, or None. blocked: publishers are refused for want
+    of space. is_committing: records of an undecided transaction are in the log, or an atomic group
+    is open; no checkpoint may make its cut. gathering: the open atomic group.
+    on_event(kind, text): takes news for people, see StorageEngine.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str, clock: Clock, options: StorageOptions, state: StorageState,
+        log: TransactionLog, on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.fs: FileSystem = fs
+        self.path: str = path
+        self.clock: Clock = clock
+        self.options: StorageOptions = options
+        self.state: StorageState = state
+        self.log: TransactionLog = log
+        self.failed: BaseException | None = None
+        self.is_closed: bool = False
+        self.blocked: bool = False
+        self.is_committing: bool = False
+        self.gathering: OneRecord | None = None
+        self._event = on_event
+        self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
+        self._is_preparing_ahead: bool = False
+        self._on_turn: Callable[[], None] = _nothing
+        self._on_settled: Callable[[], None] = _nothing
+        self._on_progress: Callable[[], None] = _nothing
+
+    def call_back(
+        self, *, on_turn: Callable[[], None], on_settled: Callable[[], None],
+        on_progress: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Set what is called at the end of a turn, when more of the log is settled, and whenever
+        something has completed."""
+        self._on_turn = on_turn
+        self._on_settled = on_settled
+        self._on_progress = on_progress
+
+    # ---- changes -------------------------------------------------------------------------------
+
+    def commit(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
+        """Log operations as one record and apply them. Returns the LSN; of the last record if there
+        are none. names_store: one of several publishes a body that is in the store. ValueError,
+        DiskFullError: nothing happened. Any error of `apply` stops the engine."""
+        lsn = self.append(operations, mode, names_store=names_store)
+        self.apply(operations, lsn, mode)
+        return lsn
+
+    def commit_transaction(
+        self, operations: list[Operation], mode: int, *, names_store: bool
+    ) -> int:
+        """As `commit`, in a TX also for one operation, or for none: a transaction has an LSN of its
+        own, which is settled in its own mode."""
+        assert self.gathering is None, "a transaction is a record of its own"
+        ops = [operation.encode() for operation in operations]
+        lsn = self._append_list(ops, mode, names_store)
+        self.apply(operations, lsn, mode)
+        return lsn
+
+    def append(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
+        """Log operations as one record, for a caller that applies them itself: of their own type if
+        it is one, else a TX. Inside `one_record` they become part of that. Returns the LSN.
+        ValueError, DiskFullError: nothing happened."""
+        if not operations:
+            return self.log.last_lsn
+        ops = [operation.encode() for operation in operations]
+        gathering = self.gathering
+        if gathering is not None:
+            return gathering.add(ops, mode)
+        return self.append_ops(ops, mode, names_store)
+
+    def append_ops(self, ops: list[record.Op], mode: int, names_store: bool = False) -> int:
+        """Log encoded operations, one at least, as one record. As `append`."""
+        if len(ops) > 1:
+            return self._append_list(ops, mode, names_store)
+        op = ops[0]
+        try:
+            return self.log.append(op.type, op.flags, op.count, op.data, mode, names_store)
+        except DiskFullError as error:
+            raise self.full(error) from error
+
+    def _append_list(self, ops: list[record.Op], mode: int, names_store: bool) -> int:
+        count, data = _encode_list(ops)
+        try:
+            return self.log.append(record.TX, 0, count, data, mode, names_store)
+        except DiskFullError as error:
+            raise self.full(error) from error
+
+    def apply(
+        self, operations: list[Operation], lsn: int, mode: int,
+        first_seqs: dict[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Apply operations that are in the log. first_seqs: see AppliedRecord. Any error stops the
+        engine. Afterwards it waits while too much is to be written: StoppedError."""
+        at = AppliedRecord(lsn, mode, {} if first_seqs is None else first_seqs)
+        state = self.state
+        try:
+            for operation in operations:
+                operation.apply(state, at)
+            state.end_record(lsn)
+        except BaseException as error:
+            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            raise
+        if self.gathering is None and self.log.is_full:
+            self.wait_for_room()
+
+    def commit_parts(
+        self, operations: list[Operation], mode: int, first_seqs: dict[int, int], *,
+        names_store: bool,
+    ) -> int:  # fmt: skip
+        """As `commit`, for more than fits one record: TX_PARTs, then a TX_COMMIT, which decides.
+        Places of the operations are ordinals; first_seqs: queue or stream -> its first seq or
+        offset. No checkpoint makes its cut in between."""
+        assert self.gathering is None, "a transaction is a record of its own"
+        number = self.log.last_lsn + 1
+        part: list[record.Op] = []
+        size = 0
+        self.is_committing = True
+        try:
+            for i, operation in enumerate(operations):
+                op = operation.encode()
+                part.append(op)
+                size += len(op.data)
+                if size >= self.options.tx_part_bytes or i == len(operations) - 1:
+                    self.append_ops([TxPart(number, part).encode()], mode, names_store)
+                    part, size = [], 0
+                    if self.log.is_full:
+                        self.wait_for_room()
+            lsn = self.append_ops([TxCommit(number, list(first_seqs.items())).encode()], mode)
+        finally:
+            self.is_committing = False
+        self.apply(operations, lsn, mode, first_seqs)
+        return lsn
+
+    def one_record(self, mode: int) -> "OneRecord":
+        """Make an atomic group, for a `with`; see the head of this module."""
+        return OneRecord(self, mode)
+
+    # ---- what is possible ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise StoppedError if nothing can be changed any more."""
+        if self.failed is not None:
+            raise StoppedError(str(self.failed)) from self.failed
+        if self.is_closed:
+            raise StoppedError("the engine is closed")
+
+    def check_publish(self) -> None:
+        """Raise StoppedError, or DiskFullError if publishers are refused."""
+        self.check()
+        if self.blocked:
+            raise self.disk_error(self.options.disk_free_limit)
+
+    def stop(self, error: BaseException) -> None:
+        """Stop for good: nothing is confirmed after this, and only the first error counts [10]."""
+        if self.failed is None:
+            self.failed = error
+            self.log.poison(error)
+            self.event("stopped", str(error))
+
+    def disk_full(self, error: OSError, needed: int) -> Exception:
+        """Return what to raise for an OSError of a write of `needed` bytes: a DiskFullError, and
+        publishers are refused, if the disk is full; else the same error."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        return self.full(self.disk_error(needed))
+
+    def fullest_disk(self) -> tuple[str, int]:
+        """As the function of this name, for this store."""
+        return fullest_disk(self.fs, self.path)
+
+    def disk_error(self, needed: int) -> DiskFullError:
+        """Return the error for a write of `needed` bytes that one of the disks has no room for."""
+        return DiskFullError(*self.fullest_disk(), needed)
+
+    def full(self, error: DiskFullError) -> DiskFullError:
+        """Refuse publishers, because of this error. Returns it."""
+        if not self.blocked:
+            self.block(str(error))
+        return error
+
+    def block(self, text: str = "") -> None:
+        """Refuse publishers until upkeep finds space. Only this call sends the event `disk_full`;
+        owners block their clients at it, until the `disk_free` that ends it."""
+        was_blocked, self.blocked = self.blocked, True
+        if text or not was_blocked:
+            self.event("disk_full", text or "there is no space")
+
+    def unblock(self, text: str) -> None:
+        """Let publishers go on."""
+        self.blocked = False
+        self.event("disk_free", text)
+
+    def event(self, kind: str, text: str) -> None:
+        """Report news for people."""
+        self._event(kind, text)
+
+    # ---- turns and completions -----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """End a turn: write what was appended; a sync starts if one is wanted. SyncFailedError,
+        StoppedError."""
+        self.check()
+        try:
+            self.log.flush()
+        finally:
+            self.after_log()
+        self._on_turn()
+
+    def wait(self, lsn: int, mode: int) -> None:
+        """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
+        SyncFailedError: that will not be."""
+        self.check()
+        try:
+            self.log.wait(lsn, mode, self._complete_other)
+        finally:
+            self.after_log()
+        self._on_turn()
+        self._on_progress()
+
+    def tick(self) -> None:
+        """Do the regular work of the log, and take what has completed. The caller has checked that
+        the engine is not stopped."""
+        if not self._is_preparing_ahead:  # not at the start: it would only delay the ready line
+            self._is_preparing_ahead = True
+            self.log.prepare_ahead()
+        try:
+            self.log.tick()
+        finally:
+            self.after_log()
+        self._on_turn()
+        self.poll()
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Take what the file system has completed; wait=True: at least one thing, if any is due."""
+        for token, result in self.fs.completed(wait):
+            self.complete(token, result)
+
+    def push(self) -> None:
+        """Write what was appended, and wait for one completion. StoppedError, SyncFailedError."""
+        self.log.flush()
+        self.after_log()
+        self.poll(wait=True)
+        self.check()
+
+    def complete(self, token: int, result: object) -> None:
+        """Take the end of a submitted operation: its result, or the exception that it raised."""
+        if self.log.complete(token, result):
+            self.after_log()
+            self._on_settled()
+        else:
+            self._complete_other(token, result)
+        self._on_progress()
+
+    def _complete_other(self, token: int, result: object) -> None:
+        done, failed = self._ops.pop(token)
+        if self.failed is not None:
+            return  # nothing goes on from here [10]
+        if isinstance(result, BaseException):
+            failed(result)
+        else:
+            done(result)
+
+    def submit(
+        self,
+        op: Callable[[], object],
+        done: Callable[[object], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Run op where the file system likes, then done(result) or failed(error) here."""
+        self._ops[self.fs.submit(op)] = (done, failed)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether submitted work, other than the log's, is not complete yet."""
+        return bool(self._ops)
+
+    def finish(self) -> None:
+        """Wait for all submitted work but the log's."""
+        while self._ops:
+            self.poll(wait=True)
+
+    def wait_for_room(self) -> None:
+        """Write, and wait, until no more than a group is in RAM. StoppedError, SyncFailedError."""
+        self.log.flush()
+        while self.log.is_full:
+            self.after_log()
+            self.check()
+            self.poll(wait=True)
+            self.log.flush()
+        self._on_turn()  # what it had to wait for is no longer in RAM
+
+    def after_log(self) -> None:
+        """Stop if the log has failed; to be called after any call that may write it."""
+        if self.log.failed is not None and self.failed is None:
+            self.stop(self.log.failed)
+
+
+class OneRecord:
+    """An atomic group; see the head of this module. lsn: of the record, once the outermost group is
+    left; 0 if nothing was to be logged."""
+
+    def __init__(self, journal: Journal, mode: int) -> None:
+        self._journal = journal
+        self._outer: OneRecord | None = None
+        self._was_committing: bool = False
+        self.mode: int = mode
+        self.lsn: int = 0
+        self.ops: list[record.Op] = []
+
+    def __enter__(self) -> "OneRecord":
+        journal = self._journal
+        journal.check()
+        self._outer = journal.gathering
+        if self._outer is None:
+            journal.gathering = self
+            self._was_committing = journal.is_committing
+            journal.is_committing = True  # a cut now would be of a state ahead of its log
+        else:
+            self._outer.mode = max(self._outer.mode, self.mode)
+        return self
+
+    def add(self, ops: list[record.Op], mode: int) -> int:
+        """Keep operations for the record. Returns the LSN that it will have."""
+        lsn = self._journal.log.last_lsn + 1
+        assert self.lsn in (0, lsn), "something else was appended in the middle of one record"
+        self.lsn = lsn
+        self.mode = max(self.mode, mode)
+        self.ops += ops
+        return lsn
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        journal = self._journal
+        if self._outer is not None:
+            self.lsn = self._outer.lsn
+            return
+        journal.gathering = None
+        journal.is_committing = self._was_committing
+        if not self.ops or journal.failed is not None:
+            return
+        try:
+            lsn = journal.append_ops(self.ops, self.mode)
+            assert lsn == self.lsn, "something else was appended in the middle of one record"
+        except BaseException as failure:
+            journal.stop(failure)
+            raise
+
+
+def fullest_disk(fs: FileSystem, path: str) -> tuple[str, int]:
+    """Return a directory on the disk with the least free space of those that the store at `path`
+    uses, and the bytes that are free there."""
+    free, disk = min([(fs.free_bytes(disk), disk) for disk in fs.disks(path)])
+    return disk, free
+
+
+def _encode_list(ops: list[record.Op]) -> tuple[int, bytes]:
+    """Count and data of a TX of these operations; one that is a TX itself stands for its list."""
+    if not any(op.type == record.TX for op in ops):
+        return len(ops), record.encode_ops(ops)
+    parts = [op.data if op.type == record.TX else record.encode_ops([op]) for op in ops]
+    return sum([op.count if op.type == record.TX else 1 for op in ops]), b"".join(parts)
+
+
+def _nothing() -> None:
+    pass

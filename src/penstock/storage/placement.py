@@ -1,0 +1,76 @@
+"""Placement: makes new messages, and says where their bodies belong.
+
+A small body for one queue goes into that queue's own segment, in queue order. A large body, or one
+that several queues share, goes to the MessageStore, once. The limits are options of the storage.
+"""
+
+from penstock.message import Message, MessageFactory
+from penstock.shared_body import SharedBody, SharedMessage
+from penstock.storage.options import StorageOptions
+
+
+class Placement:
+    """One per engine.
+
+    time_s: the time of new messages, seconds since 1970; the engine sets it at each turn. sharing:
+    what new messages with this body share, see sharing.py; None if there is nothing.
+    """
+
+    def __init__(self, factory: MessageFactory, options: StorageOptions, time_s: int) -> None:
+        self.time_s: int = time_s
+        self.sharing: SharedBody | None = None
+        self._factory: MessageFactory = factory
+        # Of the options, those that each publish asks for.
+        self._embed_below: int = options.queue_index_embed_msgs_below
+        self._inline_below: int = options.wal_inline_below
+
+    def is_in_store(self, size: int, copies: int) -> bool:
+        """Whether a body of `size` bytes for this many queues belongs into the MessageStore."""
+        if copies * size < self._embed_below:
+            return False
+        return copies != 1 or size >= self._inline_below
+
+    def new_message(
+        self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
+    ) -> Message:
+        """Make a message with a new id and its body in RAM, for so many queues."""
+        id = self._factory.create()
+        if copies > 1 or self.sharing is not None:
+            shared = self.share_of(body, copies)
+            if shared is not None:
+                return SharedMessage(shared, id, header, self.time_s, expiry_ms)
+        return Message(id, header, body, len(body), self.time_s, expiry_ms)
+
+    def message_on_disk(self, header: bytes, size: int, expiry_ms: int = 0) -> Message:
+        """Make a message with a new id whose body, of `size` bytes, does not stay in RAM."""
+        return Message(self._factory.create(), header, None, size, self.time_s, expiry_ms)
+
+    def moved_message(
+        self, old: Message, header: bytes, body: bytes | None, expiry_ms: int, copies: int
+    ) -> Message:
+        """Make the same message with another header and expiry, for so many queues. body: of `old`,
+        None if it is in the store."""
+        if body is not None:
+            shared = self.share_of(body, copies, old)
+            if shared is not None:
+                return SharedMessage(shared, old.id, header, old.time, expiry_ms, old.store_file)
+        return Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
+
+    def share_of(
+        self, body: bytes, copies: int, message: Message | None = None
+    ) -> SharedBody | None:
+        """Return how queues share this body: as those that hold `message` do, if it has this very
+        body; as what is published just now (`sharing`); as a new SharedBody if it is for several
+        queues. None if it is for one queue alone, or empty."""
+        if message is not None and isinstance(message, SharedMessage) and message.body is body:
+            return message.shared
+        sharing = self.sharing
+        if sharing is not None and sharing.body is body:
+            return sharing
+        return SharedBody(body, copies) if copies > 1 and body else None
+
+    def complete(self, message: Message) -> None:
+        """All queues for which a message was published have it. While `sharing` is set, others with
+        the same body follow."""
+        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
+            message.shared.complete()

@@ -309,9 +309,7 @@ def test_what_is_refused(
     spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
 ) -> None:
     fill(broker, queue, numbers(0, 10))
-    with pytest.raises(
-        Exception, match=r"classic queue gives each message away once.*availableNow"
-    ):
+    with pytest.raises(Exception, match=r"classic queue delivers each message once.*availableNow"):
         spark.read.format("penstock").options(**where(broker, queue)).load().collect()
     options = where(broker, queue, startingOffsets="latest")
     told = failure(spark, options, tmp_path / "state", Seen())

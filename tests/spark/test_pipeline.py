@@ -291,7 +291,9 @@ def test_a_python_function_transforms(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     orc = LAKE.replace("parquet", "orc")
     rig.run(text.replace("{python}", 'python = "double_rows:double"') + orc)
     assert rig.lake("orc")[0]["twice"] == 14
-    with pytest.raises(PipelineFileError, match="double_rows:nothing gave None, expected a DataFr"):
+    with pytest.raises(
+        PipelineFileError, match="double_rows:nothing returned None, expected a DataFr"
+    ):
         rig.run(text.replace("{python}", 'python = "double_rows:nothing"') + orc)
     with pytest.raises(PipelineFileError, match="python: double_rows:no: "):
         rig.run(text.replace("{python}", 'python = "double_rows:no"') + orc)

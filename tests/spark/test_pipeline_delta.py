@@ -129,7 +129,7 @@ def test_what_a_table_cannot_hold_is_told_before_anything_runs(rig: LakeRig) -> 
         ("SELECT row, row AS ROW FROM source", "two columns have the name 'ROW'"),
         (
             "SELECT INTERVAL 1 MONTH AS i FROM source",
-            "column 'i' is interval month, which no table",
+            "column 'i' is interval month, which tables do not",
         ),
     ):
         text = TRANSFORM.replace("SELECT row, month, carrier, delay FROM source", sql)
@@ -137,7 +137,7 @@ def test_what_a_table_cannot_hold_is_told_before_anything_runs(rig: LakeRig) -> 
             rig.run(text + '[[sink]]\ndelta = "{dir}/lake"\n')
         assert told in str(caught.value)
     with pytest.raises(
-        PipelineFileError, match=r"partition_by: day\(row\): Delta has columns alone"
+        PipelineFileError, match=r"partition_by: day\(row\): Delta takes column names only"
     ):
         rig.run(TRANSFORM + '[[sink]]\ndelta = "{dir}/lake"\npartition_by = ["day(row)"]\n')
     assert not (rig.directory / "lake").exists()

@@ -205,7 +205,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "set_user_tags": Verb("users", "Set a user's tags."),
     "set_vhost_limits": Verb("users", "Set limits of a vhost."),
     # Spark
-    "pipeline": Verb("pipelines", "Run, check, list and show pipelines into tables and queues."),
+    "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
     # stores on disk
     "store": Verb("store", "Check, dump, salvage, measure and copy a store that is not in use."),

@@ -82,7 +82,7 @@ class SparkMissingError(MissingPackageError):
 
 @click.group("pipeline")
 def pipeline() -> None:
-    """Run, check, list and show pipelines into tables and queues."""
+    """Run, check, list and show pipelines from streams to tables."""
 
 
 @pipeline.command("run")

@@ -140,12 +140,6 @@ def decode(found: Mapping[str, Any]) -> Positions:
     return Positions(offsets, ids, readers)
 
 
-def parse_offsets(found: Mapping[str, Any]) -> dict[Key, int]:
-    """Return {(stream, partition): offset} for an offset in a checkpoint or a progress report, as
-    JSON has it. Raises OffsetError."""
-    return decode(found).offsets
-
-
 def lag(end: Positions, latest: Positions) -> dict[Key, int]:
     """Return how many records each partition has after `end`; the word latest counts as the end."""
     found: dict[Key, int] = {}

@@ -403,7 +403,7 @@ class StagingLink:
             body["keep_first"] = True
         what = f"committing batch {batch} of query {query!r} to {self.target}"
         wait_s = max(self.timeout_s, COMMIT_TIMEOUT_S)
-        answer = self.again(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))
+        answer = self.retry(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))
         return str(answer["status"])
 
     def abort(self, query: str, batch: int) -> None:
@@ -414,13 +414,13 @@ class StagingLink:
         except (LinkError, RefusedError) as error:
             logger.warning("dropping batch %d of query %s: %s", batch, query, error)
 
-    def again(self, what: str, call: Callable[[], T]) -> T:
+    def retry(self, what: str, call: Callable[[], T]) -> T:
         """Return the call's result, repeating the call while that may help. Raises SinkError."""
         while True:
             try:
                 found = call()
             except (LinkError, RefusedError) as error:
-                self.may_go_on(what, error)
+                self.wait_or_raise(what, error)
             else:
                 self.succeeded()
                 return found
@@ -429,7 +429,7 @@ class StagingLink:
         """End the current series of failures."""
         self._failing_since = None
 
-    def may_go_on(self, what: str, error: LinkError | RefusedError) -> None:
+    def wait_or_raise(self, what: str, error: LinkError | RefusedError) -> None:
         """Wait a little after a failure. Raises SinkError or BatchConflictError if a retry is
         pointless or the time is over."""
         if isinstance(error, RefusedError) and error.answer.get("error") == BATCH_CONFLICT:
@@ -525,7 +525,7 @@ class PageUpload:
         if is_name and self._conflicts < CONFLICTS_MAX:
             self._conflicts += 1
             return
-        self._link.may_go_on(self._what, error)
+        self._link.wait_or_raise(self._what, error)
 
     def _begin(self) -> None:
         """Begin a new attempt, with all chunks so far."""

@@ -16,7 +16,6 @@ from penstock.spark.offsets import (
     ending,
     ids_of,
     lag,
-    parse_offsets,
     starting,
     stream_id_of,
 )
@@ -54,7 +53,7 @@ def test_an_offset_that_this_source_did_not_write() -> None:
     for wrong in ({"s": 5}, {"s": {"a": 1}}, {"s": {"0": "1"}}):
         with pytest.raises(OffsetError, match="an offset of stream 's'"):
             decode(wrong)
-    assert parse_offsets({"s": {"0": 5, "id": "x"}}) == {("s", 0): 5}
+    assert decode({"s": {"0": 5, "id": "x"}}).offsets == {("s", 0): 5}
 
 
 def test_another_stream_of_that_name_has_another_id() -> None:
@@ -125,7 +124,7 @@ def test_an_offset_of_a_classic_queue_names_its_reader() -> None:
     text = encode(positions)
     assert list(text["q"]) == ["0", "id", "reader"]
     assert decode(text) == positions
-    assert parse_offsets(text) == {("q", 0): 9}
+    assert decode(text).offsets == {("q", 0): 9}
     assert all_heads(heads).offsets == {("q", 0): 13}
     assert lag(positions, all_heads(heads)) == {("q", 0): 4}
 

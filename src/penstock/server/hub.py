@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class Failing(Protocol):
-    """What the hub uses of an engine. failed: None, or why it has stopped."""
+    """The part of an engine that the hub uses. failed: None, or why it has stopped."""
 
     failed: BaseException | None
 
 
 class Turning(Protocol):
-    """What the hub uses of a vhost."""
+    """The part of a vhost that the hub uses."""
 
     @property
     def engine(self) -> Failing:

@@ -57,7 +57,7 @@ Operation = Callable[[Args, str], Awaitable[object]]
 
 
 class Node(Protocol):
-    """What operations use of the supervisor."""
+    """The part of the supervisor that operations use."""
 
     settings: ServeSettings
     clock: Clock

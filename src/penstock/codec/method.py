@@ -40,7 +40,7 @@ from penstock.codec.fields import (
 
 
 class FieldType(NamedTuple):
-    """How one type of field is written and read. zero: the bytes of a reserved field."""
+    """A type of field: how it is written and read. zero: the bytes of a reserved field."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[FieldReader], Any]

@@ -444,7 +444,7 @@ class BasicReject(Method, ids=(60, 90)):
 
 
 class BasicRecoverAsync(Method, ids=(60, 100)):
-    """As recover, without an answer."""
+    """Recover without an answer."""
 
     requeue: Bit = False
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.access.known_users import KnownUsers
-from penstock.broker.operation_json import from_json, to_json
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
+from penstock.operation_json import from_json, to_json
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts
 

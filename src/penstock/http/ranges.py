@@ -115,8 +115,7 @@ class PageDirectory(ABC):
     @property
     @abstractmethod
     def key(self) -> tuple[str, ...]:
-        """What one question to the vhost answers: directories with equal keys are known
-        together."""
+        """The key of the cache: one call of the vhost answers for all directories of this key."""
 
     @abstractmethod
     async def ask(self, node: NodeLink) -> dict[int, str]:

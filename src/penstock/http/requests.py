@@ -36,8 +36,8 @@ from starlette.responses import Response
 
 from penstock.access.known_users import KnownUsers
 from penstock.access.permissions import Identity
-from penstock.broker.operation_json import to_json
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
+from penstock.operation_json import to_json
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.server.log_lines import client_line

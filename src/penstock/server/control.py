@@ -7,7 +7,7 @@ another order than the requests, and carry their number:
     request   {"id": 1, "op": "list_queues", "vhost": "/", "args": {...}}
     reply     {"id": 1, "result": ...}     {"id": 1, "error": {"code": 404, "text": "..."}}
 
-Args and results are those of broker.operation_json, exact. A line has at most LINE_BYTES_MAX.
+Args and results are those of operation_json, exact. A line has at most LINE_BYTES_MAX.
 
 The path of a Unix socket may have 107 bytes at most, that of the data directory may be longer. Then
 the socket is opened through a descriptor of the directory, by its name in Linux's /proc.
@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.broker.operation_json import from_json, to_json
 from penstock.errors import INTERNAL_ERROR, PenstockError
+from penstock.operation_json import from_json, to_json
 
 NAME: Final = "control.sock"
 LINE_BYTES_MAX: Final = 256 << 20

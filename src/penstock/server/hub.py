@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Failing(Protocol):
-    """What the hub uses of an engine."""
+    """The part of an engine that the hub uses."""
 
     @property
     def failed(self) -> BaseException | None:
@@ -38,7 +38,7 @@ class Failing(Protocol):
 
 
 class Turning(Protocol):
-    """What the hub uses of a vhost."""
+    """The part of a vhost that the hub uses."""
 
     @property
     def engine(self) -> Failing:

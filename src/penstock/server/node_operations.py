@@ -22,7 +22,6 @@ from typing import Any, Final, Protocol
 import penstock
 from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
 from penstock.access.users import Users
-from penstock.broker.operation_json import to_json
 from penstock.clock import Clock, date
 from penstock.errors import (
     ACCESS_REFUSED,
@@ -31,6 +30,7 @@ from penstock.errors import (
     PRECONDITION_FAILED,
     OptionError,
 )
+from penstock.operation_json import to_json
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.listener import Listener
@@ -58,7 +58,7 @@ Operation = Callable[[Args, str], Awaitable[object]]
 
 
 class Node(Protocol):
-    """What operations use of the supervisor."""
+    """The part of the supervisor that operations use."""
 
     settings: ServeSettings
     clock: Clock

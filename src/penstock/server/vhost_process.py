@@ -34,7 +34,6 @@ from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import SIZE, InFlight
-from penstock.broker.operation_json import from_json, to_json
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
@@ -46,6 +45,7 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
+from penstock.operation_json import from_json, to_json
 from penstock.protocol.connection import Connection
 from penstock.server.control_server import error_reply
 from penstock.server.heap import freeze_start

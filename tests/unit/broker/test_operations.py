@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.operation_json import dumps
 from penstock.broker.operations import OPERATIONS
 from penstock.broker.operations_streams import OPERATIONS as STREAMS
 from penstock.errors import AMQPError
+from penstock.operation_json import dumps
 from penstock.storage.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 

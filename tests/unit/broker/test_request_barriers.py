@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.broker.chores import Chore
-from penstock.broker.operation_json import loads
 from penstock.broker.operations import OPERATIONS
 from penstock.broker.operations_box import OPERATIONS as BOX_OPERATIONS
 from penstock.codec.method import Method
@@ -38,6 +37,7 @@ from penstock.codec.spec import (
     QueueUnbind,
 )
 from penstock.errors import AMQPError, ChannelError, valid_text
+from penstock.operation_json import loads
 from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 

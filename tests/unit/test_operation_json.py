@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.operation_json import dumps, from_json, loads, to_json
 from penstock.errors import ChannelError
+from penstock.operation_json import dumps, from_json, loads, to_json
 
 
 def test_bytes_come_back_as_bytes() -> None:

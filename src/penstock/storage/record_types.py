@@ -154,6 +154,7 @@ class LogState(ABC):
 
 # No ABC: compiled classes share the caches of their ABC, so uncompiled code that asks isinstance()
 # for one class may get the answer for another.
+@mypyc_attr(acyclic=True)
 class Operation:
     """One operation, decoded. The head of this module says what the four calls are for."""
 

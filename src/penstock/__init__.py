@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from penstock.embedded.alone_stream import AloneStream as AloneStream
     from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
-    from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
     from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
     from penstock.embedded.box_errors import QueueEmptyError as QueueEmptyError
     from penstock.embedded.box_errors import QueueFullError as QueueFullError
     from penstock.embedded.box_errors import TransactionError as TransactionError
-    from penstock.embedded.job import Job as Job
-    from penstock.embedded.job import Message as Message
+    from penstock.embedded.directory_box import open_box as open  # noqa: A004  # as gzip.open is
+    from penstock.embedded.messages import Job as Job
+    from penstock.embedded.messages import Message as Message
     from penstock.embedded.persist import Persisted as Persisted
     from penstock.embedded.persist import persist as persist
     from penstock.embedded.queue import Queue as Queue
@@ -90,8 +90,8 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
     "Persisted": ("penstock.embedded.persist", "Persisted"),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
-    "Job": ("penstock.embedded.job", "Job"),
-    "Message": ("penstock.embedded.job", "Message"),
+    "Job": ("penstock.embedded.messages", "Job"),
+    "Message": ("penstock.embedded.messages", "Message"),
     "Stream": ("penstock.embedded.stream", "Stream"),
     "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
     **{name: (module, name) for module, names in _ERRORS.items() for name in names},

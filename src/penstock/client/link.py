@@ -11,7 +11,7 @@ A message that no queue got comes back before its confirm; which put it was tell
 
 A box makes a new Link when its connection was lost; jobs know the link that they came on.
 
-Not here: when a new connection is made (remote_driver.py), what is said (remote_calls.py).
+Not here: when a new connection is made (driver.py), what is said (queue.py, stream.py).
 """
 
 import threading

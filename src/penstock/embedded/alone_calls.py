@@ -14,8 +14,8 @@ from typing import Final
 
 from penstock.embedded.alone_core import DELETE, RETAIN, SAVE, AloneCore
 from penstock.embedded.alone_driver import AloneDriver
+from penstock.embedded.sources import Call, Feed, StreamInfo, StreamSource
 from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.stream_source import Call, Feed, StreamInfo, StreamSource
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import OptionError, PenstockError
 
@@ -133,7 +133,7 @@ class AloneCalls(StreamSource):
             want.take()
 
     def commit_soon(self, reader: str, offsets: dict[int, int]) -> None:
-        # As stream_calls.py, which says why the lock is not taken to find out whether it is free.
+        # directory_stream.py says why the lock is not taken to find out whether it is free.
         driver = self._driver
         until_s = self.monotonic() + SOON_S
         while driver.lock.locked():

@@ -33,8 +33,8 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.embedded.box_errors import BoxClosedError
+from penstock.embedded.sources import PartitionInfo, StreamInfo
 from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.stream_source import PartitionInfo, StreamInfo
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import DiskFullError, StoppedError, UnknownQueueError, is_disk_full
 from penstock.queues.stream_options import StreamOptions

@@ -10,7 +10,7 @@ made, and what is will be found when it is opened again.
 
 At the end of the interpreter streams that are still open are closed in order, newest first.
 
-Not here: what there is to do (`alone_core`), waiting in a loop (`alone_aio`).
+Not here: what there is to do (`alone_core`), waiting in a loop (`penstock.aio.alone`).
 """
 
 import atexit

@@ -7,7 +7,7 @@ box's stream (`box.stream`), but for partitions and transactions, and a few of i
     with penstock.open_stream("events.d", max_age="7d") as s:
         s.append(b"order 1 came in")
 
-Not here: the same for asyncio (`alone_aio`), a producer and a consumer in one line (`persist`).
+Not here: the same for asyncio (`penstock.aio`), a producer and a consumer in one line (`persist`).
 """
 
 import logging
@@ -49,9 +49,10 @@ class AloneStream(Stream):
     (ForkedError). Errors of all methods after `close`: BoxClosedError; after a failed sync:
     StoppedError, until it is opened again."""
 
+    _driver: AloneDriver
+
     def __init__(self, driver: AloneDriver, source: AloneCalls) -> None:
         super().__init__(driver, source)
-        self._driver = driver
         self._calls = source
 
     @property

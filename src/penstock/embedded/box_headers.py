@@ -63,6 +63,17 @@ class BoxHeaders(HeaderCodec):
         """What was attached to the message by whoever put it."""
         return _values(header) if is_amqp(header) else _PLAIN.values(header)
 
+    def properties(self, header: bytes, priority: int, time_s: int) -> BasicProperties:
+        """The AMQP properties of a message: those that a broker stored, or such as say the same of
+        a message that a box put. priority, time_s: of that message."""
+        if is_amqp(header):
+            return BasicProperties.decode(_AMQP.parts(header)[1])
+        return BasicProperties(
+            headers=dict(_PLAIN.values(header)) or None,
+            priority=priority or None,
+            timestamp=time_s or None,
+        )
+
     def with_values(self, header: bytes, values: Mapping[str, HeaderValue]) -> bytes:
         """The header of a box with these in place of those; see PlainHeaders."""
         return _PLAIN.with_values(header, values)

@@ -21,7 +21,7 @@ Under the lock of the box, all of it. Its owner's calls find it by `Driver.calle
 from penstock.embedded.core import Core
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.queue_state import QueueState
-from penstock.errors import SettledError
+from penstock.errors import SettledError, StoppedError
 from penstock.queues.arrivals import Plan
 from penstock.storage.durability import OS
 from penstock.storage.streams import Stream
@@ -38,6 +38,11 @@ class BoxTransaction:
         self._puts: list[tuple[QueueState, Plan, Published]] = []
         self._acks: dict[QueueState, list[int]] = {}
         self._put_counts: dict[QueueState, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    def check(self, core: Core) -> None:
+        """Raise StoppedError unless the box still has the core in which the transaction began."""
+        if self.core is not core:
+            raise StoppedError("a call was interrupted, and the transaction is lost")
 
     def put(self, state: QueueState, new: NewBody) -> None:
         """QueueFullError (counted with what it has put there already), DiskFullError: not put."""

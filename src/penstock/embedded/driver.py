@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeVar
 
 from penstock.embedded.box_thread import BoxThread
+from penstock.embedded.box_transaction import BoxTransaction
 from penstock.embedded.core import Core
 from penstock.embedded.queue_state import QueueState
 from penstock.embedded.waiting import (
@@ -98,6 +99,55 @@ class Driver(BoxThread):
         if not self.has_acks_to_watch:
             self.has_acks_to_watch = True
             ring(self._bell)
+
+    def settle_held(self, lsn: int, mode: int) -> Waiter | None:
+        """Return what to wait for until this record is settled in the mode, None if it is. Also for
+        a record that was written in a weaker mode."""
+        if mode == DISK:
+            self.core.engine.log.request_sync()
+        return self.settle(lsn, mode)
+
+    def changed(self, state: QueueState) -> None:
+        """Wake who waits for a change of this queue, and let the thread look at it soon."""
+        if state.is_crowded:
+            state.changed()
+        if not state.is_touched:
+            self.core.touch(state)
+        if self.is_idle:
+            self.nudge()
+
+    def note_due(self, state: QueueState) -> None:
+        """Wake the thread if something of this queue is due earlier than all it knows."""
+        before = self.core.next_due_ms
+        when = self.core.note_due(state)
+        if when and (not before or when < before):
+            self.nudge()
+
+    def transaction(self) -> BoxTransaction | None:
+        """The caller's transaction, None if it has none. StoppedError: the box was interrupted
+        since the transaction began."""
+        if not self.transactions:
+            return None
+        transaction = self.transactions.get(self.caller())
+        if transaction is not None:
+            transaction.check(self.core)
+        return transaction
+
+    def deadline(self, timeout_s: float | None) -> float | None:
+        """When a time-out ends, in monotonic seconds; None: never. ValueError if it is negative."""
+        if timeout_s is None:
+            return None
+        if timeout_s < 0:
+            raise ValueError(f"timeout must not be negative, not {timeout_s}")
+        return self.core.clock.monotonic() + timeout_s
+
+    def is_over(self, deadline: float | None) -> bool:
+        """Return whether the deadline has passed."""
+        return deadline is not None and self.core.clock.monotonic() >= deadline
+
+    def seconds_left(self, deadline: float | None) -> float | None:
+        """The seconds until the deadline, at least 0; None: there is none."""
+        return None if deadline is None else max(0.0, deadline - self.core.clock.monotonic())
 
     def lead(self, waiter: Waiter) -> None:
         """It is the first that waits: it brings in the completions."""

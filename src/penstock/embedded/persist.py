@@ -30,7 +30,7 @@ all of it has been acknowledged for a minute.
 producer: it takes no more items. The one that it waits for is still put on disk, for it was asked
 for: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
 
-Not here: the stream (`alone_stream`), async iterables (`alone_aio`).
+Not here: the stream (`alone_stream`), async iterables (`penstock.aio.alone`).
 """
 
 import threading
@@ -52,9 +52,9 @@ from penstock.embedded.alone_stream import (
     settings_of,
     teller,
 )
+from penstock.embedded.sources import Call, Feed
 from penstock.embedded.spellings import Size
 from penstock.embedded.stream_record import StreamRecord
-from penstock.embedded.stream_source import Call, Feed
 from penstock.errors import OptionError
 
 T = TypeVar("T")

@@ -9,13 +9,14 @@ by reading. Any number of threads may append and read.
     reader   one whose place the stream keeps
 
 This is the face for threads, in a directory and on a broker; see `stream_source`. Not here: the
-storage of streams (`penstock.storage`), asyncio (`awaited_stream`).
+storage of streams (`penstock.storage`), asyncio (`penstock.aio`).
 """
 
 from collections.abc import Generator, Iterable, Iterator
 
 from penstock.embedded.new_body import Body, Headers
-from penstock.embedded.stream_face import ReaderFace, Runner, StreamFace
+from penstock.embedded.sources import Runner
+from penstock.embedded.stream_face import ReaderFace, StreamFace
 from penstock.embedded.stream_pass import TELL, Limits, StreamPass
 from penstock.embedded.stream_place import Moment, Offset, Since, check_partition, moment_us
 from penstock.embedded.stream_reader import ReaderCalls
@@ -39,12 +40,12 @@ class Stream(StreamFace):
         DiskFullError: it was not appended. An interrupt while it waits: it may be there or not.
         """
         new = NewRecord(body, key, headers)
-        return self._runner.run(self._source.append([new], durability))[0]
+        return self._driver.run(self._source.append([new], durability))[0]
 
     def append_many(self, records: Iterable[Records], durability: str | None = None) -> list[int]:
         """Append many with one sync: bodies, or pairs (body, options) with the options key and
         headers; their offsets. No transaction: a crash may leave the first ones."""
-        return self._runner.run(self._source.append(records_of(records), durability))
+        return self._driver.run(self._source.append(records_of(records), durability))
 
     def read(
         self, since: Since = None, offset: Offset = None, partition: int | None = None,
@@ -63,7 +64,7 @@ class Stream(StreamFace):
         it; with on_gap="error" it is a StreamGapError. OptionError, ValueError.
         """
         limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
-        return iterate(self._runner, self._reading(since, offset, partition, reader, limits))
+        return iterate(self._driver, self._reading(since, offset, partition, reader, limits))
 
     def __iter__(self) -> Iterator[StreamRecord]:
         """All records that there are now, from the first."""
@@ -73,23 +74,23 @@ class Stream(StreamFace):
         """The reader of this name, whose place the stream keeps. since, offset: where one begins
         that is new, as `read` has them."""
         calls = self._reader_calls(name, since, offset)
-        self._runner.run(calls.open())
-        return Reader(self._runner, calls)
+        self._driver.run(calls.open())
+        return Reader(self._driver, calls)
 
     def find(self, when: Moment, partition: int = 0) -> int:
         """The offset of the first record of this moment or later; that of the next if there is
         none."""
         check_partition(self._source, partition)
         time_us = moment_us(when, self._source.wall_us())
-        return self._runner.run(self._source.find(partition, time_us))
+        return self._driver.run(self._source.find(partition, time_us))
 
     def retain(self) -> int:
         """Apply retention now, which otherwise happens by itself: how many pages went."""
-        return self._runner.run(self._source.retain())
+        return self._driver.run(self._source.retain())
 
     def delete(self) -> None:
         """Delete the stream with all that it holds."""
-        self._runner.run(self._source.delete())
+        self._driver.run(self._source.delete())
 
 
 class Reader(ReaderFace):
@@ -105,7 +106,7 @@ class Reader(ReaderFace):
     ) -> Generator[StreamRecord, None, None]:  # fmt: skip
         """Records from where it is; the options as Stream.read has them."""
         limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
-        return iterate(self._runner, self._calls.reading(limits))
+        return iterate(self._driver, self._calls.reading(limits))
 
     def __iter__(self) -> Iterator[StreamRecord]:
         """Records from where it is to the last that there is now."""
@@ -114,11 +115,11 @@ class Reader(ReaderFace):
     def commit(self, record: StreamRecord | None = None, *, wait: bool = False) -> None:
         """What came up to this record, or to the last that was read, is done: it does not come
         again. As an acknowledgement it waits for no sync, unless told to."""
-        self._runner.run(self._calls.commit(record, is_safe=wait))
+        self._driver.run(self._calls.commit(record, is_safe=wait))
 
     def delete(self) -> None:
         """The stream forgets it; the next reader of this name is new."""
-        self._runner.run(self._calls.delete())
+        self._driver.run(self._calls.delete())
 
 
 def iterate(driver: Runner, reading: StreamPass) -> Generator[StreamRecord, None, None]:

@@ -2,41 +2,26 @@
 
 What is counted (`s.first`, `len(s)`, `reader.lag`) needs no await. In a directory it does not wait;
 on a broker it is one short question, for which the thread, or the loop, waits. All else is made
-here, as calls and readings, and run by the faces: `stream`, `awaited_stream`.
+here, as calls and readings, and run by the faces: `stream` and `penstock.aio.stream`.
 
 Of a stream with several partitions first, next and last are asked by `info()`, one for each.
 """
 
-from collections.abc import Generator
-from typing import Any, Protocol, TypeVar
-
+from penstock.embedded.sources import PartitionInfo, Runner, StreamInfo, StreamSource
 from penstock.embedded.spellings import check_name
 from penstock.embedded.stream_pass import Limits, StreamPass
 from penstock.embedded.stream_place import Offset, Place, Since
 from penstock.embedded.stream_reader import ReaderCalls, only
 from penstock.embedded.stream_record import key_of
-from penstock.embedded.stream_source import PartitionInfo, StreamInfo, StreamSource
 from penstock.errors import OptionError
 from penstock.queues.stream_options import partition_of
-
-T = TypeVar("T")
-
-
-class Runner(Protocol):
-    """The driver of a box, as a face for threads needs it."""
-
-    path: str
-
-    def run(self, call: Generator[Any, None, T]) -> T:
-        """Run a call in this thread."""
-        ...
 
 
 class StreamFace:
     """See the head of this module."""
 
     def __init__(self, driver: Runner, source: StreamSource) -> None:
-        self._runner = driver
+        self._driver = driver
         self._source = source
 
     @property
@@ -92,7 +77,7 @@ class StreamFace:
         return self._info().readers
 
     def _info(self) -> StreamInfo:
-        return self._runner.run(self._source.info())
+        return self._driver.run(self._source.info())
 
     # ---- for the faces -------------------------------------------------------------------------
 
@@ -114,14 +99,14 @@ class StreamFace:
         return ReaderCalls(self._source, check_name(name, "reader"), start)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} of {self._runner.path}>"
+        return f"<{type(self).__name__} {self.name!r} of {self._driver.path}>"
 
 
 class ReaderFace:
     """A named reader: where it is."""
 
     def __init__(self, driver: Runner, calls: ReaderCalls) -> None:
-        self._runner = driver
+        self._driver = driver
         self._calls = calls
 
     @property
@@ -145,7 +130,7 @@ class ReaderFace:
         return self._calls.lag_in(self._info())
 
     def _info(self) -> StreamInfo:
-        return self._runner.run(self._calls.info())
+        return self._driver.run(self._calls.info())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self._calls.source.name!r}>"

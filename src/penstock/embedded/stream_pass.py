@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.embedded.box_errors import BoxClosedError
+from penstock.embedded.sources import Call, Feed, StreamInfo, StreamSource
 from penstock.embedded.stream_record import StreamRecord
-from penstock.embedded.stream_source import Call, Feed, StreamInfo, StreamSource
 from penstock.errors import OptionError, StreamGapError
 
 TELL: Final = "tell"

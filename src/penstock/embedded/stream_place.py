@@ -14,9 +14,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
+from penstock.embedded.sources import Call, StreamInfo, StreamSource
 from penstock.embedded.spellings import time_ms
 from penstock.embedded.stream_record import EPOCH
-from penstock.embedded.stream_source import Call, StreamInfo, StreamSource
 from penstock.errors import OptionError
 
 Moment: TypeAlias = datetime | timedelta | str

@@ -12,10 +12,10 @@ Reading with `commits` is for loops that want no more of it than that: what the 
 is committed, chunk by chunk, and at its end, also by an exception; not the record that it was at.
 """
 
+from penstock.embedded.sources import Call, StreamInfo, StreamSource
 from penstock.embedded.stream_pass import Limits, StreamPass
 from penstock.embedded.stream_place import Place
 from penstock.embedded.stream_record import StreamRecord
-from penstock.embedded.stream_source import Call, StreamInfo, StreamSource
 from penstock.errors import OptionError
 
 

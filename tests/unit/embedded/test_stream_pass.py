@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from penstock.embedded.box_errors import BoxClosedError
-from penstock.embedded.stream_pass import Limits, StreamPass
-from penstock.embedded.stream_place import Place
-from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
-from penstock.embedded.stream_source import (
+from penstock.embedded.sources import (
     Call,
     Feed,
     PartitionInfo,
     StreamInfo,
     StreamSource,
 )
+from penstock.embedded.stream_pass import Limits, StreamPass
+from penstock.embedded.stream_place import Place
+from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
 from penstock.errors import OptionError, StreamGapError
 from penstock.queues.stream_options import StreamOptions
 

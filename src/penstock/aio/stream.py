@@ -1,40 +1,30 @@
-"""Streams for asyncio: the methods of `penstock.Stream`, with await; in directories, on brokers.
+"""AsyncStream and AsyncReader: `penstock.Stream` and its readers for asyncio, with await.
 
     async for record in s.read(since="1h"):
         ...
 
-What is counted needs no await (`stream_face`). A loop that is left early should close its iterator,
-as `contextlib.aclosing` does: a reader that commits as it goes then commits at once.
+What is counted, as `s.first` and `len(s)`, needs no await. A loop that is left early should close
+its iterator, as `contextlib.aclosing` does: a reader that commits as it goes then commits at once.
 """
 
-from collections.abc import AsyncGenerator, Generator, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterable
 
 from penstock.embedded.new_body import Body, Headers
-from penstock.embedded.stream_face import ReaderFace, Runner, StreamFace
+from penstock.embedded.sources import AsyncRunner, StreamSource
+from penstock.embedded.stream_face import ReaderFace, StreamFace
 from penstock.embedded.stream_pass import TELL, Limits, StreamPass
 from penstock.embedded.stream_place import Moment, Offset, Since, check_partition, moment_us
 from penstock.embedded.stream_reader import ReaderCalls
 from penstock.embedded.stream_record import NewRecord, Records, StreamRecord, records_of
-from penstock.embedded.stream_source import StreamSource
-
-T = TypeVar("T")
 
 
-class AsyncRunner(Runner, Protocol):
-    """The driver of a box, as a face for asyncio needs it."""
-
-    async def run_async(self, call: Generator[Any, None, T]) -> T:
-        """Run a call in this task."""
-        ...
-
-
-class AwaitedStream(StreamFace):
+class AsyncStream(StreamFace):
     """As penstock.Stream, whose methods it has; those that wait are coroutines."""
+
+    _driver: AsyncRunner
 
     def __init__(self, driver: AsyncRunner, source: StreamSource) -> None:
         super().__init__(driver, source)
-        self._driver = driver
 
     async def append(
         self, body: Body, key: str = "", headers: Headers | None = None,
@@ -63,13 +53,11 @@ class AwaitedStream(StreamFace):
         """All records that there are now, from the first."""
         return self.read()
 
-    async def reader(
-        self, name: str, since: Since = None, offset: Offset = None
-    ) -> "AwaitedReader":
+    async def reader(self, name: str, since: Since = None, offset: Offset = None) -> "AsyncReader":
         """As penstock.Stream.reader."""
         calls = self._reader_calls(name, since, offset)
         await self._driver.run_async(calls.open())
-        return AwaitedReader(self._driver, calls)
+        return AsyncReader(self._driver, calls)
 
     async def find(self, when: Moment, partition: int = 0) -> int:
         """As penstock.Stream.find."""
@@ -86,12 +74,13 @@ class AwaitedStream(StreamFace):
         await self._driver.run_async(self._source.delete())
 
 
-class AwaitedReader(ReaderFace):
+class AsyncReader(ReaderFace):
     """As penstock's Reader, for asyncio."""
+
+    _driver: AsyncRunner
 
     def __init__(self, driver: AsyncRunner, calls: ReaderCalls) -> None:
         super().__init__(driver, calls)
-        self._driver = driver
 
     def read(
         self, *, follow: bool = False, timeout: float | None = None,

@@ -1,21 +1,24 @@
-"""RemoteMessage: a message of a box on a broker: from its properties, what the library tells of it.
+"""RemoteDelivery: a message that a broker delivered, read from its AMQP properties.
 
-    id            the message id, which a put of the library makes: 16 hexadecimal digits; of a
-                  message that somebody else published, a number made from their text; 0 without one
+    id            the message id, which a put of the library makes: 16 hexadecimal digits; for a
+                  message of another publisher a number made from its text; 0 without one
     time          the timestamp, 0 without one
     priority      as published
-    headers       as published, without those that the broker keeps its own account in
-    attempts      x-delivery-count: how often it came back
+    headers       as published, without those that the broker writes itself
+    attempts      x-delivery-count: how often the message was returned
     deaths        x-death: where, why and how often it was dead-lettered, the last first
 
-Not here: settling (remote_job.py).
+`properties_of` is the reverse: the properties with which a put publishes its message.
 """
 
 import hashlib
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
+from penstock.client.client_channel import ClientChannel
+from penstock.client.received import Received
 from penstock.codec.properties import BasicProperties
+from penstock.embedded.messages import DeliveredMessage
 from penstock.embedded.new_body import NewBody
 from penstock.queues.headers import Death, HeaderValue, PlainHeaders
 from penstock.queues.x_death import implied_attempts
@@ -32,21 +35,41 @@ TRANSIENT: Final = 1
 HEADERS: Final = PlainHeaders()
 
 
-class RemoteMessage:
-    """See the head of this module. body: bytes. is_redelivered: it may have been delivered
-    before."""
+class RemoteDelivery(DeliveredMessage):
+    """See the head of this module. tag: the delivery tag. channel: where that settles the message;
+    None for a message that was only looked at.
 
-    __slots__ = ("_header", "_properties", "body", "is_redelivered")
+    A transaction that acknowledges a delivery moves it to its own channel, with another tag. When
+    the channel is closed, the broker has returned the message to its queue.
+    """
 
-    def __init__(self, header: bytes, body: bytes, *, is_redelivered: bool) -> None:
+    __slots__ = ("_header", "_properties", "channel")
+
+    def __init__(
+        self, header: bytes, body: bytes, *, is_redelivered: bool,
+        channel: ClientChannel | None = None, tag: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(tag, body, is_redelivered)
+        self.channel: ClientChannel | None = channel
         self._header = header
         self._properties: BasicProperties | None = None
-        self.body: bytes = body
-        self.is_redelivered: bool = is_redelivered
+
+    @classmethod
+    def of(cls, channel: ClientChannel, message: Received) -> "RemoteDelivery":
+        """Return the delivery of a message that came on this channel."""
+        return cls(
+            message.header, message.body, is_redelivered=message.is_redelivered, channel=channel,
+            tag=message.delivery_tag,
+        )  # fmt: skip
+
+    @property
+    def used_channel(self) -> ClientChannel:
+        """The channel of a delivery that can be settled."""
+        assert self.channel is not None, "a message that was looked at is not settled"
+        return self.channel
 
     @property
     def properties(self) -> BasicProperties:
-        """All that AMQP has to say of it."""
         if self._properties is None:
             self._properties = BasicProperties.decode(self._header)
         return self._properties
@@ -57,48 +80,39 @@ class RemoteMessage:
 
     @property
     def id(self) -> int:
-        """Never given twice by a box; it stays when the message moves to another queue."""
         return id_of(self.properties.message_id)
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered before and came back; 0 the first time."""
         found = self._table.get(ATTEMPTS)
         return found if isinstance(found, int) else 0
 
     @property
-    def headers(self) -> dict[str, object]:
-        """What was attached to it when it was put."""
-        return {
+    def headers(self) -> dict[str, HeaderValue]:
+        found = {
             name: value
             for name, value in self._table.items()
             if name not in OWN and not name.startswith(OWN_PREFIXES)
         }
+        return cast("dict[str, HeaderValue]", found)  # or what another client has put
 
     @property
     def priority(self) -> int:
-        """As it was put."""
         return self.properties.priority or 0
 
     @property
     def time(self) -> int:
-        """When it was put: seconds since 1970."""
         return self.properties.timestamp or 0
 
     @property
     def deaths(self) -> list[Death]:
-        """Where, why and how often it was dead-lettered, the last first."""
         found = self._table.get(DEATHS)
         entries = found if isinstance(found, list) else []
         return [death_of(entry) for entry in entries if isinstance(entry, dict)]
 
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"<{kind} {self.id:#x} of {len(self.body)} bytes, attempts {self.attempts}>"
-
 
 def id_of(text: str | None) -> int:
-    """The number that stands for a message id."""
+    """Return the number that stands for a message id."""
     if not text:
         return 0
     if len(text) == 16:
@@ -110,7 +124,7 @@ def id_of(text: str | None) -> int:
 
 
 def death_of(entry: dict[str, object]) -> Death:
-    """One entry of x-death. What is missing or of another type is at its least."""
+    """Return an entry of x-death as a Death; what is missing or of a wrong type is 0 or empty."""
     when = entry.get("time")
     reason = str(entry.get("reason", ""))
     return Death(
@@ -127,7 +141,8 @@ def _number(value: object) -> int:
 
 
 def properties_of(new: NewBody | bytes, mode: int, message_id: str, now_s: int) -> bytes:
-    """The properties that carry what a put says of its message. mode: of storage.durability."""
+    """Return the encoded properties of a message to be put. mode: of storage.durability. now_s:
+    seconds since 1970."""
     persistence = TRANSIENT if mode == NONE else PERSISTENT
     if isinstance(new, bytes):
         return BasicProperties(

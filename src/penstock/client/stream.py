@@ -24,15 +24,14 @@ from typing import Any, Final
 
 from penstock.client.client_channel import ClientChannel, settle
 from penstock.client.client_errors import ConnectionLostError
+from penstock.client.driver import NOT_FOUND, RemoteDriver, Wait, answer
 from penstock.client.link import Link
 from penstock.client.received import Received
-from penstock.client.remote_asking import NOT_FOUND, answer, operate
-from penstock.client.remote_driver import RemoteDriver, Wait
 from penstock.codec.spec import BasicQos, QueueDeclare
 from penstock.embedded import stream_spellings
+from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.embedded.spellings import check_name, mode_of
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
-from penstock.embedded.stream_source import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError, UnknownQueueError
 from penstock.queues.stream_options import QUEUE_TYPE, STREAM, StreamOptions
 
@@ -48,7 +47,7 @@ def open_stream(
 ) -> Call["RemoteStream"]:
     """The stream of this name, made when missing. OptionError."""
     check_name(name)
-    found = yield from operate(driver, "box.queue", {"name": name})
+    found = yield from driver.operate("box.queue", {"name": name})
     if found["exists"]:
         if not is_stream(found["arguments"]):
             raise OptionError("name", name, "a name that no queue has")
@@ -89,7 +88,7 @@ class RemoteStream(StreamSource):
     def _operate(self, op: str, **arguments: object) -> Call[Any]:
         self.check()
         try:
-            return (yield from operate(self._driver, op, {"queue": self.name, **arguments}))
+            return (yield from self._driver.operate(op, {"queue": self.name, **arguments}))
         except ChannelError as error:
             raise self.unknown(error) from None
 
@@ -112,7 +111,7 @@ class RemoteStream(StreamSource):
         self.check()
         asked: dict[str, object] = {"name": self.name, "reader": reader}
         try:
-            found = yield from operate(self._driver, "box.stream_info", asked)
+            found = yield from self._driver.operate("box.stream_info", asked)
         except ChannelError as error:
             raise self.unknown(error) from None
         infos = [PartitionInfo(i, *values) for i, values in enumerate(found["partitions"])]
@@ -192,7 +191,7 @@ class RemoteStream(StreamSource):
     def commit(self, reader: str, offsets: dict[int, int], *, is_safe: bool) -> Call[None]:
         if not offsets:  # those of before are safe as well then
             yield from self.info()
-            yield from operate(self._driver, "box.sync", {})
+            yield from self._driver.operate("box.sync", {})
             return
         given = {str(partition): offset for partition, offset in offsets.items()}
         yield from self._operate("set_stream_reader", reader=reader, offsets=given, wait=is_safe)
@@ -221,7 +220,7 @@ class RemoteStream(StreamSource):
     def delete(self) -> Call[None]:
         self.check()
         try:
-            yield from operate(self._driver, "box.delete", {"name": self.name})
+            yield from self._driver.operate("box.delete", {"name": self.name})
         except ChannelError as error:
             raise self.unknown(error) from None
         self._is_deleted = True

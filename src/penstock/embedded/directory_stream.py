@@ -1,4 +1,4 @@
-"""StreamCalls: what a stream in a directory does, as calls: steps under the box's lock.
+"""DirectoryStream: what the methods of a stream in a directory do, in steps under the box's lock.
 
     append    the engine's append_stream for each record, one wait for the last
     chunk     up to 256 records or 256 KiB of a partition, read from its pages under the lock; they
@@ -14,12 +14,11 @@ Not here: reading in order, gaps, limits (`stream_pass`); names and retention (`
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.embedded import calls
 from penstock.embedded.core_streams import StreamState
 from penstock.embedded.driver import Driver
+from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.embedded.spellings import mode_of
 from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.stream_source import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import PenstockError
 from penstock.queues.stream_options import partition_of
@@ -31,7 +30,7 @@ SOON_S: Final = 0.5  # that a loop which is left waits for the lock
 LOOK_S: Final = 0.001
 
 
-class StreamCalls(StreamSource):
+class DirectoryStream(StreamSource):
     """See the head of this module. mode: durability of appends that say nothing else."""
 
     def __init__(self, driver: Driver, state: StreamState, mode: int) -> None:
@@ -86,7 +85,7 @@ class StreamCalls(StreamSource):
         confirm: Waiter | None = None
         with driver.gate, driver.guard:
             state.check()
-            transaction = calls.current(driver)
+            transaction = driver.transaction()
             parts, count = state.parts, len(state.parts)
             if transaction is not None:
                 for new in news:
@@ -141,7 +140,7 @@ class StreamCalls(StreamSource):
             if is_safe:
                 lsn = engine.last_lsn
                 if engine.settled(DISK) < lsn:
-                    confirm = calls.settle_held(driver, lsn, DISK)
+                    confirm = driver.settle_held(lsn, DISK)
             else:
                 driver.acked()
         if confirm is not None:

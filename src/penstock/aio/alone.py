@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
+from penstock.aio.stream import AsyncStream
 from penstock.embedded.alone_calls import AloneCalls
 from penstock.embedded.alone_core import AloneSettings
 from penstock.embedded.alone_driver import AloneDriver
@@ -30,9 +32,6 @@ from penstock.embedded.alone_stream import (
     settings_of,
     teller,
 )
-from penstock.embedded.awaited import Opening
-from penstock.embedded.awaited_stream import AwaitedStream
-from penstock.embedded.loop_waiting import FutureWaiter, LoopCalls
 from penstock.embedded.persist import (
     Consumer,
     Decode,
@@ -46,7 +45,7 @@ from penstock.embedded.waiting import Waiter
 T = TypeVar("T")
 
 
-class LoopAloneDriver(LoopCalls, AloneDriver):
+class LoopAloneDriver(LoopRunner, AloneDriver):
     """An AloneDriver whose calls wait in a loop."""
 
     loop: asyncio.AbstractEventLoop
@@ -54,18 +53,17 @@ class LoopAloneDriver(LoopCalls, AloneDriver):
     def new_waiter(self, lsn: int = 0, deadline: float | None = None) -> Waiter:
         return FutureWaiter(self.loop, lsn, 0, deadline)
 
-    def monotonic(self) -> float:
-        return self.core.clock.monotonic()
-
     async def wait_async(self, waiter: Waiter) -> None:
         assert isinstance(waiter, FutureWaiter)
         if waiter.lsn:
             await waiter.future
         else:
-            await self.wait_turn(waiter)
+            deadline = waiter.deadline
+            now = self.core.clock.monotonic()
+            await self.wait_future(waiter.future, None if deadline is None else deadline - now)
 
 
-class AwaitedAloneStream(AwaitedStream):
+class AsyncAloneStream(AsyncStream):
     """As penstock.AloneStream, whose methods it has; those that wait are coroutines."""
 
     def __init__(self, driver: LoopAloneDriver, source: AloneCalls) -> None:
@@ -100,7 +98,7 @@ class AwaitedAloneStream(AwaitedStream):
 
 async def _opened(
     directory: str | Path, settings: AloneSettings, on_event: OnEvent | None
-) -> AwaitedAloneStream:
+) -> AsyncAloneStream:
     loop = asyncio.get_running_loop()
 
     def in_thread() -> LoopAloneDriver:
@@ -110,18 +108,18 @@ async def _opened(
         return driver
 
     driver = await asyncio.to_thread(in_thread)
-    return AwaitedAloneStream(driver, AloneCalls(driver))
+    return AsyncAloneStream(driver, AloneCalls(driver))
 
 
 def open_stream(
     directory: str | Path, *, page_bytes: Size = "64 MiB", force_every: ForceEvery = 1,
     max_age: Time | None = None, max_bytes: Size | None = None, max_records: int | None = None,
     on_event: OnEvent | None = None,
-) -> Opening[AwaitedAloneStream]:  # fmt: skip
+) -> Opening[AsyncAloneStream]:  # fmt: skip
     """As penstock.open_stream: `s = await open_stream(...)`, or `async with open_stream(...) as
     s:`."""
 
-    async def make() -> AwaitedAloneStream:
+    async def make() -> AsyncAloneStream:
         settings = settings_of(force_every, page_bytes, max_age, max_bytes, max_records)
         return await _opened(directory, settings, on_event)
 
@@ -155,7 +153,7 @@ async def persist(
 
 
 async def _produce(
-    iterable: AsyncIterable[T], stream: AwaitedAloneStream, encode: Encode[T] | None
+    iterable: AsyncIterable[T], stream: AsyncAloneStream, encode: Encode[T] | None
 ) -> None:
     try:
         async for item in iterable:
@@ -166,4 +164,4 @@ async def _produce(
         stream._calls.end()
 
 
-__all__ = ["AwaitedAloneStream", "open_stream", "persist"]
+__all__ = ["AsyncAloneStream", "open_stream", "persist"]

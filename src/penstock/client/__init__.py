@@ -1,8 +1,8 @@
 """The client: AMQP 0-9-1 from the client's side, and the box of the library on a broker.
 
 `penstock.client.connect(url)` opens a plain AMQP connection: channels, publishing with confirms,
-consumers. It works with any broker of AMQP 0-9-1. `penstock.open(url)` opens a `penstock.Box`, which
-needs Penstock at the other end. From the box down:
+consumers. It works with any broker of AMQP 0-9-1. `penstock.open(url)` opens a `penstock.Box`,
+which needs Penstock at the other end. From the box down:
 
     opening                whether to open a directory or a broker
     box, queue, stream     RemoteBox, RemoteQueue, RemoteStream: what the methods of a box do

@@ -156,10 +156,11 @@ class Queue(QueueBase):
         timeout: how many seconds to wait for a message; None for no limit. block=False means the
         same as timeout=0. Raises QueueEmptyError if no message came in time.
         """
-        delivery = self._source.take()
+        source = self._source
+        delivery = source.take()
         if delivery is None:
-            delivery = self._driver.run(self._source.get(block=block, timeout_s=timeout))
-        return Job(self._driver, self._source, delivery)
+            delivery = self._driver.run(source.get(block=block, timeout_s=timeout))
+        return Job(self._driver, source, delivery)
 
     def get_nowait(self) -> Job:
         """Return a message that is ready as a Job. Raises QueueEmptyError if none is. Does not wait

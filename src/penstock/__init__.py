@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import aio as aio
-    from penstock.client.client_errors import ConnectionLostError as ConnectionLostError
-    from penstock.client.client_errors import MissingCapabilityError as MissingCapabilityError
-    from penstock.client.client_errors import UnreachableError as UnreachableError
     from penstock.embedded.alone_stream import AloneStream as AloneStream
     from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
-    from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
-    from penstock.embedded.box_errors import QueueEmptyError as QueueEmptyError
-    from penstock.embedded.box_errors import QueueFullError as QueueFullError
-    from penstock.embedded.box_errors import TransactionError as TransactionError
     from penstock.embedded.directory_box import open_box as open  # noqa: A004  # as gzip.open is
+    from penstock.embedded.library_errors import BoxClosedError as BoxClosedError
+    from penstock.embedded.library_errors import ConnectionLostError as ConnectionLostError
+    from penstock.embedded.library_errors import MissingCapabilityError as MissingCapabilityError
+    from penstock.embedded.library_errors import QueueEmptyError as QueueEmptyError
+    from penstock.embedded.library_errors import QueueFullError as QueueFullError
+    from penstock.embedded.library_errors import TransactionError as TransactionError
+    from penstock.embedded.library_errors import UnreachableError as UnreachableError
     from penstock.embedded.messages import Job as Job
     from penstock.embedded.messages import Message as Message
     from penstock.embedded.persist import Persisted as Persisted
@@ -72,10 +72,8 @@ _ERRORS: Final = {
         "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
         "VersionError",
     ),
-    "penstock.embedded.box_errors": (
+    "penstock.embedded.library_errors": (
         "BoxClosedError", "QueueEmptyError", "QueueFullError", "TransactionError",
-    ),
-    "penstock.client.client_errors": (
         "ConnectionLostError", "MissingCapabilityError", "UnreachableError",
     ),
 }  # fmt: skip

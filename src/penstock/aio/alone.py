@@ -1,4 +1,4 @@
-"""Streams that stand alone, for asyncio: `penstock.aio.open_stream` and `penstock.aio.persist`.
+"""Streams without a box, for asyncio: `penstock.aio.open_stream` and `penstock.aio.persist`.
 
     async with aio.open_stream("events.d") as s:
         await s.append(b"order 1 came in")
@@ -6,11 +6,9 @@
     async for event in aio.persist(events(), "events.d"):
         ...
 
-The same core and the same thread as for threads (`alone_driver`): calls run on the loop's thread as
-far as they get without waiting, and wait with a future. The disk is synced by the stream's thread,
-without the lock but for where a page ends.
-
-Not here: what is promised (`alone_stream`, `persist`).
+The core and its thread are those of `penstock.embedded.alone_stream`. Calls run on the loop's
+thread as far as they get without waiting, and wait with a future. The stream's thread syncs the
+disk, without the lock except where a page ends.
 """
 
 import asyncio
@@ -21,17 +19,18 @@ from typing import Any, Self, TypeVar
 
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
 from penstock.aio.stream import AsyncStream
-from penstock.embedded.alone_calls import AloneCalls
 from penstock.embedded.alone_core import AloneSettings
-from penstock.embedded.alone_driver import AloneDriver
 from penstock.embedded.alone_stream import (
+    AloneDriver,
+    AloneStreamSource,
     ForceEvery,
-    OnEvent,
     opens,
     path_of,
+    reporter_of,
     settings_of,
-    teller,
 )
+from penstock.embedded.events import OnEvent
+from penstock.embedded.option_parsing import Size, Time
 from penstock.embedded.persist import (
     Consumer,
     Decode,
@@ -39,7 +38,6 @@ from penstock.embedded.persist import (
     check_callable,
     persist_settings,
 )
-from penstock.embedded.spellings import Size, Time
 from penstock.embedded.waiting import Waiter
 
 T = TypeVar("T")
@@ -64,9 +62,9 @@ class LoopAloneDriver(LoopRunner, AloneDriver):
 
 
 class AsyncAloneStream(AsyncStream):
-    """As penstock.AloneStream, whose methods it has; those that wait are coroutines."""
+    """A stream without a box, as penstock.AloneStream; the methods that wait are coroutines."""
 
-    def __init__(self, driver: LoopAloneDriver, source: AloneCalls) -> None:
+    def __init__(self, driver: LoopAloneDriver, source: AloneStreamSource) -> None:
         super().__init__(driver, source)
         self._alone = driver
         self._calls = source
@@ -77,11 +75,12 @@ class AsyncAloneStream(AsyncStream):
         return self._alone.path
 
     async def force(self) -> None:
-        """As penstock.AloneStream.force."""
+        """Wait until all that was appended is on disk; see penstock.AloneStream.force."""
         await self._alone.run_async(self._calls.force())
 
     async def close(self) -> None:
-        """As penstock.AloneStream.close."""
+        """Close the stream; see penstock.AloneStream.close. If the task is cancelled, closing goes
+        on."""
         await asyncio.shield(asyncio.to_thread(self._alone.close))
 
     async def __aenter__(self) -> Self:
@@ -102,13 +101,13 @@ async def _opened(
     loop = asyncio.get_running_loop()
 
     def in_thread() -> LoopAloneDriver:
-        path, tell = path_of(directory), teller(directory, on_event)
-        driver = LoopAloneDriver(path, opens(directory, settings), tell)
+        path, report = path_of(directory), reporter_of(directory, on_event)
+        driver = LoopAloneDriver(path, opens(directory, settings), report)
         driver.loop = loop
         return driver
 
     driver = await asyncio.to_thread(in_thread)
-    return AsyncAloneStream(driver, AloneCalls(driver))
+    return AsyncAloneStream(driver, AloneStreamSource(driver))
 
 
 def open_stream(
@@ -116,8 +115,8 @@ def open_stream(
     max_age: Time | None = None, max_bytes: Size | None = None, max_records: int | None = None,
     on_event: OnEvent | None = None,
 ) -> Opening[AsyncAloneStream]:  # fmt: skip
-    """As penstock.open_stream: `s = await open_stream(...)`, or `async with open_stream(...) as
-    s:`."""
+    """Open a stream as penstock.open_stream does: `s = await open_stream(...)`, or `async with
+    open_stream(...) as s:`."""
 
     async def make() -> AsyncAloneStream:
         settings = settings_of(force_every, page_bytes, max_age, max_bytes, max_records)
@@ -131,10 +130,10 @@ async def persist(
     decode: Decode[T] | None = None, force_every: ForceEvery = 1, page_bytes: Size = "64 MiB",
     on_event: OnEvent | None = None,
 ) -> AsyncGenerator[T, None]:  # fmt: skip
-    """As penstock.persist, of an async iterable, which a task of its own takes from. All errors are
-    raised in the loop. A loop that is left early should close it, as `contextlib.aclosing` does:
-    the producer is cancelled then where it waits for the iterable; an item that the iterable has
-    given is on disk."""
+    """Yield the items of an async iterable by way of the disk, as penstock.persist does. A task
+    takes items from the iterable. All errors are raised in the loop. A loop that is left early
+    should close the iterator, as `contextlib.aclosing` does: this cancels the task where it waits
+    for the iterable; an item that the iterable has given is on disk."""
     check_callable("encode", encode)
     check_callable("decode", decode)
     settings = persist_settings(force_every, page_bytes)

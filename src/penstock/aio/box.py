@@ -17,10 +17,9 @@ from penstock.aio.stream import AsyncStream
 from penstock.embedded.box import BoxBase, ScopeBase
 from penstock.embedded.messages import JobBase, Message
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
+from penstock.embedded.option_parsing import QueueGiven, StreamGiven, Time, time_ms
 from penstock.embedded.queue import Bodies, QueueBase
 from penstock.embedded.sources import AsyncRunner, BoxSource, QueueSource, SlowCase
-from penstock.embedded.spellings import Given, Time, time_ms
-from penstock.embedded.stream_spellings import StreamGiven
 from penstock.errors import PenstockError
 
 
@@ -233,7 +232,7 @@ class AsyncBox(BoxBase):
     def __init__(self, driver: AsyncRunner, source: BoxSource) -> None:
         super().__init__(driver, source)
 
-    async def queue(self, name: str, **options: Unpack[Given]) -> AsyncQueue:
+    async def queue(self, name: str, **options: Unpack[QueueGiven]) -> AsyncQueue:
         """Return the queue of this name, made if it is missing; see penstock.Box.queue."""
         driver = self._driver
         return AsyncQueue(driver, await driver.run_async(self._source.queue(name, options)))

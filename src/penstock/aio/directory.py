@@ -13,11 +13,11 @@ from pathlib import Path
 from penstock import errors
 from penstock.aio.box import AsyncBox
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
-from penstock.embedded.directory_box import DirectoryBox, OpenCore, core_opener
-from penstock.embedded.driver import Driver
+from penstock.embedded.directory_box import DirectoryBox, core_opener
+from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent
+from penstock.embedded.option_parsing import Size
 from penstock.embedded.settings import settings_of
-from penstock.embedded.spellings import Size
 from penstock.embedded.waiting import FAILED, WOKEN, Waiter
 from penstock.errors import StoppedError
 
@@ -77,7 +77,7 @@ class LoopDriver(LoopRunner, Driver):
         super().fail()
         self.leader = Waiter()
 
-    def _ring_next(self) -> None:
+    def _wake_next(self) -> None:
         while self._settled:
             self._settled.popleft().wake(WOKEN)
 

@@ -13,9 +13,9 @@ from penstock.aio.box import AsyncBox
 from penstock.aio.loop import LoopRunner, Opening
 from penstock.client.amqp_url import AmqpUrl
 from penstock.client.box import RemoteBox, driver_of
-from penstock.client.client_errors import ConnectionLostError
 from penstock.client.driver import RemoteDriver, Wait
 from penstock.embedded.events import OnEvent
+from penstock.embedded.library_errors import ConnectionLostError
 from penstock.embedded.sources import Call
 from penstock.errors import AMQPError
 

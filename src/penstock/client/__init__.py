@@ -14,10 +14,8 @@ which needs Penstock at the other end. From the box down:
 """
 
 from penstock.client.amqp_url import AmqpUrl
-from penstock.client.client_channel import ClientChannel
-from penstock.client.client_connection import ClientConnection, connect
-from penstock.client.client_errors import ConnectionLostError, UnreachableError
-from penstock.client.received import Received
+from penstock.client.connection import ClientChannel, ClientConnection, Received, connect
+from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 
 __all__ = [
     "connect", "AmqpUrl", "ClientConnection", "ClientChannel", "Received",

@@ -15,10 +15,10 @@ from penstock.client.driver import RemoteDriver, RemoteState, RemoteTransaction
 from penstock.client.queue import RemoteQueue
 from penstock.client.stream import RemoteStream, is_stream, open_stream
 from penstock.codec.spec import ACCESS_REFUSED
-from penstock.embedded import spellings
+from penstock.embedded import option_parsing
 from penstock.embedded.box import Box
-from penstock.embedded.box_errors import TransactionError
 from penstock.embedded.events import OnEvent, reporter
+from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.sources import BoxSource, Call
 from penstock.errors import ChannelError, OptionError
 from penstock.queues.queue_options import QueueOptions
@@ -39,10 +39,10 @@ class RemoteBox(BoxSource):
         """Open the queue of this name, made with these options if it is missing. An existing queue
         is used as it is, for other clients use it too; OptionError if a given option differs."""
         driver = self._driver
-        name = spellings.check_name(name)
+        name = option_parsing.check_name(name)
         found = yield from driver.operate("box.queue", {"name": name})
         if not found["exists"]:
-            options = spellings.queue_options(given, None, found["whole_bytes"])
+            options = option_parsing.queue_options(given, None, found["whole_bytes"])
             arguments = options.arguments()
             yield from driver.operate("box.declare", {"name": name, "arguments": arguments})
         elif is_stream(found["arguments"]):
@@ -54,7 +54,7 @@ class RemoteBox(BoxSource):
         if state is None or state.is_deleted:
             state = driver.states[name] = RemoteState(name, options)
         state.options = options
-        state.mode = spellings.own_mode(options)
+        state.mode = option_parsing.own_mode(options)
         return RemoteQueue(driver, state)
 
     def stream(self, name: str, given: Mapping[str, object]) -> Call[RemoteStream]:
@@ -81,7 +81,9 @@ class RemoteBox(BoxSource):
 
     def begin(self, durability: object) -> Call[RemoteTransaction]:
         driver = self._driver
-        mode = driver.mode if durability is None else spellings.mode_of("durability", durability)
+        mode = (
+            driver.mode if durability is None else option_parsing.mode_of("durability", durability)
+        )
         owner = driver.caller()
         if owner in driver.transactions:
             raise TransactionError("a transaction is open here already: they do not nest")
@@ -134,10 +136,10 @@ def _check_same(
     name: str, given: Mapping[str, object], current: QueueOptions, whole_bytes: int
 ) -> None:
     """Raise an OptionError that names the first given option that is not as the queue has it."""
-    spellings.queue_options(given, current, whole_bytes)  # of unknown and wrong options first
+    option_parsing.queue_options(given, current, whole_bytes)  # of unknown and wrong options first
     before = current.arguments()
     for option, value in given.items():
-        after = spellings.queue_options({option: value}, current, whole_bytes).arguments()
+        after = option_parsing.queue_options({option: value}, current, whole_bytes).arguments()
         for argument in sorted({*before, *after}):
             if before.get(argument) != after.get(argument):
                 expected = (
@@ -156,7 +158,7 @@ def driver_of(
     directory has. OptionError."""
     for name, value in others.items():
         raise OptionError(name, value, OF_A_BROKER)
-    mode = spellings.box_durability(durability).mode
+    mode = option_parsing.box_durability(durability).mode
     where = AmqpUrl.parse(url)
     return make(where, mode, reporter(str(where), on_event))
 

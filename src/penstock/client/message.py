@@ -15,8 +15,7 @@ import hashlib
 from datetime import datetime
 from typing import Final, cast
 
-from penstock.client.client_channel import ClientChannel
-from penstock.client.received import Received
+from penstock.client.connection import ClientChannel, Received
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.messages import DeliveredMessage
 from penstock.embedded.new_body import NewBody

@@ -18,15 +18,14 @@ import time
 from concurrent.futures import Future
 from typing import Any, Final
 
-from penstock.client.client_channel import ClientChannel, settle
+from penstock.client.connection import ClientChannel, Received, settle
 from penstock.client.driver import Full, RemoteDriver, RemoteState, Wait, answer
 from penstock.client.message import RemoteDelivery, properties_of
-from penstock.client.received import Received
 from penstock.codec.spec import BasicCancel
-from penstock.embedded.box_errors import QueueEmptyError, QueueFullError
+from penstock.embedded.library_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
-from penstock.embedded.spellings import mode_of
 from penstock.errors import ChannelError, PenstockError, SettledError, UnknownQueueError
 from penstock.queues.queue_options import DROP_HEAD, REJECT_PUBLISH
 

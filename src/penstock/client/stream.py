@@ -12,7 +12,7 @@ In a transaction records are published on its own channel, given to the stream m
 A feed is fed by the connection's thread. It ends with its connection: then reading raises a
 ConnectionLostError, and is begun again where one was.
 
-Not here: reading in order, gaps, limits (penstock.embedded.stream_pass), who may do what.
+Not here: reading in order, gaps, limits (penstock.embedded.stream_reading), who may do what.
 """
 
 import threading
@@ -22,15 +22,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from penstock.client.client_channel import ClientChannel, settle
-from penstock.client.client_errors import ConnectionLostError
-from penstock.client.driver import NOT_FOUND, RemoteDriver, Wait, answer
-from penstock.client.link import Link
-from penstock.client.received import Received
+from penstock.client.connection import ClientChannel, Received, settle
+from penstock.client.driver import NOT_FOUND, Link, RemoteDriver, Wait, answer
 from penstock.codec.spec import BasicQos, QueueDeclare
-from penstock.embedded import stream_spellings
+from penstock.embedded import option_parsing
+from penstock.embedded.library_errors import ConnectionLostError
+from penstock.embedded.option_parsing import check_name, mode_of
 from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
-from penstock.embedded.spellings import check_name, mode_of
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
 from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError, UnknownQueueError
 from penstock.queues.stream_options import QUEUE_TYPE, STREAM, StreamOptions
@@ -52,9 +50,9 @@ def open_stream(
         if not is_stream(found["arguments"]):
             raise OptionError("name", name, "a name that no queue has")
         options = StreamOptions.from_arguments(found["arguments"])
-        stream_spellings.check_same(given, options)
+        option_parsing.check_same(given, options)
         return RemoteStream(driver, name, options)
-    options = stream_spellings.stream_options(given)
+    options = option_parsing.stream_options(given)
     link = yield from driver.linked()
     channel = link.take_caller()
     method = QueueDeclare(queue=name, durable=True, arguments=options.arguments())

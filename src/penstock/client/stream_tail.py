@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.client.client_connection import ClientConnection
-from penstock.client.received import Received
+from penstock.client.connection import ClientConnection, Received
 from penstock.codec.spec import BasicQos
 
 PREFETCH: Final = 500

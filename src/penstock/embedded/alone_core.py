@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.embedded.box_errors import BoxClosedError
+from penstock.embedded.library_errors import BoxClosedError
 from penstock.embedded.sources import PartitionInfo, StreamInfo
 from penstock.embedded.stream_record import NewRecord, StreamRecord
 from penstock.embedded.waiting import WOKEN, Waiter

@@ -13,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from penstock.embedded.box_errors import TransactionError
+from penstock.embedded.library_errors import TransactionError
+from penstock.embedded.option_parsing import QueueGiven, StreamGiven
 from penstock.embedded.queue import Queue
 from penstock.embedded.sources import BoxSource, Call, Runner
-from penstock.embedded.spellings import Given
 from penstock.embedded.stream import Stream
-from penstock.embedded.stream_spellings import StreamGiven
 
 
 class BoxBase:
@@ -109,7 +108,7 @@ class Box(BoxBase):
     but not from a forked child (ForkedError). Errors of all methods after `close`: BoxClosedError.
     """
 
-    def queue(self, name: str, **options: Unpack[Given]) -> Queue:
+    def queue(self, name: str, **options: Unpack[QueueGiven]) -> Queue:
         """Return the queue of this name, made if it is missing.
 
         docs/embedded.md lists the options. In a directory, options that are given are stored as the

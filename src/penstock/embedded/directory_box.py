@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.embedded.box import Box
-from penstock.embedded.box_errors import TransactionError
-from penstock.embedded.box_thread import BoxThread
-from penstock.embedded.box_transaction import BoxTransaction
-from penstock.embedded.core import Core, Settings
+from penstock.embedded.core import Core, QueueState, Settings
 from penstock.embedded.directory_queue import DirectoryQueue
 from penstock.embedded.directory_stream import DirectoryStream
-from penstock.embedded.driver import Driver
+from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent, alert_reporter, reporter
-from penstock.embedded.queue_state import QueueState
+from penstock.embedded.library_errors import TransactionError
+from penstock.embedded.option_parsing import Size, mode_of
 from penstock.embedded.settings import settings_of
 from penstock.embedded.sources import BoxSource, Call
-from penstock.embedded.spellings import Size, mode_of
+from penstock.embedded.transaction import BoxTransaction
 from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import StorageError
 from penstock.queues.alerts import Alert
@@ -39,8 +37,6 @@ from penstock.storage.fresh_directory import FreshDirectory
 T = TypeVar("T")
 
 PAUSE_S: Final = 0.001
-
-OpenCore = Callable[[BoxThread, Mapping[str, QueueState]], Core]
 
 
 class DirectoryBox(BoxSource):
@@ -235,15 +231,15 @@ def core_opener(
     report = reporter(path, on_event)
     report_alert = alert_reporter(path, on_alert)
 
-    def open_core(driver: BoxThread, states: Mapping[str, QueueState]) -> Core:
-        news = driver.news
+    def open_core(driver: Driver, states: Mapping[str, QueueState]) -> Core:
+        events = driver.events
 
         def event(kind: str, text: str) -> None:
-            news.append(lambda: report(kind, text))
+            events.append(lambda: report(kind, text))
             driver.nudge()
 
         def alert(alert: Alert) -> None:
-            news.append(lambda: report_alert(alert))
+            events.append(lambda: report_alert(alert))
             driver.nudge()
 
         return Core(path, settings, event, alert, states=states)

@@ -18,12 +18,12 @@ died.
 from typing import Final
 
 from penstock import errors
-from penstock.embedded.box_errors import QueueEmptyError, QueueFullError
+from penstock.embedded.core import QueueState
 from penstock.embedded.driver import Driver
+from penstock.embedded.library_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
-from penstock.embedded.queue_state import QueueState
+from penstock.embedded.option_parsing import mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
-from penstock.embedded.spellings import mode_of
 from penstock.embedded.waiting import Waiter
 from penstock.errors import PenstockError, SettledError, UnknownQueueError
 from penstock.queues.amq_queue import AMQQueue

@@ -1,37 +1,33 @@
 """DirectoryStream: what the methods of a stream in a directory do, in steps under the box's lock.
 
     append    the engine's append_stream for each record, one wait for the last
-    chunk     up to 256 records or 256 KiB of a partition, read from its pages under the lock; they
-              are given to the reader outside of it
+    chunk     up to 256 records or 256 KiB of a partition, read from its pages under the lock
     wait      among the stream's followers, until a head moves
     commit    a READER_OFFSET record, written as an acknowledgement is, or waited for
 
-In a transaction records are collected by the engine's (`box_transaction`) and have no offsets yet.
-
-Not here: reading in order, gaps, limits (`stream_pass`); names and retention (`core_streams`).
+In a transaction records are collected (`transaction`) and have no offsets yet. Reading in order,
+gaps and limits are in `stream_reading`, names and retention in `core`.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.embedded.core_streams import StreamState
+from penstock.embedded.core import StreamState
 from penstock.embedded.driver import Driver
+from penstock.embedded.option_parsing import mode_of
 from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
-from penstock.embedded.spellings import mode_of
 from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.waiting import ThreadWaiter, Waiter
+from penstock.embedded.waiting import Waiter, is_free_soon
 from penstock.errors import PenstockError
 from penstock.queues.stream_options import partition_of
 from penstock.storage.durability import DISK, OS
 
 CHUNK_RECORDS: Final = 256
 CHUNK_BYTES: Final = 256 << 10
-SOON_S: Final = 0.5  # that a loop which is left waits for the lock
-LOOK_S: Final = 0.001
 
 
 class DirectoryStream(StreamSource):
-    """See the head of this module. mode: durability of appends that say nothing else."""
+    """See the head of this module. mode: the durability of appends that name none."""
 
     def __init__(self, driver: Driver, state: StreamState, mode: int) -> None:
         self.name: str = state.name
@@ -147,20 +143,14 @@ class DirectoryStream(StreamSource):
             yield confirm
 
     def commit_soon(self, reader: str, offsets: dict[int, int]) -> None:
-        # A loop that nobody holds any more may be ended by the garbage collector, in the middle of
-        # whatever this thread does, also under the lock: then it comes to nothing. The lock is not
-        # taken to find out: an interrupt between that and its release would leave it taken.
         driver = self._driver
-        until_s = driver.core.clock.monotonic() + SOON_S
-        while driver.lock.locked():
-            if driver.core.clock.monotonic() >= until_s:
-                return
-            ThreadWaiter().sleep(LOOK_S)
+        if not is_free_soon(driver.lock, driver.core.clock.monotonic):
+            return
         try:
             for _ in self.commit(reader, offsets, is_safe=False):
-                raise AssertionError("it waits for nothing")
+                raise AssertionError("commit waits for nothing")
         except PenstockError:
-            pass  # the box was closed, say: then it comes again
+            pass  # the box was closed, for example: the records are read again
 
     def delete_reader(self, reader: str) -> Call[None]:
         yield from ()
@@ -188,7 +178,7 @@ class DirectoryStream(StreamSource):
 
 
 class PageFeed(Feed):
-    """A place in the pages of a partition."""
+    """A position in the pages of a partition."""
 
     __slots__ = ("_driver", "_offset", "_partition", "_state")
 
@@ -200,7 +190,7 @@ class PageFeed(Feed):
 
     @property
     def has_more(self) -> bool:
-        """Under the lock: whether there is something to read."""
+        """Under the lock: return whether there is something to read."""
         return self._offset < self._state.parts[self._partition].head_offset
 
     def chunk(self) -> Call[list[StreamRecord]]:
@@ -220,4 +210,4 @@ class PageFeed(Feed):
         return records
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

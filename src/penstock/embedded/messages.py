@@ -22,8 +22,8 @@ from types import TracebackType
 
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import BoxHeaders
+from penstock.embedded.option_parsing import Time, time_ms
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
-from penstock.embedded.spellings import Time, time_ms
 from penstock.errors import PenstockError, SettledError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, Delivery

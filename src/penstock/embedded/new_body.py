@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from penstock.embedded.box_headers import BoxHeaders
-from penstock.embedded.spellings import time_ms
+from penstock.embedded.option_parsing import time_ms
 from penstock.errors import OptionError
 from penstock.queues.headers import HeaderError, HeaderValue
 

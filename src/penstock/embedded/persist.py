@@ -40,20 +40,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from penstock.embedded.alone_calls import AloneCalls
 from penstock.embedded.alone_core import AloneSettings
-from penstock.embedded.alone_driver import AloneDriver
 from penstock.embedded.alone_stream import (
+    AloneDriver,
     AloneStream,
+    AloneStreamSource,
     ForceEvery,
-    OnEvent,
     opens,
     path_of,
+    reporter_of,
     settings_of,
-    teller,
 )
+from penstock.embedded.events import OnEvent
+from penstock.embedded.option_parsing import Size
 from penstock.embedded.sources import Call, Feed
-from penstock.embedded.spellings import Size
 from penstock.embedded.stream_record import StreamRecord
 from penstock.errors import OptionError
 
@@ -83,7 +83,7 @@ def check_callable(name: str, given: object) -> None:
 class Consumer:
     """The consumer's side, in calls. `is_over`: there will be nothing more."""
 
-    def __init__(self, source: AloneCalls) -> None:
+    def __init__(self, source: AloneStreamSource) -> None:
         self._source = source
         self._feed: Feed | None = None
         self._records: list[StreamRecord] = []
@@ -124,7 +124,7 @@ class Producer:
     that a loop which is left ends with what it held."""
 
     def __init__(
-        self, iterable: Iterable[Any], stream: AloneStream, source: AloneCalls,
+        self, iterable: Iterable[Any], stream: AloneStream, source: AloneStreamSource,
         encode: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         self._iterable: Iterable[Any] | None = iterable
@@ -186,7 +186,7 @@ class Persisted(Iterator[T], Generic[T]):
     ) -> None:  # fmt: skip
         self._is_closed: bool = False
         self._driver = driver
-        source = AloneCalls(driver)
+        source = AloneStreamSource(driver)
         self._stream = AloneStream(driver, source)
         encode = _same if encode is None else encode
         self._producer = Producer(iterable, self._stream, source, encode)
@@ -275,6 +275,6 @@ def persist(
     check_callable("encode", encode)
     check_callable("decode", decode)
     settings = persist_settings(force_every, page_bytes)
-    path, tell = path_of(directory), teller(directory, on_event)
-    driver = AloneDriver(path, opens(directory, settings), tell)
+    path, report = path_of(directory), reporter_of(directory, on_event)
+    driver = AloneDriver(path, opens(directory, settings), report)
     return Persisted(iterable, driver, encode, decode)

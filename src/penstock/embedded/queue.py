@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from penstock import errors
 from penstock.embedded.messages import Job, JobBase, Message
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
+from penstock.embedded.option_parsing import Time
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
-from penstock.embedded.spellings import Time
 
 Bodies: TypeAlias = Body | tuple[Body, Mapping[str, object]]  # one of put_many
 

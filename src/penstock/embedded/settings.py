@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from penstock.embedded.core import Settings
-from penstock.embedded.spellings import URLS, box_durability, size_bytes
+from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.errors import OptionError
 from penstock.queues.budget import machine_memory
 from penstock.storage.filesystem import OsFileSystem

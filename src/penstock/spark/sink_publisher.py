@@ -25,7 +25,7 @@ from typing import Final
 
 from penstock.client import ClientChannel, ClientConnection, Received, connect
 from penstock.client.amqp_url import AmqpUrl
-from penstock.client.client_errors import ConnectionLostError, UnreachableError
+from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, PenstockError
 from penstock.spark.sink_options import SinkOptions
 

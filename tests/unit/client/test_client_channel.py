@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.client import ClientConnection, ConnectionLostError, connect
-from penstock.client.received import Received
+from penstock.client.connection import Received
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import ChannelError

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock.client import ConnectionLostError, UnreachableError
-from penstock.client.client_errors import MissingCapabilityError
 from penstock.codec import spec
+from penstock.embedded.library_errors import MissingCapabilityError
 from penstock.errors import ForkedError, OptionError, PenstockError, SettledError
 from penstock.protocol.events import PublishRun
 from tests.contracts.box import Aside, until

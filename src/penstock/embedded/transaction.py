@@ -1,26 +1,24 @@
 """BoxTransaction: puts and acknowledgements of one thread or task that happen together, or not.
 
-While it is open, what its owner puts into queues, appends to streams and acknowledges is collected
-by the engine's transaction; the commit is one decision in the log, so a crash finds all of it or
-nothing. Others go on meanwhile, and see nothing of it before. What was put is delivered, what was
-appended is read, once the commit is settled.
+While a transaction is open, the engine's transaction collects what its owner puts into queues,
+appends to streams and acknowledges. The commit is one decision in the log, so after a crash all of
+it is there or nothing. Others go on meanwhile, and see nothing of it before the commit is settled.
 
-Bodies do not pile up in RAM: beyond the first MiB they lie in the store, where a rollback or a
-crash drops them; a transaction of more than 256 MiB is refused at its commit.
+RAM holds the first MiB of the bodies; the others are in the store, where a rollback or a crash
+drops them. A transaction of more than 256 MiB is refused at its commit.
 
-Rolled back, what was put was never there. Messages that it acknowledged come back as after a
-failure, with back-off and counted as an attempt, for whoever got them thinks that he is done with
-them. Gets, nacks and rejects are not part of it: they happen at once.
+A rollback removes what was put. Messages that the transaction acknowledged are returned as after a
+failure, with back-off and counted as an attempt, for their owner has finished with them. Gets,
+nacks and rejects are not part of a transaction: they happen at once.
 
 Messages are persistent in a transaction, whatever the durability of box and queue: `none` counts as
 `os`.
 
-Under the lock of the box, all of it. Its owner's calls find it by `Driver.caller`.
+Everything here is called under the lock of the box. `Driver.caller` says whose transaction it is.
 """
 
-from penstock.embedded.core import Core
+from penstock.embedded.core import Core, QueueState
 from penstock.embedded.new_body import NewBody
-from penstock.embedded.queue_state import QueueState
 from penstock.errors import SettledError, StoppedError
 from penstock.queues.arrivals import Plan
 from penstock.storage.durability import OS
@@ -29,7 +27,7 @@ from penstock.storage.transaction import Published
 
 
 class BoxTransaction:
-    """See the head of this module. mode: durability of the commit."""
+    """See the head of this module. mode: the durability of the commit."""
 
     def __init__(self, core: Core, mode: int) -> None:
         self.core: Core = core
@@ -45,7 +43,8 @@ class BoxTransaction:
             raise StoppedError("a call was interrupted, and the transaction is lost")
 
     def put(self, state: QueueState, new: NewBody) -> None:
-        """QueueFullError (counted with what it has put there already), DiskFullError: not put."""
+        """Put a message. QueueFullError (what the transaction has put there already counts),
+        DiskFullError: it was not put."""
         n, size = self._put_counts.get(state, (0, 0))
         n, size = n + 1, size + len(new.body)
         state.amq.before_publish(size, n)
@@ -63,11 +62,12 @@ class BoxTransaction:
         self._put_counts[state] = n, size
 
     def append(self, stream: Stream, header: bytes, body: bytes) -> None:
-        """A record for a stream; its offset is known when it is committed. DiskFullError."""
+        """Append a record to a stream; its offset is known when it is committed. DiskFullError."""
         self._transaction.append_stream(stream, header, body)
 
     def ack(self, state: QueueState, tags: list[int]) -> None:
-        """SettledError if one is not pending, or is in it already: none of them is taken."""
+        """Acknowledge deliveries. SettledError if one is not pending or is in the transaction
+        already: then none is acknowledged."""
         taken = self._acks.setdefault(state, [])
         for tag in tags:
             if tag in taken or state.amq.backing.pending(tag) is None:
@@ -77,9 +77,9 @@ class BoxTransaction:
         taken += tags
 
     def commit(self) -> list[QueueState]:
-        """Make it happen: settled at the engine's `last_lsn`. The queues that it changed.
-        TransactionTooLargeError: it is rolled back. DiskFullError: as before, commit again or roll
-        back."""
+        """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
+        changed. TransactionTooLargeError: it is rolled back. DiskFullError: nothing has changed,
+        commit again or roll back."""
         lsn = self._transaction.commit(self.mode)
         for state, tags in self._acks.items():
             if not state.is_deleted:
@@ -91,7 +91,7 @@ class BoxTransaction:
         return [state for state in changed.values() if not state.is_deleted]
 
     def rollback(self) -> list[QueueState]:
-        """Undo it; the queues whose messages come back."""
+        """Roll back. Returns the queues whose messages are returned."""
         if self._transaction.is_open:
             self._transaction.rollback()
         for state, plan, _ in self._puts:

@@ -1,4 +1,4 @@
-"""Spellings: options as people write them, from and to the exact ones of the core.
+"""Option parsing: options as users write them, checked and turned into the exact ones of the core.
 
     max_memory="16 MiB"      sizes: text with a unit, or bytes
     ttl="1h", ttl=90         times: seconds, text with units ("500ms", "1h30m", "7d"), a timedelta
@@ -7,9 +7,18 @@
     alerts={"count": 10_000, "depth": ("64 MiB", "32 MiB"), "age": "1h", "repeat_gap": 60}
     durability="os"          of the puts of this queue, when the box's is not right for it
 
-What is not right is an OptionError under the name that was given, and an unknown name one that
-suggests the right one. The exact options, their ranges and their rules are in
-`penstock.queues.queue_options`; here is nothing but spelling.
+    max_age="7d"             of a stream: retention; at least a second
+    max_bytes="1 GiB"        of its pages
+    partitions=4             what a key chooses from
+    page_bytes="64 MiB"      retention removes whole pages
+
+A wrong value raises an OptionError under the name that was given; for an unknown name it suggests
+the right one. The exact options, their ranges and their rules are in
+`penstock.queues.queue_options` and `stream_options`.
+
+The options of a stream are given when it is made. Later calls give none, or the same: a different
+value is an OptionError, for two programs that disagree about a stream should learn of it, and
+partitions and pages cannot change.
 """
 
 import re
@@ -21,6 +30,14 @@ from typing import Final, TypeAlias, TypedDict
 from penstock.errors import OptionError
 from penstock.queues.budget import parse_bytes
 from penstock.queues.queue_options import REJECT_PUBLISH, QueueOptions
+from penstock.queues.stream_options import (
+    COUNT_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    PAGE_BYTES_MIN,
+    PARTITIONS_MAX,
+    StreamOptions,
+)
 from penstock.storage.durability import DISK, INTERVAL, Durability
 
 UNITS_MS: Final[dict[str, float]] = {
@@ -37,8 +54,8 @@ Time: TypeAlias = float | str | timedelta  # seconds, or as UNITS_MS names them
 Size: TypeAlias = int | float | str
 
 
-class Given(TypedDict, total=False):
-    """The options of a queue. None takes one away."""
+class QueueGiven(TypedDict, total=False):
+    """The options of a queue; None removes one."""
 
     priorities: int
     max_memory: Size | None
@@ -58,8 +75,19 @@ class Given(TypedDict, total=False):
     durability: str | None
 
 
+class StreamGiven(TypedDict, total=False):
+    """The options of a stream; None means no limit."""
+
+    max_age: Time | None
+    max_bytes: Size | None
+    max_records: int | None
+    partitions: int
+    page_bytes: Size
+
+
 _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-_NAMES: Final = tuple(Given.__annotations__)
+_QUEUE_NAMES: Final = tuple(QueueGiven.__annotations__)
+_STREAM_NAMES: Final = tuple(StreamGiven.__annotations__)
 _PLAIN: Final = (
     "priorities", "max_length", "overflow", "dead_letter_to", "max_attempts", "lazy", "policy"
 )  # fmt: skip
@@ -67,7 +95,7 @@ _ALERTS: Final = ("count", "size", "depth", "age", "repeat_gap")
 
 
 def time_ms(name: str, given: object) -> int:
-    """Milliseconds of a time as people write it; OptionError(name, ...)."""
+    """Return the milliseconds of a time as users write it. OptionError under this name."""
     if isinstance(given, timedelta):
         ms = given.total_seconds() * 1000
     elif isinstance(given, str):
@@ -82,7 +110,7 @@ def time_ms(name: str, given: object) -> int:
 
 
 def _text_ms(text: str) -> float:
-    """-1 if it is no time."""
+    """Return milliseconds, or -1 if the text is not a time."""
     total, at = 0.0, 0
     while at < len(text):
         part = _PART.match(text, at)
@@ -95,14 +123,14 @@ def _text_ms(text: str) -> float:
 
 
 def size_bytes(name: str, given: object, whole_bytes: int) -> int:
-    """Bytes of a size as people write it; `whole_bytes` is what "max" and fractions are of."""
+    """Return the bytes of a size as users write it. whole_bytes: of which "max" and shares are."""
     if not isinstance(given, str | int | float):
         raise OptionError(name, given, 'a size as "16 MiB" or 1048576 (bytes)')
     return parse_bytes(name, given, whole_bytes)
 
 
 def mode_of(name: str, given: object) -> int:
-    """The mode of a put: "disk", "os", "none", or "interval", whose length is the box's."""
+    """Return the durability mode of a put: "disk", "os", "none", or "interval" (the box's)."""
     if given == "interval":
         return INTERVAL
     if not isinstance(given, str) or "=" in given:
@@ -111,7 +139,7 @@ def mode_of(name: str, given: object) -> int:
 
 
 def check_name(name: object, option: str = "name") -> str:
-    """OptionError unless it can be the name of a queue, a stream or a reader."""
+    """Return the name of a queue, a stream or a reader. OptionError if it cannot be one."""
     if (
         not isinstance(name, str)
         or not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX
@@ -124,12 +152,13 @@ def check_name(name: object, option: str = "name") -> str:
 def queue_options(
     given: Mapping[str, object], current: QueueOptions | None, whole_bytes: int
 ) -> QueueOptions:
-    """The options of a queue: those that are given, the others as they are now, or by default."""
+    """Return the options of a queue: those given, the others as they are now or by default.
+    OptionError."""
     values: dict[str, object] = {}
     extra = {} if current is None else dict(current.extra)
     for name, value in given.items():
-        if name not in _NAMES:
-            raise OptionError(name, value, _NAMES)
+        if name not in _QUEUE_NAMES:
+            raise OptionError(name, value, _QUEUE_NAMES)
         if name in _PLAIN:
             values[name] = value
         elif name in ("max_memory", "min_memory", "max_length_bytes"):
@@ -154,7 +183,7 @@ def _add_composed(
     given: Mapping[str, object],
     whole_bytes: int,
 ) -> None:
-    """Those that stand for several exact options, or for none of QueueOptions."""
+    """Add the options that stand for several exact ones, or for none of QueueOptions."""
     if given.get("maxsize") is not None:
         values["max_length"] = given["maxsize"]
         values.setdefault("overflow", REJECT_PUBLISH)
@@ -172,13 +201,13 @@ def _add_composed(
 
 
 def own_mode(options: QueueOptions) -> int | None:
-    """The durability mode of a queue's own, None if it has none."""
+    """Return the durability mode that a queue has of its own, None if it has none."""
     given = dict(options.extra).get(DURABILITY)
     return None if given is None else mode_of("durability", given)
 
 
 def box_durability(given: object) -> Durability:
-    """The durability of a box."""
+    """Return the durability of a box: "none", "os", "interval", "interval=<ms>" or "disk"."""
     if not isinstance(given, str):
         raise OptionError("durability", given, '"none", "os", "interval=<ms>" or "disk"')
     if given == "interval":
@@ -195,7 +224,7 @@ def _retry_delay(given: object) -> dict[str, object]:
 
 
 def _alerts(given: object, whole_bytes: int) -> dict[str, object]:
-    """All thresholds: those that are not given are none."""
+    """Return all thresholds; those that are not given are None."""
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -221,3 +250,64 @@ def _alerts(given: object, whole_bytes: int) -> dict[str, object]:
             else:
                 values[f"alert_{kind}_{end}"] = size_bytes(name, one, whole_bytes)
     return values
+
+
+def stream_options(given: Mapping[str, object]) -> StreamOptions:
+    """Return the options of a new stream. OptionError."""
+    for name, value in given.items():
+        if name not in _STREAM_NAMES:
+            raise OptionError(name, value, _STREAM_NAMES)
+    partitions = _whole("partitions", given.get("partitions", 1), 1, PARTITIONS_MAX)
+    page_bytes = _size("page_bytes", given.get("page_bytes", PAGE_BYTES_DEFAULT))
+    if not PAGE_BYTES_MIN <= page_bytes <= PAGE_BYTES_MAX:
+        expected = f"a size from {PAGE_BYTES_MIN >> 10} KiB to {PAGE_BYTES_MAX >> 20} MiB"
+        raise OptionError("page_bytes", given["page_bytes"], expected)
+    age, size, count = given.get("max_age"), given.get("max_bytes"), given.get("max_records")
+    return StreamOptions(
+        partitions=partitions if partitions > 1 else 0,
+        page_bytes=page_bytes,
+        max_age_s=None if age is None else _age_s(age),
+        max_bytes=None if size is None else _size("max_bytes", size),
+        max_records=None if count is None else _whole("max_records", count, 0, COUNT_MAX),
+    )
+
+
+def check_same(given: Mapping[str, object], current: StreamOptions) -> None:
+    """Raise OptionError if a given option is not as the stream has it."""
+    wanted = stream_options(given)
+    for name, value in given.items():
+        field = "max_age_s" if name == "max_age" else name
+        new, old = getattr(wanted, field), getattr(current, field)
+        if name == "partitions":
+            new, old = max(new, 1), max(old, 1)
+        if new != old:
+            has = "none" if old is None else f"{old} s" if name == "max_age" else str(old)
+            raise OptionError(name, value, f"{has}, as the stream was made with")
+
+
+def _age_s(given: object) -> int:
+    ms = time_ms("max_age", given)
+    if ms < 1000:
+        raise OptionError("max_age", given, "a second or more")
+    return -(-ms // 1000)
+
+
+def _size(name: str, given: object) -> int:
+    if isinstance(given, float) or (isinstance(given, str) and _is_share(given)):
+        raise OptionError(name, given, 'a size as "16 MiB" or 1048576 (bytes)')
+    return size_bytes(name, given, 0)
+
+
+def _is_share(text: str) -> bool:
+    """Return whether a text is a share such as "max" or "50%", which a stream cannot have."""
+    try:
+        float(text)
+    except ValueError:
+        return text.strip().lower() == "max" or text.strip().endswith("%")
+    return not text.strip().isdigit()
+
+
+def _whole(name: str, given: object, low: int, high: int) -> int:
+    if type(given) is not int or not low <= given <= high:
+        raise OptionError(name, given, f"a whole number from {low} to {high}")
+    return given

@@ -1,10 +1,16 @@
-"""Options as people write them."""
+"""Options as users write them."""
 
 from datetime import timedelta
 
 import pytest
 
-from penstock.embedded.spellings import box_durability, mode_of, own_mode, queue_options, time_ms
+from penstock.embedded.option_parsing import (
+    box_durability,
+    mode_of,
+    own_mode,
+    queue_options,
+    time_ms,
+)
 from penstock.errors import OptionError
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, INTERVAL, NONE, OS

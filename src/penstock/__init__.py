@@ -2,9 +2,8 @@
 
 `penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. `penstock.open_stream` and `penstock.persist` have a directory for one stream alone
-(docs/persist.md). Importing this package loads nothing else: what is used is loaded when it is
-first named.
+asyncio. `penstock.open_stream` and `penstock.persist` use a directory for one stream
+(docs/persist.md). Importing this package loads nothing else; a name is loaded when first used.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
 """
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 
-# All that Penstock raises on purpose, by the module that defines it; docs/library-errors.md.
+# The errors that Penstock raises, by the module that defines them; docs/library-errors.md.
 _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",
@@ -112,7 +111,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What is loaded when it is first named."""
+    """Load a name when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module

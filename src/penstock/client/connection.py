@@ -97,8 +97,12 @@ from penstock.protocol.events import (
 
 
 class Received:
-    """delivery_tag: 0 for a returned one. consumer_tag: "" unless it was delivered to a consumer.
-    reply_code, reply_text: why it was returned; 0 and "" for others."""
+    """A message from a broker: by basic.deliver, basic.get-ok or basic.return.
+
+    delivery_tag: settles the message on the channel that it came on; 0 for a returned message.
+    consumer_tag: "" unless it was delivered to a consumer. reply_code, reply_text: why it was
+    returned; 0 and "" for others. The properties are decoded when they are first asked for.
+    """
 
     __slots__ = (
         "_properties", "body", "consumer_tag", "delivery_tag", "exchange", "header",
@@ -128,14 +132,14 @@ class Received:
 
     @property
     def properties(self) -> BasicProperties:
-        """Content type, headers and the like."""
+        """The message's properties: content type, headers and so on."""
         if self._properties is None:
             self._properties = BasicProperties.decode(self.header)
         return self._properties
 
     @property
     def headers(self) -> dict[str, object]:
-        """The table of headers, empty if there is none."""
+        """The table of headers; empty if there is none."""
         return self.properties.headers or {}
 
     def __repr__(self) -> str:
@@ -148,12 +152,13 @@ OF_CALLS: Final = (PenstockCallOk, PenstockCallError)
 
 
 def without_name(text: str, code: int) -> str:
-    """The text without the name of its code."""
+    """Return a broker's text without the name of its reply code, which our errors add
+    themselves."""
     return text.removeprefix(f"{REPLY_NAMES.get(code, code)} - ")
 
 
 def close_error(method: ChannelClose) -> ChannelError:
-    """What a channel was closed with."""
+    """Return the error that the broker closed a channel with."""
     code = method.reply_code
     return ChannelError(
         code, without_name(method.reply_text, code), method.class_id, method.method_id
@@ -161,13 +166,13 @@ def close_error(method: ChannelClose) -> ChannelError:
 
 
 def call_error(method: PenstockCallError) -> ChannelError:
-    """What an operation ended with; its channel stays open."""
+    """Return the error that an operation ended with; its channel stays open."""
     text = method.text.decode("utf-8", "replace")
     return ChannelError(method.code, without_name(text, method.code))
 
 
 def is_answer(method: Method) -> bool:
-    """Whether it answers the oldest question of its channel."""
+    """Return whether a method answers the oldest one that its channel has sent."""
     return not isinstance(method, UNASKED)
 
 
@@ -179,7 +184,7 @@ NO_PROPERTIES: Final = BasicProperties().encode()
 
 
 def settle(future: "Future[Any]", value: object, error: Exception | None = None) -> None:
-    """Give a future its outcome, unless it has one or nobody wants it any more."""
+    """Complete a future, unless it is complete or cancelled."""
     if not future.done() and future.set_running_or_notify_cancel():
         if error is None:
             future.set_result(value)
@@ -188,13 +193,13 @@ def settle(future: "Future[Any]", value: object, error: Exception | None = None)
 
 
 class ClientChannel:
-    """See the head of this module. on_return(message): it was published with `mandatory`, and no
-    queue got it."""
+    """A channel of a connection; `connection.channel()` opens it. on_return(message): called with a
+    message that was published with `mandatory` and that no queue got."""
 
     def __init__(self, connection: "ClientConnection", number: int) -> None:
         self.connection = connection
         self.number: int = number
-        self.error: Exception | None = None  # why it is no more
+        self.error: Exception | None = None  # why it has ended
         self.has_confirms: bool = False
         self.on_return: OnMessage | None = None
         self._lock = connection.lock
@@ -207,18 +212,18 @@ class ClientChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether it is open."""
         return self.error is None
 
     # ---- asking --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Ask for the channel; done by the connection."""
+        """Send channel.open; the connection calls this."""
         self.ask(ChannelOpen())
 
     def ask(self, method: Method) -> "Future[Method | Received]":
-        """Send a method that has an answer: its future. An error of the channel or the connection
-        goes there too, ConnectionLostError and the like."""
+        """Send a method and return the future of its answer. Errors of the channel or the
+        connection, as ConnectionLostError, complete the future too."""
         future: Future[Method | Received] = Future()
         with self._lock:
             if not self._fails(future):
@@ -227,16 +232,17 @@ class ClientChannel:
         return future
 
     def tell(self, method: Method) -> None:
-        """Send a method that has no answer, as basic.ack. The error of the channel, if it is no
-        more."""
+        """Send a method that has no answer, as basic.ack. Raises the error with which the channel
+        has ended."""
         with self._lock:
             if self.error is not None:
                 raise self.error
             self.connection.send(self.number, method)
 
     def call(self, op: str, arguments: dict[str, object]) -> "Future[object]":
-        """An operation of Penstock's own: its future, a value as of JSON. ChannelError: it was
-        refused, and the channel stays open."""
+        """Make an operation of Penstock's own and return the future of its result, as JSON has it.
+        ChannelError in the future: it was refused, and the channel stays open. ValueError: the
+        arguments do not fit into a frame."""
         future: Future[object] = Future()
         data = json.dumps(arguments).encode()
         if len(data) > self.connection.frame_max - CALL_OVERHEAD_BYTES:
@@ -254,15 +260,16 @@ class ClientChannel:
         return error is not None
 
     def _send(self, method: Method) -> None:
-        """What cannot be sent any more ends the channel, and so the futures."""
+        """Send a method; an error ends the channel, and so its futures."""
         try:
             self.connection.send(self.number, method)
         except (ConnectionLostError, AMQPError) as error:
             self.on_end(error)
 
     def _post(self, waiting: "deque[Future[Any]]", method: Method) -> None:
-        """Send what the last future of this queue waits for. What could not be written (a name that
-        is too long) is not waited for; what was interrupted may have been sent in part."""
+        """Send the method that the last future of this queue waits for. If it cannot be encoded (a
+        name is too long) the future is removed; if sending was interrupted, part of it may be sent,
+        and the connection is ended."""
         try:
             self._send(method)
         except Exception:
@@ -275,7 +282,7 @@ class ClientChannel:
     # ---- publishing ----------------------------------------------------------------------------
 
     def select_confirms(self) -> "Future[Method | Received]":
-        """From now on `publish` gives futures."""
+        """Switch the channel to confirm mode: `publish` then returns futures."""
         with self._lock:
             self.has_confirms = True
             return self.ask(ConfirmSelect())
@@ -284,8 +291,9 @@ class ClientChannel:
         self, exchange: str, routing_key: str, body: bytes,
         properties: BasicProperties | bytes = NO_PROPERTIES, *, mandatory: bool = False,
     ) -> "Future[bool] | None":  # fmt: skip
-        """Publish a message. In confirm mode: a future that says whether the broker took it. Never
-        waits: a publisher without confirms calls `connection.wait_for_room` now and then."""
+        """Publish a message. In confirm mode return a future: True if the broker took it, False if
+        it refused it. Never waits: a publisher without confirms calls `connection.wait_for_room`
+        now and then."""
         header = properties if isinstance(properties, bytes) else properties.encode()
         method = BasicPublish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
         with self._lock:
@@ -315,7 +323,7 @@ class ClientChannel:
     # ---- getting -------------------------------------------------------------------------------
 
     def get(self, queue: str, *, no_ack: bool = False) -> "Future[Received | None]":
-        """basic.get: the next message, None if there is none."""
+        """Send basic.get and return the future of the next message, None if there is none."""
         found: Future[Received | None] = Future()
 
         def answered(answer: "Future[Method | Received]") -> None:
@@ -334,10 +342,12 @@ class ClientChannel:
         self, queue: str, on_message: OnMessage, on_end: OnEnd, *, no_ack: bool = False,
         exclusive: bool = False, arguments: dict[str, object] | None = None,
     ) -> tuple[str, "Future[Method | Received]"]:  # fmt: skip
-        """Begin to consume: the consumer's tag, and a future that is done when the broker agrees.
+        """Begin to consume. Returns the consumer's tag, and a future that is done when the broker
+        agrees.
 
-        on_message(message): in the connection's thread. on_end(error): the consumer is no more,
-        because its queue, the channel or the connection is not; not after `cancel`.
+        on_message(message): called with each message. on_end(error): called when the consumer has
+        ended because its queue, the channel or the connection has; not after `cancel`. Both are
+        called in the connection's thread.
         """
         with self._lock:
             tag = f"penstock-{self.number}-{self._next_consumer}"
@@ -351,11 +361,11 @@ class ClientChannel:
         return tag, begun
 
     def cancel(self, tag: str) -> "Future[Method | Received]":
-        """End a consumer. What was on its way until the future is done still comes."""
+        """End a consumer. Messages may still come until the future is done."""
         return self.ask(BasicCancel(consumer_tag=tag))
 
     def forget_consumer(self, tag: str) -> None:
-        """Its callbacks are not called any more; what still comes to it goes back to its queue."""
+        """Stop calling a consumer's callbacks; messages that still come return to their queue."""
         self._consumers.pop(tag, None)
 
     # ---- settling ------------------------------------------------------------------------------
@@ -365,13 +375,13 @@ class ClientChannel:
         self.tell(BasicAck(delivery_tag=delivery_tag, multiple=multiple))
 
     def reject(self, delivery_tag: int, *, requeue: bool) -> None:
-        """Give a delivery back to its queue, or away."""
+        """Return a delivery to its queue (requeue), or have it dead-lettered or dropped."""
         self.tell(BasicReject(delivery_tag=delivery_tag, requeue=requeue))
 
     # ---- the connection's thread ---------------------------------------------------------------
 
     def on_method(self, method: Method) -> None:
-        """A method came; in the connection's thread."""
+        """Handle a method, in the connection's thread."""
         if isinstance(method, OF_CALLS):
             self._answered_call(method)
         elif is_answer(method):
@@ -393,12 +403,12 @@ class ClientChannel:
             self.connection.forget_channel(self)
 
     def on_acks(self, tags: list[int], multiples: list[bool]) -> None:
-        """Confirms came; in the connection's thread."""
+        """Handle confirms, in the connection's thread."""
         for tag, is_multiple in zip(tags, multiples, strict=True):
             self._confirmed(tag, is_multiple, is_taken=True)
 
     def on_message(self, method: Method, header: bytes, body: bytes) -> None:
-        """A message came; in the connection's thread."""
+        """Handle a message, in the connection's thread."""
         message = Received(method, header, body)
         if isinstance(method, BasicReturn):
             if self.on_return is not None:
@@ -413,7 +423,7 @@ class ClientChannel:
             settle(self._answers.popleft(), message)
 
     def on_end(self, error: Exception) -> None:
-        """It is no more: whoever waits gets the error, and its number is free."""
+        """End the channel: fail all that waits with this error, and free its number."""
         with self._lock:
             self._finish(error)
             self.connection.forget_channel(self)
@@ -440,7 +450,7 @@ class ClientChannel:
             try:
                 settle(future, json.loads(method.result))
             except ValueError as error:
-                settle(future, None, ChannelError(502, f"a result that is no JSON: {error}"))
+                settle(future, None, ChannelError(502, f"a result that is not JSON: {error}"))
         elif isinstance(method, PenstockCallError):
             settle(future, None, call_error(method))
 
@@ -461,8 +471,8 @@ class ClientChannel:
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close it, without waiting. What is unacknowledged goes back to its queues; whoever waits
-        for an answer gets a ChannelError, for none comes any more."""
+        """Close the channel, without waiting. What is unacknowledged returns to its queues; all
+        that waits for an answer fails with a ChannelError."""
         with self._lock:
             if self.error is None:
                 self._send(ChannelClose(reply_code=200, reply_text="Goodbye"))
@@ -489,7 +499,7 @@ CAPABILITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What came of it: the machine, which knows the connection to be open, and what was agreed."""
+    """The outcome of `greet`: the machine of an open connection, and the limits agreed on."""
 
     machine: Connection
     server_properties: dict[str, object]
@@ -498,8 +508,8 @@ class Greeting:
     heartbeat_s: int
 
 
-class _Talk:
-    """Methods of channel 0, one after the other."""
+class _Handshake:
+    """The methods of channel 0 until the connection is open, one after the other."""
 
     def __init__(self, sock: socket.socket, url: AmqpUrl) -> None:
         self._socket = sock
@@ -508,16 +518,17 @@ class _Talk:
         self.machine = Connection(CLIENT)
 
     def send(self, data: bytes) -> None:
-        self._patience()
+        self._limit_time()
         self._socket.sendall(data)
 
-    def say(self, method: Method) -> None:
+    def send_method(self, method: Method) -> None:
         self.send(self.machine.send(0, method))
 
-    def hear(self) -> Method:
-        """The next method. AMQPConnectionError if it is connection.close, OSError at the end."""
+    def receive(self) -> Method:
+        """Return the next method. AMQPConnectionError if it is connection.close; OSError if the
+        connection has ended."""
         while not self._methods:
-            self._patience()
+            self._limit_time()
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the broker closed the connection before it was open")
@@ -525,17 +536,17 @@ class _Talk:
                 if isinstance(event, MethodReceived):
                     self._methods.append(event.method)
                 elif isinstance(event, ProtocolHeaderReceived):
-                    raise ConnectionError("the other side speaks another version of AMQP")
+                    raise ConnectionError("the broker uses another version of AMQP")
         method = self._methods.pop(0)
         if isinstance(method, ConnectionClose):
-            self.say(ConnectionCloseOk())
+            self.send_method(ConnectionCloseOk())
             code = method.reply_code
             raise AMQPConnectionError(
                 code, without_name(method.reply_text, code), method.class_id, method.method_id
             )
         return method
 
-    def _patience(self) -> None:
+    def _limit_time(self) -> None:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the broker took too long to open the connection")
@@ -543,25 +554,26 @@ class _Talk:
 
 
 def _agreed(ours: int, theirs: int) -> int:
-    """The smaller of two limits, of which 0 is none."""
+    """Return the smaller of two limits; 0 is no limit."""
     return min(ours, theirs) if ours and theirs else ours or theirs
 
 
 def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
-    """Open an AMQP connection on this socket. AMQPConnectionError; OSError, also for a time-out."""
-    talk = _Talk(sock, url)
-    talk.send(talk.machine.protocol_header())
-    start = _expect(talk.hear(), ConnectionStart)
+    """Open an AMQP connection on this socket. AMQPConnectionError; OSError, also after a
+    time-out."""
+    handshake = _Handshake(sock, url)
+    handshake.send(handshake.machine.protocol_header())
+    start = _expect(handshake.receive(), ConnectionStart)
     if b"PLAIN" not in start.mechanisms.split():
-        raise AMQPConnectionError(403, f"the broker takes {start.mechanisms!r}, and not PLAIN")
+        raise AMQPConnectionError(403, f"the broker accepts {start.mechanisms!r}, not PLAIN")
     response = b"\0" + url.user.encode() + b"\0" + url.password.encode()
     start_ok = ConnectionStartOk(
         client_properties=encode_table(_properties(url)), mechanism="PLAIN", response=response,
         locale="en_US",
     )  # fmt: skip
-    talk.say(start_ok)
+    handshake.send_method(start_ok)
     try:
-        tune = _expect(talk.hear(), ConnectionTune)
+        tune = _expect(handshake.receive(), ConnectionTune)
     except ConnectionError:
         raise AMQPConnectionError(
             403, f"the broker closed the connection: is {url.user!r} with this password allowed?"
@@ -569,10 +581,12 @@ def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
     channel_max = _agreed(url.channel_max, tune.channel_max) or 65535
     frame_max = _agreed(url.frame_max, tune.frame_max) or 131072
     heartbeat_s = tune.heartbeat if url.heartbeat_s is None else url.heartbeat_s
-    talk.say(ConnectionTuneOk(channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat_s))
-    talk.say(ConnectionOpen(virtual_host=url.vhost))
-    _expect(talk.hear(), ConnectionOpenOk)
-    return Greeting(talk.machine, start.server_properties, frame_max, channel_max, heartbeat_s)
+    handshake.send_method(
+        ConnectionTuneOk(channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat_s)
+    )
+    handshake.send_method(ConnectionOpen(virtual_host=url.vhost))
+    _expect(handshake.receive(), ConnectionOpenOk)
+    return Greeting(handshake.machine, start.server_properties, frame_max, channel_max, heartbeat_s)
 
 
 def _properties(url: AmqpUrl) -> dict[str, object]:
@@ -601,13 +615,14 @@ OnBlocked = Callable[[str], None]
 def connect(
     url: str | AmqpUrl | None = None, *, on_blocked: OnBlocked | None = None
 ) -> "ClientConnection":
-    """A connection to the broker of this URL; without one, of PENSTOCK_URL, AMQP_URL or this host.
+    """Connect to the broker of this URL; without one, to that of PENSTOCK_URL, AMQP_URL or this
+    host.
 
-    on_blocked(reason): the broker takes no messages for now; with "": it does again. It is called
-    in the connection's thread, and must not wait for anything of this connection.
+    on_blocked(reason): called when the broker takes no messages for now, and with "" when it does
+    again; in the connection's thread, where it must not wait for anything of this connection.
 
-    UnreachableError; OptionError for the URL; AMQPConnectionError with the broker's words, as for a
-    wrong password (403) or an unknown vhost (530).
+    Raises UnreachableError, OptionError for the URL, or AMQPConnectionError with the broker's
+    words, as for a wrong password (403) or an unknown vhost (530).
     """
     where = AmqpUrl.of(url, os.environ)
     try:
@@ -630,8 +645,8 @@ def connect(
 
 
 class ClientConnection:
-    """See the head of this module; made by `connect`. server_properties: what the broker said of
-    itself. frame_max, channel_max: as agreed."""
+    """A connection to a broker; `connect` makes it. server_properties: what the broker says about
+    itself. frame_max, channel_max: the limits agreed on."""
 
     def __init__(
         self, url: AmqpUrl, sock: socket.socket, greeting: Greeting, on_blocked: OnBlocked | None
@@ -643,17 +658,17 @@ class ClientConnection:
         self.heartbeat_s: int = greeting.heartbeat_s
         self.pid: int = os.getpid()
         self.lock = threading.RLock()
-        self.error: Exception | None = None  # why it is no more
+        self.error: Exception | None = None  # why it has ended
         self.blocked_reason: str = ""
         self._on_blocked = on_blocked
-        self._told: list[str] = []  # reasons that `on_blocked` is to be told
+        self._reasons: list[str] = []  # with which `on_blocked` is to be called
         self._machine: Connection = greeting.machine
         self._channels: dict[int, ClientChannel] = {}
         self._free: deque[int] = deque()
         self._next_number = 1
         self._is_closing = False
         self._close_ok: Future[None] = Future()
-        self.ended: Future[None] = Future()  # done when it is no more
+        self.ended: Future[None] = Future()  # done when the connection has ended
         self._wire = Wire(
             sock, self._received, self._ended, heartbeat_s=greeting.heartbeat_s,
             name=f"penstock client of {url.host}:{url.port}",
@@ -664,16 +679,17 @@ class ClientConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether it is open."""
         return self.error is None and not self._is_closing
 
     def capability(self, name: str) -> bool:
-        """Whether the broker says that it can do this, as "basic.nack"."""
+        """Return whether the broker has this capability, as "basic.nack"."""
         capabilities = self.server_properties.get("capabilities")
         return isinstance(capabilities, dict) and capabilities.get(name) is True
 
     def channel(self) -> ClientChannel:
-        """A new channel. It waits for nothing: what is asked of it comes after its opening."""
+        """Open a channel and return it, without waiting: what is sent on it comes after its
+        opening."""
         with self.lock:
             self.check()
             if self._free:
@@ -690,7 +706,7 @@ class ClientConnection:
             return channel
 
     def forget_channel(self, channel: ClientChannel) -> None:
-        """It is closed on both sides: its number may be used again."""
+        """Free the number of a channel that is closed on both sides."""
         with self.lock:
             if self._channels.get(channel.number) is channel:
                 del self._channels[channel.number]
@@ -699,20 +715,21 @@ class ClientConnection:
     # ---- sending -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The error that it ended with, if it did."""
+        """Raise the error with which the connection has ended, if it has."""
         if self.error is not None:
             raise self.error
         if self._is_closing:
             raise ConnectionLostError(str(self.url), "it was closed")
 
     def send(self, channel: int, method: Method) -> None:
-        """A method without content. Never waits. The error of the connection."""
+        """Send a method without content. Never waits. Raises the error of a connection that has
+        ended."""
         with self.lock:
             self.check()
             self._put(self._machine.send(channel, method))
 
     def send_content(self, channel: int, method: Method, header: bytes, body: bytes) -> None:
-        """A method with its content; header: property flags and list."""
+        """Send a method with its content. header: the encoded properties, flags and list."""
         with self.lock:
             self.check()
             self._put(self._machine.send_content(channel, method, header, body))
@@ -726,14 +743,14 @@ class ClientConnection:
             raise lost from None
 
     def wait_for_room(self) -> None:
-        """While more than 1 MiB waits to be sent, because the broker does not read it."""
+        """Wait while more than 1 MiB is to be sent, because the broker does not read it."""
         self._wire.wait_for_room()
 
     # ---- the thread of the wire ----------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
         machine = self._machine
-        with self.lock:  # until the last event: what the machine knows, the channels know too
+        with self.lock:  # until the last event, so that machine and channels stay in step
             try:
                 events: list[Event] = machine.receive(data)
             except AMQPConnectionError:
@@ -742,9 +759,9 @@ class ClientConnection:
                 raise
             for event in events:
                 self._dispatch(event)
-            told, self._told = self._told, []
-        if self._on_blocked is not None:  # without the lock, for it is somebody else's code
-            for reason in told:
+            reasons, self._reasons = self._reasons, []
+        if self._on_blocked is not None:  # without the lock, for this is the user's code
+            for reason in reasons:
                 self._on_blocked(reason)
 
     def _dispatch(self, event: Event) -> None:
@@ -783,10 +800,10 @@ class ClientConnection:
 
     def _blocked(self, reason: str) -> None:
         self.blocked_reason = reason
-        self._told.append(reason)
+        self._reasons.append(reason)
 
     def _ended(self, reason: str) -> None:
-        """Nothing more will come: whoever waits is told."""
+        """End all channels: nothing more will come."""
         with self.lock:
             if self.error is None:
                 why = "it was closed" if self._is_closing else reason
@@ -803,7 +820,8 @@ class ClientConnection:
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say goodbye and close; what was sent before is done by then. Again: nothing."""
+        """Close the connection in order, after all that was sent before. A second time does
+        nothing."""
         if self.pid != os.getpid():
             self._wire.drop()
             return
@@ -824,7 +842,8 @@ class ClientConnection:
         self._wire.end("it was closed", CLOSE_S)
 
     def abort(self) -> None:
-        """Close at once, without a word: the broker takes it for a lost connection."""
+        """Close the socket at once, without connection.close: to the broker the connection is
+        lost."""
         self._wire.abort("it was aborted")
 
     def __enter__(self) -> "ClientConnection":

@@ -74,8 +74,8 @@ CAPABILITY: Final = "penstock.box"
 
 
 class Link:
-    """See the head of this module. on_event(kind, text): "blocked", "unblocked"; in the
-    connection's thread."""
+    """A connection of a box and its channels: see the head of this module. on_event(kind, text):
+    called with "blocked" and "unblocked", in the connection's thread."""
 
     def __init__(self, url: AmqpUrl, on_event: Callable[[str, str], None]) -> None:
         self._on_event = on_event
@@ -92,20 +92,20 @@ class Link:
             self._appenders: dict[str, tuple[ClientChannel, Future[object]]] = {}
             self._callers: list[ClientChannel] = []
             self._tx: list[ClientChannel] = []
-            self.connection.ended.add_done_callback(lambda _: self._nobody_blocked())
+            self.connection.ended.add_done_callback(lambda _: self._end_blocking())
         except BaseException:
             self.connection.close()
             raise
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether the connection is open."""
         return self.connection.is_open
 
     # ---- channels ------------------------------------------------------------------------------
 
     def puts(self) -> ClientChannel:
-        """The channel for puts."""
+        """Return the channel for puts."""
         with self.connection.lock:
             channel = self._puts
             if channel is None or not channel.is_open:
@@ -115,7 +115,8 @@ class Link:
             return channel
 
     def getter(self, queue: str) -> ClientChannel:
-        """The channel for getting from a queue; each of its consumers is given one message."""
+        """Return the channel for getting from a queue; each of its consumers may have one
+        message."""
         with self.connection.lock:
             channel = self._getters.get(queue)
             if channel is None or not channel.is_open:
@@ -123,16 +124,9 @@ class Link:
                 channel.ask(BasicQos(prefetch_count=1))
             return channel
 
-    def forget_getter(self, queue: str) -> None:
-        """The queue is gone; its channel is closed."""
-        with self.connection.lock:
-            channel = self._getters.pop(queue, None)
-        if channel is not None:
-            channel.close()
-
     def appender(self, stream: str) -> "tuple[ClientChannel, Future[object]]":
-        """The channel for appending to a stream, and a future: when it is done, and not before, all
-        that is published on the channel goes there."""
+        """Return the channel for appending to a stream, and a future: what is published on the
+        channel goes to the stream once that is done, and not before."""
         with self.connection.lock:
             found = self._appenders.get(stream)
             if found is None or not found[0].is_open:
@@ -143,22 +137,22 @@ class Link:
             return found
 
     def forget_appender(self, stream: str) -> None:
-        """The stream is gone, or may not be appended to; its channel is closed."""
+        """Close the channel of a stream that is gone, or may not be appended to."""
         with self.connection.lock:
             found = self._appenders.pop(stream, None)
         if found is not None:
             found[0].close()
 
     def take_caller(self) -> ClientChannel:
-        """A channel for one operation; give it back."""
+        """Return a channel for one operation, to be given back with `give_caller`."""
         return self._take(self._callers) or self.connection.channel()
 
     def give_caller(self, channel: ClientChannel) -> None:
-        """The operation was answered."""
+        """Give a channel back after the answer to its operation."""
         self._give(self._callers, channel)
 
     def take_tx(self) -> ClientChannel:
-        """A channel for one transaction; give it back after its end."""
+        """Return a channel for one transaction, to be given back with `give_tx`."""
         channel = self._take(self._tx)
         if channel is None:
             channel = self.connection.channel()
@@ -167,7 +161,7 @@ class Link:
         return channel
 
     def give_tx(self, channel: ClientChannel) -> None:
-        """The transaction was committed or rolled back."""
+        """Give a channel back after the end of its transaction."""
         self._give(self._tx, channel)
 
     def _take(self, pool: list[ClientChannel]) -> ClientChannel | None:
@@ -183,20 +177,21 @@ class Link:
             if channel.is_open:
                 pool.append(channel)
 
-    # ---- what the broker says unasked ----------------------------------------------------------
+    # ---- what the broker sends unasked ---------------------------------------------------------
 
     def _returned(self, message: Received) -> None:
         self.returned.add(message.properties.message_id or "")
 
     def was_returned(self, message_id: str) -> bool:
-        """Whether no queue got this message; asked once, after it was confirmed."""
+        """Return whether no queue got this message. Ask once, after its confirm."""
         if message_id in self.returned:
             self.returned.discard(message_id)
             return True
         return False
 
     def unblocked(self) -> "Future[None] | None":
-        """Done when the broker takes messages again, None if it does."""
+        """Return a future that is done when the broker takes messages again; None if it does
+        now."""
         with self._lock:
             return self._unblocked
 
@@ -213,7 +208,7 @@ class Link:
         """End the connection."""
         self.connection.close()
 
-    def _nobody_blocked(self) -> None:
+    def _end_blocking(self) -> None:
         with self._lock:
             future, self._unblocked = self._unblocked, None
         if future is not None:
@@ -227,7 +222,7 @@ NAMES_AT_ONCE: Final = 200  # 255 bytes each, escaped, still fit into a frame
 
 
 class Wait:
-    """What a call waits for. deadline: of time.monotonic(), None for none."""
+    """What a call waits for: a future, until the deadline (of time.monotonic(); None: no limit)."""
 
     __slots__ = ("deadline", "future")
 
@@ -259,8 +254,8 @@ class Full:
 
 
 class RemoteState:
-    """A queue as this box knows it. options: as they were when it was last declared here. mode: of
-    its own, None for the box's."""
+    """A queue as this box knows it. options: those of the last time it was opened here. mode: its
+    own durability, None for the box's."""
 
     __slots__ = ("is_deleted", "mode", "name", "options")
 
@@ -271,7 +266,7 @@ class RemoteState:
         self.is_deleted: bool = False
 
     def check(self) -> None:
-        """UnknownQueueError if it was deleted."""
+        """Raise UnknownQueueError if the queue was deleted."""
         if self.is_deleted:
             raise UnknownQueueError(f"{self.name} (deleted)")
 
@@ -373,15 +368,15 @@ class RemoteDriver:
     # ---- who calls -----------------------------------------------------------------------------
 
     def caller(self) -> object:
-        """To whom a transaction belongs."""
+        """Return who is calling, this thread: the owner of its transaction."""
         return threading.get_ident()
 
     def transaction(self) -> RemoteTransaction | None:
-        """The transaction that the caller is in, None if there is none."""
+        """Return the caller's transaction, None if it has none."""
         return self.transactions.get(self.caller()) if self.transactions else None
 
     def message_id(self) -> str:
-        """Another one each time."""
+        """Return a new message id, 16 hexadecimal digits."""
         with self._lock:
             self._last_id = (self._last_id + 1) & ((1 << 63) - 1) or 1
             return f"{self._last_id:016x}"
@@ -394,15 +389,15 @@ class RemoteDriver:
         return self.closed.done()
 
     def check(self) -> None:
-        """BoxClosedError, ForkedError."""
+        """Raise BoxClosedError or ForkedError if the box cannot be used."""
         if self._pid != os.getpid():
             raise ForkedError(self.path, self._pid, os.getpid())
         if self.closed.done():
             raise BoxClosedError(self.path)
 
     def linked(self) -> Call[Link]:
-        """The connection, made anew if need be. UnreachableError, AMQPConnectionError,
-        MissingCapabilityError: it could not be made; the next call tries again."""
+        """Return the connection; connect again if it was lost. UnreachableError,
+        AMQPConnectionError, MissingCapabilityError: that failed; the next call tries again."""
         self.check()
         with self._lock:
             link = self._link
@@ -419,7 +414,7 @@ class RemoteDriver:
         return future.result()
 
     def link_now(self) -> Link | None:
-        """The connection, if there is one: for what is not worth waiting for."""
+        """Return the connection if there is one, None if a call would have to wait for it."""
         link = self._link
         return link if link is not None and link.is_open else None
 
@@ -428,7 +423,7 @@ class RemoteDriver:
         error: Exception | None = None
         try:
             link = Link(self._url, self._on_event)
-        except Exception as found:  # noqa: BLE001  # whoever waits for it raises it
+        except Exception as found:  # noqa: BLE001  # the calls that wait for the connection raise it
             error = found
         with self._lock:
             self._connecting = None
@@ -444,7 +439,7 @@ class RemoteDriver:
         future.set_result(link)
 
     def close(self) -> None:
-        """End the connection; whoever waits raises BoxClosedError. Again: nothing."""
+        """End the connection; calls that wait raise BoxClosedError. A second time does nothing."""
         if self._pid != os.getpid():
             return
         with self._lock:

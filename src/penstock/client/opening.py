@@ -17,8 +17,8 @@ LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def is_url(path: object) -> bool:
-    """Whether it is the URL of a broker. OptionError: it is another URL, or a broker's with a
-    mistake in it; it is not taken for a directory, and its password is not shown."""
+    """Return whether this is the URL of a broker. OptionError if it is another URL, or a broker's
+    with a mistake in it, so that it is not used as a directory; the password is not shown."""
     if not isinstance(path, str):
         return False
     if path.startswith(URLS):

@@ -1,18 +1,17 @@
-"""RemoteStream: a stream on a broker, as the library's faces and readings want it.
+"""RemoteStream: what the methods of a stream on a broker do, for threads and for asyncio.
 
     open       box.queue says whether it is there; queue.declare with x-queue-type=stream makes it
     append     basic.publish on a channel that box.append_to has given to the stream: the routing
-               key is the record's key; returns with the confirms, and box.appended tells offsets
+               key is the record's key; returns with the confirms; box.appended returns the offsets
     feed       a channel with a consumer of one partition (x-stream-offset), with credit for about
                a MiB; what was taken is acknowledged, for more credit
     others     box.stream_info, find_stream_offset, set_stream_reader, retain_stream ...
 
-In a transaction records are published on its own channel, given to the stream meanwhile.
+In a transaction records are published on its own channel, which box.append_to gives to the stream
+meanwhile.
 
-A feed is fed by the connection's thread. It ends with its connection: then reading raises a
-ConnectionLostError, and is begun again where one was.
-
-Not here: reading in order, gaps, limits (penstock.embedded.stream_reading), who may do what.
+The connection's thread fills a feed. When the connection is lost, reading raises a
+ConnectionLostError. Reading in order, gaps and limits are in penstock.embedded.stream_reading.
 """
 
 import threading
@@ -43,7 +42,7 @@ RECORD_BYTES: Final = 16 << 10  # where nothing is known of a stream's records
 def open_stream(
     driver: RemoteDriver, name: str, given: Mapping[str, object]
 ) -> Call["RemoteStream"]:
-    """The stream of this name, made when missing. OptionError."""
+    """Open the stream of this name, made if it is missing. OptionError."""
     check_name(name)
     found = yield from driver.operate("box.queue", {"name": name})
     if found["exists"]:
@@ -62,13 +61,13 @@ def open_stream(
 
 
 def is_stream(arguments: Mapping[str, object]) -> bool:
-    """Whether a queue with these arguments is a stream."""
+    """Return whether a queue with these arguments is a stream."""
     return arguments.get(QUEUE_TYPE) == STREAM
 
 
 class RemoteStream(StreamSource):
-    """See the head of this module. Errors besides: ConnectionLostError (nobody knows whether it
-    happened), UnreachableError, AMQPError with the broker's words."""
+    """See the head of this module. Errors besides those of every stream: ConnectionLostError (the
+    call may or may not have taken effect), UnreachableError, AMQPError with the broker's words."""
 
     def __init__(self, driver: RemoteDriver, name: str, options: StreamOptions) -> None:
         self.name: str = name
@@ -88,16 +87,16 @@ class RemoteStream(StreamSource):
         try:
             return (yield from self._driver.operate(op, {"queue": self.name, **arguments}))
         except ChannelError as error:
-            raise self.unknown(error) from None
+            raise self.error_of(error) from None
 
     def check(self) -> None:
-        """BoxClosedError; UnknownQueueError if it was deleted here."""
+        """Raise BoxClosedError, or UnknownQueueError if the stream was deleted here."""
         self._driver.check()
         if self._is_deleted:
             raise UnknownQueueError(f"{self.name} (deleted)")
 
-    def unknown(self, error: Exception) -> Exception:
-        """What an error of its channels is for the library. BoxClosedError."""
+    def error_of(self, error: Exception) -> Exception:
+        """Return what the library raises for an error of the stream's channels. BoxClosedError."""
         self._driver.check()
         if isinstance(error, AMQPError) and error.code == NOT_FOUND:
             return UnknownQueueError(f"{self.name} (deleted)")
@@ -111,7 +110,7 @@ class RemoteStream(StreamSource):
         try:
             found = yield from self._driver.operate("box.stream_info", asked)
         except ChannelError as error:
-            raise self.unknown(error) from None
+            raise self.error_of(error) from None
         infos = [PartitionInfo(i, *values) for i, values in enumerate(found["partitions"])]
         for info in infos:
             if info.records:
@@ -147,7 +146,7 @@ class RemoteStream(StreamSource):
         channel, given = link.appender(self.name)
         try:
             yield from answer(given)
-            with link.connection.lock:  # nobody else's records come in between
+            with link.connection.lock:  # so that the offsets are of these records
                 confirms = [publish(channel, new) for new in news]
                 noted = channel.call("box.appended", {"n": len(news)})
             for confirm in confirms:
@@ -157,7 +156,7 @@ class RemoteStream(StreamSource):
             places: Any = yield from answer(noted)
         except (ConnectionLostError, AMQPError) as error:
             link.forget_appender(self.name)
-            raise self.unknown(error) from None
+            raise self.error_of(error) from None
         return [offset for _, offset in places]
 
     def _in_transaction(self, channel: ClientChannel, news: list[NewRecord]) -> Call[None]:
@@ -167,7 +166,7 @@ class RemoteStream(StreamSource):
                 publish(channel, new)
             yield from answer(channel.call("box.append_to", {"name": None}))
         except ChannelError as error:
-            raise self.unknown(error) from None
+            raise self.error_of(error) from None
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -181,13 +180,13 @@ class RemoteStream(StreamSource):
         bell: Future[None] = Future()
         for feed in feeds:
             assert isinstance(feed, RemoteFeed)
-            feed.tell(bell)
+            feed.ring_when_ready(bell)
         yield Wait(bell, deadline)
 
     # ---- readers and the whole -----------------------------------------------------------------
 
     def commit(self, reader: str, offsets: dict[int, int], *, is_safe: bool) -> Call[None]:
-        if not offsets:  # those of before are safe as well then
+        if not offsets:  # make the earlier ones safe
             yield from self.info()
             yield from self._driver.operate("box.sync", {})
             return
@@ -206,7 +205,7 @@ class RemoteStream(StreamSource):
                 sent = channel.call("set_stream_reader", arguments)
                 sent.add_done_callback(lambda _: link.give_caller(channel))
             except PenstockError:
-                pass  # the connection was lost: then it comes again
+                pass  # the connection was lost: the records are read again
 
     def delete_reader(self, reader: str) -> Call[None]:
         yield from self._operate("delete_stream_reader", reader=reader)
@@ -220,18 +219,18 @@ class RemoteStream(StreamSource):
         try:
             yield from self._driver.operate("box.delete", {"name": self.name})
         except ChannelError as error:
-            raise self.unknown(error) from None
+            raise self.error_of(error) from None
         self._is_deleted = True
 
 
 def publish(channel: ClientChannel, new: NewRecord) -> "Future[bool] | None":
-    """Publish a record on a channel that is given to its stream."""
+    """Publish a record on a channel that was given to its stream."""
     key = new.key.decode("utf-8", "surrogateescape")
     return channel.publish("", key, new.body, new.props)
 
 
 class RemoteFeed(Feed):
-    """A consumer of one partition. Its messages come in the connection's thread."""
+    """A consumer of one partition. The connection's thread adds its messages."""
 
     def __init__(
         self, stream: RemoteStream, driver: RemoteDriver, partition: int, offset: int, credit: int
@@ -261,7 +260,7 @@ class RemoteFeed(Feed):
             elif error is not None:
                 raise error
         except (ConnectionLostError, AMQPError) as error:
-            raise stream.unknown(error) from None
+            raise stream.error_of(error) from None
         return [self._record(message) for message in messages]
 
     def _begin(self) -> Call[ClientChannel]:
@@ -274,7 +273,7 @@ class RemoteFeed(Feed):
                 "x-stream-partition": self._partition,
             }
             _, begun = channel.consume(
-                self._stream.name, self._came, self._ended, arguments=arguments
+                self._stream.name, self._received, self._ended, arguments=arguments
             )
             yield from answer(begun)
         except BaseException:
@@ -294,15 +293,15 @@ class RemoteFeed(Feed):
         assert isinstance(time_us, int), "and a time"
         return StreamRecord(message.body, offset, self._partition, time_us, meta)
 
-    def tell(self, bell: "Future[None]") -> None:
-        """Complete this when there is something, or already."""
+    def ring_when_ready(self, bell: "Future[None]") -> None:
+        """Complete this future when a message or an error has arrived, or now if one has."""
         with self._lock:
             self._bell = bell
             is_now = bool(self._messages) or self._error is not None
         if is_now:
             settle(bell, None)
 
-    def _came(self, message: Received) -> None:
+    def _received(self, message: Received) -> None:
         with self._lock:
             self._messages.append(message)
             bell, self._bell = self._bell, None

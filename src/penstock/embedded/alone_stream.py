@@ -408,22 +408,22 @@ def open_stream(
     max_age: Time | None = None, max_bytes: Size | None = None, max_records: int | None = None,
     on_event: OnEvent | None = None,
 ) -> AloneStream:  # fmt: skip
-    """Open the stream in a directory of its own, which is made when missing (not its parents):
+    """Open the stream in a directory of its own, which is made if it is missing (not its parents):
     rxjava2-extras' PersistentQueue.
 
-    force_every: when appended records are put on disk. 1: before each append returns; those that
-    wait at the same time share a sync. 2 to 1,000,000: after so many records; "100ms", a timedelta:
-    so long after an append. In these two an append returns at once, a crash may take what was not
-    on disk, and that is at the latest after a second (or after the time, if that is longer).
-    Whatever it says, only what is on disk is read.
-    max_age, max_bytes, max_records: retention, as of `box.stream`; they are those of this opening,
-    and may be others the next time. None: no limit.
-    page_bytes: of a page file, 4 KiB to 1 GiB; fixed when the stream is made.
+    force_every: when appended records are put on disk. 1: before each append returns; appends that
+    wait at the same time share a sync. 2 to 1,000,000: after so many records. "100ms" or a
+    timedelta: so long after an append. In these two an append returns at once, and a crash may lose
+    what is not on disk yet; it is there after a second at the latest (or after the time, if that is
+    longer). In all cases only what is on disk is read. max_age, max_bytes, max_records: retention,
+    as in `box.stream`; they hold for this opening and may be others the next time. None: no limit.
+    page_bytes: the size of a page file, 4 KiB to 1 GiB; fixed when the stream is made.
     on_event(kind, text): called in the stream's own thread with what is not an error of a call.
 
-    LockedError names who has it open. NotAStoreError: the directory has something else, a box for
-    instance. CorruptionError names file and place. OptionError, NetworkFileSystemError,
-    SyncFailedError; OSError, FileNotFoundError if the parent directory is missing.
+    Raises LockedError, which names who has it open; NotAStoreError if the directory holds something
+    else, as a box; CorruptionError, which names file and place; OptionError,
+    NetworkFileSystemError, SyncFailedError; OSError, FileNotFoundError if the parent directory is
+    missing.
     """
     settings = settings_of(force_every, page_bytes, max_age, max_bytes, max_records)
     path, report = path_of(directory), reporter_of(directory, on_event)

@@ -252,16 +252,16 @@ def open_box(
     strict: bool = False, on_event: OnEvent | None = None, on_alert: OnAlert | None = None,
     **storage: object,
 ) -> Box:  # fmt: skip
-    """Open the box in a directory; it is made when missing. This is `penstock.open`.
+    """Open the box in a directory, which is made if it is missing. This is `penstock.open`.
 
-    durability: of puts that say nothing else: "disk", "interval=<ms>", "os" or "none".
-    memory: what all queues together may hold in RAM; "32 MiB", bytes, or "0.1" of the machine.
-    strict: refuse queues whose own limits add up to more than that (else: a warning).
-    on_event(kind, text), on_alert(alert): called in the box's own thread, which may use the box.
-    storage: options of the engine, as disk_free_limit.
+    durability: of puts that name none: "disk", "interval=<ms>", "os" or "none". memory: what all
+    queues together may hold in RAM: "32 MiB", bytes, or "0.1" of the machine. strict: refuse queues
+    whose own limits add up to more than that (else: a warning). on_event(kind, text),
+    on_alert(alert): called in the box's own thread, and may use the box. storage: options of the
+    engine, as disk_free_limit.
 
-    LockedError names who has it open. NotAStoreError, VersionError, NetworkFileSystemError,
-    OptionError; CorruptionError names file and place.
+    Raises LockedError, which names who has it open, NotAStoreError, VersionError,
+    NetworkFileSystemError, OptionError, or CorruptionError, which names file and place.
     """
     directory, settings = settings_of(path, durability, memory, strict, storage)
     driver = Driver(directory, core_opener(directory, settings, on_event, on_alert))

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from penstock import errors
-from penstock.embedded.messages import Job, JobBase, Message
+from penstock.embedded.messages import Job, JobBase, Message, new_job
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.option_parsing import Time
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
@@ -160,7 +160,7 @@ class Queue(QueueBase):
         delivery = source.take()
         if delivery is None:
             delivery = self._driver.run(source.get(block=block, timeout_s=timeout))
-        return Job(self._driver, source, delivery)
+        return new_job(self._driver, source, delivery)
 
     def get_nowait(self) -> Job:
         """Return a message that is ready as a Job. Raises QueueEmptyError if none is. Does not wait
@@ -172,7 +172,7 @@ class Queue(QueueBase):
         ready. Returns an empty list if none came in `timeout` seconds."""
         driver, source = self._driver, self._source
         found = driver.run(source.get_many(n, timeout_s=timeout))
-        return [Job(driver, source, delivery) for delivery in found]
+        return [new_job(driver, source, delivery) for delivery in found]
 
     def consume(self, timeout: float | None = None) -> Generator[Job, None, None]:
         """Yield jobs one after the other, and acknowledge each when the loop asks for the next.

@@ -263,8 +263,9 @@ class BoxSource(ABC):
 class PartitionInfo:
     """One partition as it is now.
 
-    first: offset of the first record that is left. next: of the next one to come; what is below may
-    be read. last_time_us: of the last record, 0 if there never was one. bytes: of its pages.
+    first: the offset of the first record that is left. next: that of the next one; all below may be
+    read. last_time_us: the time of the last record in microseconds since 1970, 0 if there never was
+    one. bytes: of its pages.
     """
 
     partition: int
@@ -275,14 +276,14 @@ class PartitionInfo:
 
     @property
     def records(self) -> int:
-        """How many may be read."""
+        """The number of records that may be read."""
         return self.next - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream as it is now. readers: the names of all that it knows, sorted. offsets: where the
-    one that was asked for goes on, by partition; empty if it is not known."""
+    """A stream as it is now. readers: the names of all readers, sorted. offsets: where the reader
+    that was asked for goes on, by partition; empty if it is not known."""
 
     partitions: list[PartitionInfo]
     readers: list[str] = field(default_factory=list)
@@ -290,16 +291,17 @@ class StreamInfo:
 
 
 class Feed(ABC):
-    """A place in one partition."""
+    """The position of one reading in one partition; all of the stream that a reading has in RAM is
+    a chunk of each."""
 
     @abstractmethod
     def chunk(self) -> Call[Sequence[StreamRecord]]:
-        """What follows and is to be had at once, in order; nothing: nothing is there yet. What has
-        been reclaimed is passed over."""
+        """Return the records that follow and are there, in order; none: nothing is there yet.
+        Records that retention has deleted are skipped."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more is wanted. Again: nothing."""
+        """End the feed. A second time does nothing."""
 
 
 class StreamSource(ABC):
@@ -311,60 +313,61 @@ class StreamSource(ABC):
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has, 1 or more."""
+        """The number of partitions, 1 or more."""
         return max(self.options.partitions, 1)
 
     # ---- time ----------------------------------------------------------------------------------
 
     @abstractmethod
     def monotonic(self) -> float:
-        """Seconds, for time-outs."""
+        """Return the time for time-outs, in seconds."""
 
     @abstractmethod
     def wall_us(self) -> int:
-        """Us since 1970, for "so long ago"."""
+        """Return the time in microseconds since 1970."""
 
     # ---- calls ---------------------------------------------------------------------------------
 
     @abstractmethod
     def info(self, reader: str = "") -> Call[StreamInfo]:
-        """As it is now, with the offsets of this reader."""
+        """Return the stream as it is now, with the offsets of this reader."""
 
     @abstractmethod
     def find(self, partition: int, time_us: int) -> Call[int]:
-        """The offset of the first record of this time or later; that of the next if there is
-        none."""
+        """Return the offset of the first record of this time or later; that of the next record if
+        there is none."""
 
     @abstractmethod
     def append(self, news: list[NewRecord], durability: object) -> Call[list[int]]:
-        """Append them with one sync; their offsets, -1 for each in a transaction. OptionError for
-        what is no durability; DiskFullError."""
+        """Append records with one sync. Returns their offsets, -1 for each in a transaction.
+        OptionError for a wrong durability; DiskFullError."""
 
     @abstractmethod
     def feed(self, partition: int, offset: int) -> Feed:
-        """From this record on."""
+        """Return a feed from this offset on."""
 
     @abstractmethod
     def wait(self, feeds: Sequence[Feed], deadline: float | None) -> Call[None]:
-        """Until one of these may have more, or the time is up; it may also be for nothing."""
+        """Wait until one of these feeds may have more, or the deadline has passed. May return for
+        nothing."""
 
     @abstractmethod
     def commit(self, reader: str, offsets: dict[int, int], *, is_safe: bool) -> Call[None]:
-        """Keep where a reader goes on, by partition; those not named stay as they are. is_safe:
-        return when it is on disk."""
+        """Store where a reader goes on, by partition; others stay as they are. is_safe: return when
+        that is on disk."""
 
     @abstractmethod
     def commit_soon(self, reader: str, offsets: dict[int, int]) -> None:
-        """As commit, by whoever must not wait: a loop that is left. It may come to nothing, without
-        an error, when the box is closed or the connection lost."""
+        """Commit without waiting, for a loop that is left. Does nothing, without an error, if the
+        box is closed or the connection lost."""
 
     @abstractmethod
     def delete_reader(self, reader: str) -> Call[None]:
-        """Forget a reader; one that is not known too."""
+        """Delete a reader, also one that is not known."""
 
     @abstractmethod
     def retain(self) -> Call[int]:
-        """Apply retention now: how many pages went."""
+        """Apply retention now. Returns how many pages were deleted."""
 
     @abstractmethod
     def delete(self) -> Call[None]:

@@ -3,9 +3,9 @@
     DataDirectory < StorageEngine < AMQQueue, one for each queue in use; MemoryMonitor over them
                                   < CoreStreams, all streams
 
-It is opened whole and closed whole. Queues of the directory are opened when somebody first names
-them, be it a caller or a queue that dead-letters to them, so a box with ten thousand queues opens
-as fast as one with ten. The durable options of a queue are its arguments in the topology.
+It is opened whole and closed whole. Queues of the directory are opened when a caller, or a queue
+that dead-letters to them, first names them, so a box with ten thousand queues opens as fast as one
+with ten. The durable options of a queue are its arguments in the topology.
 
 Who waits is kept beside each queue (QueueState) and stream (StreamState). They outlive the core:
 when it is reopened after an interrupt, their `amq` and `parts` are replaced. At a queue three kinds
@@ -150,7 +150,7 @@ class StreamState:
         self.is_deleted: bool = False
 
     def check(self) -> None:
-        """UnknownQueueError if it was deleted."""
+        """Raise UnknownQueueError if the stream was deleted."""
         if self.is_deleted:
             raise UnknownQueueError(f"{self.name} (deleted)")
 
@@ -314,7 +314,7 @@ class Core:
         self._due: list[tuple[int, int, QueueState]] = []  # heap of (wall ms, n, queue)
         self._due_n: int = 0
         self._pace: TickPace = TickPace(settings.storage.interval_ms)
-        self._rounds: int = 0  # of the monitor, whose outcome the queues know
+        self._rounds: int = 0  # of the monitor that the queues have been touched for
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
             self.data = DataDirectory(self.fs, path)
@@ -568,13 +568,14 @@ class Core:
         return self._pace.next_s(engine, due_s, has_more=has_more)
 
     def _touch_those_in_ram(self) -> None:
-        """Shares may have become smaller: who holds something is asked to page out."""
+        """Let the next ticks page out queues with bodies in RAM: shares may have become smaller."""
         for state in self.queues.values():
             if state.amq.backing.ram_bytes():
                 self.touch(state)
 
     def _tick_queues(self, wall_ms: int) -> bool:
-        """Those that were touched and those of which something is due. True: there is more."""
+        """Tick the queues that were touched and those of which something is due. True: there is
+        more."""
         states, self._touched = self._touched[:SLICE], self._touched[SLICE:]
         while self._due and self._due[0][0] <= wall_ms:
             state = heapq.heappop(self._due)[2]

@@ -102,7 +102,7 @@ class DirectoryQueue(QueueSource):
     # ---- under the lock --------------------------------------------------------------------------
 
     def _amq(self) -> AMQQueue:
-        """The queue; UnknownQueueError if it was deleted."""
+        """Return the queue. UnknownQueueError if it was deleted."""
         state = self._state
         if state.is_deleted:
             raise UnknownQueueError(f"{state.name} (deleted)")
@@ -112,7 +112,7 @@ class DirectoryQueue(QueueSource):
         return self._state.mode if durability is None else mode_of("durability", durability)
 
     def _fetch(self) -> Delivery | None:
-        """The next message; None if none is ready or the first is held."""
+        """Fetch the next message; None if none is ready or the first is held."""
         state = self._state
         amq = state.amq
         delivery = amq.fetch()

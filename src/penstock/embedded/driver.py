@@ -413,7 +413,7 @@ class Driver:
     # ---- interrupts ------------------------------------------------------------------------------
 
     def interrupted(self, error: BaseException) -> None:
-        """Under the lock: the core may be in the middle of a change."""
+        """Under the lock: stop the core, which may be in the middle of a change."""
         if not self._is_interrupted:
             self._is_interrupted = True
             self.gate = ReopeningGate(self)

@@ -1,6 +1,8 @@
-"""Settings of a box in a directory, from what a caller of `open` gave, checked.
+"""Settings of a box in a directory, checked, from what a caller of `open` gave.
 
-A URL of a broker is refused here: `penstock.open` opens it, and calls this for directories only.
+Each option is checked under the name that the caller gave, and an unknown one suggests the right
+name. A URL of a broker is refused here: `penstock.open` opens it, and calls this for directories
+only.
 """
 
 from collections.abc import Mapping

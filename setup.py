@@ -94,7 +94,7 @@ HOT_MODULES = (
     "penstock.queues.leasing",
     "penstock.queues.amq_queue",
     "penstock.embedded.box_headers",
-    "penstock.embedded.job",
+    "penstock.embedded.messages",
     "penstock.codec.fields",
     "penstock.codec.properties",
     "penstock.codec.frames",

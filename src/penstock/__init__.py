@@ -2,9 +2,8 @@
 
 `penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
 `penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. `penstock.open_stream` and `penstock.persist` have a directory for one stream alone
-(docs/persist.md). Importing this package loads nothing else: what is used is loaded when it is
-first named.
+asyncio. `penstock.open_stream` and `penstock.persist` use a directory for one stream
+(docs/persist.md). Importing this package loads nothing else; a name is loaded when first used.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
 """
@@ -13,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import aio as aio
-    from penstock.client.client_errors import ConnectionLostError as ConnectionLostError
-    from penstock.client.client_errors import MissingCapabilityError as MissingCapabilityError
-    from penstock.client.client_errors import UnreachableError as UnreachableError
     from penstock.embedded.alone_stream import AloneStream as AloneStream
     from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
-    from penstock.embedded.box import open_box as open  # noqa: A004  # as gzip.open is
-    from penstock.embedded.box_errors import BoxClosedError as BoxClosedError
-    from penstock.embedded.box_errors import QueueEmptyError as QueueEmptyError
-    from penstock.embedded.box_errors import QueueFullError as QueueFullError
-    from penstock.embedded.box_errors import TransactionError as TransactionError
-    from penstock.embedded.job import Job as Job
-    from penstock.embedded.job import Message as Message
+    from penstock.embedded.directory_box import open_box as open  # noqa: A004  # as gzip.open is
+    from penstock.embedded.library_errors import BoxClosedError as BoxClosedError
+    from penstock.embedded.library_errors import ConnectionLostError as ConnectionLostError
+    from penstock.embedded.library_errors import MissingCapabilityError as MissingCapabilityError
+    from penstock.embedded.library_errors import QueueEmptyError as QueueEmptyError
+    from penstock.embedded.library_errors import QueueFullError as QueueFullError
+    from penstock.embedded.library_errors import TransactionError as TransactionError
+    from penstock.embedded.library_errors import UnreachableError as UnreachableError
+    from penstock.embedded.messages import Job as Job
+    from penstock.embedded.messages import Message as Message
     from penstock.embedded.persist import Persisted as Persisted
     from penstock.embedded.persist import persist as persist
     from penstock.embedded.queue import Queue as Queue
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 
-# All that Penstock raises on purpose, by the module that defines it; docs/library-errors.md.
+# The errors that Penstock raises, by the module that defines them; docs/library-errors.md.
 _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",
@@ -72,10 +71,8 @@ _ERRORS: Final = {
         "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
         "VersionError",
     ),
-    "penstock.embedded.box_errors": (
+    "penstock.embedded.library_errors": (
         "BoxClosedError", "QueueEmptyError", "QueueFullError", "TransactionError",
-    ),
-    "penstock.client.client_errors": (
         "ConnectionLostError", "MissingCapabilityError", "UnreachableError",
     ),
 }  # fmt: skip
@@ -90,8 +87,8 @@ _LAZY: Final[dict[str, tuple[str, str]]] = {
     "Persisted": ("penstock.embedded.persist", "Persisted"),
     "Box": ("penstock.embedded.box", "Box"),
     "Queue": ("penstock.embedded.queue", "Queue"),
-    "Job": ("penstock.embedded.job", "Job"),
-    "Message": ("penstock.embedded.job", "Message"),
+    "Job": ("penstock.embedded.messages", "Job"),
+    "Message": ("penstock.embedded.messages", "Message"),
     "Stream": ("penstock.embedded.stream", "Stream"),
     "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
     **{name: (module, name) for module, names in _ERRORS.items() for name in names},
@@ -114,7 +111,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What is loaded when it is first named."""
+    """Load a name when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import aio
-from penstock.client.remote_aio import RemoteAioJob, RemoteAioQueue
-from penstock.embedded.awaited_stream import AwaitedReader, AwaitedStream
+from penstock.aio.stream import AsyncReader
 
 
 class Tasks:
@@ -92,11 +91,11 @@ class Adapter:
         """What is of the loop is wrapped too."""
         if isinstance(value, list):
             return [self.wrap(one) for one in value]
-        if isinstance(value, (aio.Job, RemoteAioJob)):
+        if isinstance(value, aio.Job):
             return JobAdapter(self.tasks, value)
-        if isinstance(value, (aio.Queue, RemoteAioQueue)):
+        if isinstance(value, aio.Queue):
             return QueueAdapter(self.tasks, value)
-        if isinstance(value, (AwaitedStream, AwaitedReader)):
+        if isinstance(value, (aio.Stream, AsyncReader)):
             return StreamAdapter(self.tasks, value)
         return value
 

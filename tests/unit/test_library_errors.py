@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 import penstock
-import penstock.client.client_errors
-import penstock.embedded.box_errors
+import penstock.embedded.library_errors
 import penstock.errors
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ROW = re.compile(r"^\| `(\w+)` \|([^|]*)\|[^|]*\|([^|]*)\|$", re.MULTILINE)
 PAGE = (ROOT / "docs" / "library-errors.md").read_text(encoding="utf-8")
-MODULES = (penstock.errors, penstock.embedded.box_errors, penstock.client.client_errors)
+MODULES = (penstock.errors, penstock.embedded.library_errors)
 
 
 def defined() -> set[str]:

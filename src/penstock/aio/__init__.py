@@ -1,21 +1,42 @@
-"""`penstock.aio`: the library's face for asyncio, where its users look for it.
+"""The library for asyncio: the same names as in `penstock`, with await.
 
-The box in a directory is in `penstock.embedded.aio`, that on a broker in
-`penstock.client.remote_aio`; here is what opens either, and loads the second only if it is asked
-for. A stream that stands alone is in `penstock.embedded.alone_aio`. `import penstock.aio` and
-`from penstock import aio` are the same. As for `penstock.open`, to type checkers it is a Box that
-is opened.
+    async with penstock.aio.open("jobs.d") as box:      # or "amqp://guest:guest@localhost/"
+        q = await box.queue("resize", max_attempts=5)
+        await q.put(b"picture 7")
+        async with q.get(timeout=5) as job:
+            await work(job.body)
+
+A box belongs to the loop that it was opened in, a transaction to the task that opened it.
+`import penstock.aio` and `from penstock import aio` are the same. To type checkers `open` has the
+options of a directory. What a broker needs is loaded when one is opened.
 """
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from penstock.embedded.aio import Box, Job, Queue
-from penstock.embedded.alone_aio import open_stream, persist
-from penstock.embedded.awaited_stream import AwaitedStream as Stream
+from penstock.aio.alone import open_stream, persist
+from penstock.aio.box import AsyncBox as Box
+from penstock.aio.box import AsyncJob as Job
+from penstock.aio.box import AsyncQueue as Queue
+from penstock.aio.loop import Opening
+from penstock.aio.stream import AsyncStream as Stream
 
 if TYPE_CHECKING:
-    from penstock.embedded.aio import open  # noqa: A004  # as gzip.open is
+    from penstock.aio.directory import open_directory as open  # noqa: A004  # as gzip.open is
 else:
-    from penstock.client.opening import open_any_aio as open  # noqa: A004
+
+    def open(path: str | Path, **options: Any) -> Opening[Box]:  # noqa: A001
+        """Open a box as penstock.open does: `box = await open(...)`, or `async with open(...) as
+        box:`."""
+        from penstock.client.opening import is_url
+
+        if is_url(path):
+            from penstock.aio.remote import open_remote_async
+
+            return open_remote_async(str(path), **options)
+        from penstock.aio.directory import open_directory
+
+        return open_directory(path, **options)
+
 
 __all__ = ["open", "open_stream", "persist", "Box", "Queue", "Job", "Stream"]

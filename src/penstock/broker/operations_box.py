@@ -20,7 +20,7 @@ of the like methods of AMQP. Every operation is answered at once, or when the lo
 
 A message is its tag, its properties and its body in base64, or neither of these two if it is large.
 
-Not here: operators' operations (operations.py), the other side (penstock.client.remote_calls).
+Not here: operators' operations (operations.py), the other side (penstock.client).
 """
 
 import base64

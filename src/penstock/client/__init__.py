@@ -1,25 +1,21 @@
-"""The client: AMQP 0-9-1 from the other side, and the box of the library on a broker.
+"""The client: AMQP 0-9-1 from the client's side, and the box of the library on a broker.
 
-`penstock.client.connect(url)` gives a plain AMQP connection (client_connection.py): channels,
-publishing with confirms, consumers; it works with any broker of AMQP 0-9-1. `penstock.open(url)`
-gives a Box (remote_box.py), which wants Penstock at the other end.
+`penstock.client.connect(url)` opens a plain AMQP connection: channels, publishing with confirms,
+consumers. It works with any broker of AMQP 0-9-1. `penstock.open(url)` opens a `penstock.Box`,
+which needs Penstock at the other end. From the box down:
 
-    opening                        penstock.open: a directory or a broker
-    remote_aio | remote_box        the box, for loops and for threads
-    remote_queue, remote_job       its queues and jobs
-    remote_calls                   what their methods do, once for both
-    remote_transaction, remote_asking, remote_message
-    remote_driver                  runs calls, and has a connection again when it was lost
-    link                           a connection and its channels, by what a box uses them for
+    opening                whether to open a directory or a broker
+    box, queue, stream     RemoteBox, RemoteQueue, RemoteStream: what the methods of a box do
+    driver                 runs the calls, and reconnects when the connection was lost
+    message                a message that a broker delivered
+    link                   a connection and its channels, by what a box uses them for
     client_connection, client_channel, greeting
-    wire                           a socket, its thread, heartbeats
+    wire                   a socket, its thread, heartbeats
 """
 
 from penstock.client.amqp_url import AmqpUrl
-from penstock.client.client_channel import ClientChannel
-from penstock.client.client_connection import ClientConnection, connect
-from penstock.client.client_errors import ConnectionLostError, UnreachableError
-from penstock.client.received import Received
+from penstock.client.connection import ClientChannel, ClientConnection, Received, connect
+from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 
 __all__ = [
     "connect", "AmqpUrl", "ClientConnection", "ClientChannel", "Received",

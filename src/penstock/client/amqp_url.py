@@ -1,13 +1,13 @@
-"""AmqpUrl: where a broker is, and as whom to go there.
+"""AmqpUrl: where a broker is, and as whom to log in.
 
     amqp://user:password@host:5672/vhost?heartbeat=30&connection_timeout=10
 
-As RabbitMQ's URI specification has it: every part may be left out, and percent-escapes stand for
-what has a meaning of its own. Without a path the vhost is "/"; "amqp://host/" names the vhost "",
-which no broker has, and is taken for "/" too, as most clients take it. Nothing is guessed beyond
-that: an unknown parameter or a number that is none is an OptionError.
+The format is that of RabbitMQ's URI specification: every part may be left out, and characters with
+a meaning are percent-escaped. Without a path the vhost is "/"; "amqp://host/" names the vhost "",
+which no broker has, and means "/" too, as in most clients. Nothing else is guessed: an unknown
+parameter or an invalid number is an OptionError.
 
-Without a URL the environment's PENSTOCK_URL counts, then AMQP_URL, then localhost.
+Without a URL that of the environment variable PENSTOCK_URL is used, then AMQP_URL, then localhost.
 """
 
 import re
@@ -29,8 +29,9 @@ PARAMETERS: Final = ("heartbeat", "connection_timeout", "channel_max", "frame_ma
 
 @dataclass(frozen=True, slots=True)
 class AmqpUrl:
-    """heartbeat_s: None for what the broker proposes, 0 for none. channel_max, frame_max: at most
-    so much, 0 for what the broker allows. name: of the connection, as the broker lists it."""
+    """The parts of a URL. heartbeat_s: None for what the broker proposes, 0 for none. channel_max,
+    frame_max: upper limits, 0 for what the broker allows. name: of the connection, as the broker
+    lists it."""
 
     host: str = "localhost"
     port: int = PORT
@@ -45,13 +46,13 @@ class AmqpUrl:
 
     @classmethod
     def parse(cls, text: str) -> "AmqpUrl":
-        """From its text; OptionError says what is wrong with it."""
+        """Parse a URL. OptionError says what is wrong with it, without the password."""
         if text.startswith("amqps://"):
             raise OptionError("url", without_password(text), "amqp://: this build has no TLS yet")
         try:
             parts = urlsplit(text)
             port = parts.port
-        except ValueError:  # its text may hold a part of the password
+        except ValueError:  # the error's text may hold a part of the password
             raise OptionError("url", without_password(text), f"{EXPECTED}, {ESCAPED}") from None
         if not text.startswith("amqp://") or parts.fragment:
             raise OptionError("url", without_password(text), EXPECTED)
@@ -74,7 +75,7 @@ class AmqpUrl:
 
     @classmethod
     def of(cls, given: "str | AmqpUrl | None", environment: Mapping[str, str]) -> "AmqpUrl":
-        """What was given, or what the environment says, or the broker on this host."""
+        """Return the given URL, or that of the environment, or that of the broker on this host."""
         if isinstance(given, AmqpUrl):
             return given
         if given is None:
@@ -82,14 +83,14 @@ class AmqpUrl:
         return cls.parse(DEFAULT if given is None else given)
 
     def __str__(self) -> str:
-        """Without the password, for messages."""
+        """Return the URL without the password, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         vhost = "" if self.vhost == "/" else self.vhost
         return f"amqp://{self.user}@{host}:{self.port}/{vhost}"
 
 
 def without_password(text: str) -> str:
-    """The text of a URL, right or wrong, with *** for all that stands before its last @."""
+    """Return the text of a URL, right or wrong, with *** for all before its last @."""
     if "@" not in text:
         return text
     scheme = _SCHEME.match(text)

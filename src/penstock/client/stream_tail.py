@@ -1,16 +1,14 @@
-"""StreamTail: the records of a stream over AMQP, from somewhere on, for tools that look at them.
+"""StreamTail: the records of a stream over AMQP, from a position on, for tools that show them.
 
 A tail asks the broker where each partition begins and ends (describe_stream), decides where to
-start, and has a consumer for each partition, from an offset of its own. So it knows when it has
-seen everything that was there when it began; with `is_following` it goes on instead.
+start, and has a consumer for each partition, from an offset of its own. So it ends when it has seen
+everything that was there when it began; with `is_following` it goes on instead.
 
     start     First, Last(n): the last n of each partition; Since(time)
     records   in the order of arrival; those of one partition in order
 
-Consumers acknowledge what they were given, which for a stream only makes room for more. Nothing of
-the stream is changed, and no reader's offset is kept.
-
-Not here: batches for Spark (the HTTP process), readers with a kept offset (the library's streams).
+Consumers acknowledge what they were given, which for a stream only makes room for more. The stream
+is not changed, and no reader's offset is stored.
 """
 
 import queue
@@ -18,8 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.client.client_connection import ClientConnection
-from penstock.client.received import Received
+from penstock.client.connection import ClientConnection, Received
 from penstock.codec.spec import BasicQos
 
 PREFETCH: Final = 500
@@ -31,19 +28,19 @@ TIME: Final = "x-stream-timestamp"
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """From the first record that is kept."""
+    """Start at the first record that is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last `count` records of each partition."""
+    """Start at the last `count` records of each partition."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """From the first record of this time or later; microseconds since 1970."""
+    """Start at the first record of this time or later, in microseconds since 1970."""
 
     time_us: int
 
@@ -53,7 +50,8 @@ Start = First | Last | Since
 
 @dataclass(frozen=True, slots=True)
 class TailRecord:
-    """time_us: since 1970; None when the broker does not say. key: the routing key."""
+    """A record of a stream. time_us: microseconds since 1970; None if the broker does not send it.
+    key: the routing key."""
 
     partition: int
     offset: int
@@ -74,8 +72,8 @@ class TailPart:
 
 
 class StreamTail:
-    """See the head of this module. parts: how it was found. ChannelError: it is no stream, or not
-    for us to read."""
+    """See the head of this module. parts: the partitions as they were found. ChannelError: it is
+    not a stream, or the user may not read it."""
 
     def __init__(
         self, connection: ClientConnection, stream: str, start: Start, *, is_following: bool = False
@@ -88,7 +86,7 @@ class StreamTail:
         self.parts: list[TailPart] = [self._part(one, start) for one in described["partitions"]]
 
     def records(self) -> Iterator[TailRecord]:
-        """Until all that was there has come; with is_following without an end."""
+        """Yield records until all that were there have come; with is_following without an end."""
         open_parts = {one.partition: one.head for one in self.parts if one.start < one.head}
         wanted = self.parts if self._is_following else [p for p in self.parts if p.start < p.head]
         if not wanted:
@@ -113,7 +111,7 @@ class StreamTail:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing more has come yet: the moment to show what was printed."""
+        """Whether no record is waiting: the moment to flush what was printed."""
         return self._found.empty()
 
     def close(self) -> None:
@@ -147,7 +145,7 @@ class StreamTail:
 
 
 def record_of(message: Received) -> TailRecord:
-    """A delivery of a stream."""
+    """Return the record of a delivery."""
     headers = message.headers
     time_us, offset = headers.get(TIME), headers.get(OFFSET)
     partition = headers.get(PARTITION)

@@ -1,20 +1,18 @@
 """Wire: a socket to a broker and the one thread that reads it.
 
-Whoever has something to say says it in their own thread: `send` gives the kernel what it takes at
-once. What it does not take, because the broker reads slowly, stands in the outbox, and the thread
-goes on with it when the socket has room. So nobody ever waits in `send`, and the thread never waits
-for anything but the socket: what the broker says is always read, whatever it does about us.
+`send` runs in the caller's thread and gives the kernel what it takes at once. What it does not
+take, because the broker reads slowly, is kept in the outbox, and the thread sends it when the
+socket has room. So `send` never waits, and the thread waits for nothing but the socket: what the
+broker sends is always read, even while it reads nothing.
 
     caller    send -> kernel            ... -> outbox, and a byte to wake the thread
     thread    select: bytes came -> on_data; room -> outbox -> kernel; time -> heartbeat
 
-Heartbeats are as the specification wants them: one is sent when nothing else was for half the
-agreed time, and a broker that was silent for twice that time is gone.
+Heartbeats follow the specification: one is sent when nothing else was for half the agreed time, and
+a broker that was silent for twice that time counts as lost.
 
 An exception that interrupts a send (Ctrl-C) may have cut a frame in two. Nothing can follow it, so
-the connection is ended.
-
-Not here: what the bytes mean (client_connection.py).
+the connection is ended. What the bytes mean is in connection.py.
 """
 
 import selectors
@@ -28,16 +26,17 @@ from typing import Final
 from penstock.codec.frames import HEARTBEAT_FRAME
 
 READ_BYTES: Final = 1 << 18
-OUTBOX_BYTES_SOFT: Final = 1 << 20  # more than that, and publishers who can wait should
+OUTBOX_BYTES_SOFT: Final = 1 << 20  # `wait_for_room` waits while there is more
 
 
 class WireClosedError(Exception):
-    """There is nobody at the other end any more; the reason."""
+    """The wire has ended: the reason."""
 
 
 class Wire:
-    """on_data(bytes): in the wire's thread, in order; an exception ends the connection.
-    on_end(reason): once, in that thread, when no more will come."""
+    """A connected socket, its outbox and its thread. on_data(bytes): called in the wire's thread,
+    in order; an exception ends the connection. on_end(reason): called once, in that thread, when no
+    more will come."""
 
     def __init__(
         self, sock: socket.socket, on_data: Callable[[bytes], None], on_end: Callable[[str], None],
@@ -51,7 +50,7 @@ class Wire:
         self._has_room = threading.Condition(self._lock)
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
-        self._reason = ""  # why it is at its end; "" while it is not
+        self._reason = ""  # why it has ended; "" until then
         self._is_ending = False  # once the outbox is empty
         now = time.monotonic()
         self._sent_at = now
@@ -62,7 +61,7 @@ class Wire:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread that reads."""
         self._thread.start()
 
     @property
@@ -73,14 +72,14 @@ class Wire:
     # ---- sending -------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Whole frames, in order. Never waits. WireClosedError."""
+        """Send whole frames, in order. Never waits. WireClosedError."""
         with self._lock:
             if self._reason:
                 raise WireClosedError(self._reason)
             self._outbox.append(memoryview(data))
             self._outbox_bytes += len(data)
             if len(self._outbox) > 1:
-                return  # the thread is at it
+                return  # the thread sends them
             try:
                 self._flush()
             except OSError as error:
@@ -94,7 +93,7 @@ class Wire:
                     self._wake()
 
     def _flush(self) -> None:
-        """Under the lock: what the socket takes now."""
+        """Under the lock: send what the socket takes now."""
         while self._outbox:
             piece = self._outbox[0]
             try:
@@ -110,7 +109,7 @@ class Wire:
         self._has_room.notify_all()
 
     def wait_for_room(self) -> None:
-        """While more than 1 MiB waits to be sent. Returns at the end of the connection too."""
+        """Wait while more than 1 MiB is to be sent. Returns when the connection ends, too."""
         with self._has_room:
             while self._outbox_bytes > OUTBOX_BYTES_SOFT and not self._reason:
                 self._has_room.wait()
@@ -119,12 +118,12 @@ class Wire:
         try:
             self._wake_out.send(b"\0")
         except OSError:
-            pass  # it is full, and so will wake; or closed
+            pass  # it is full, and so the thread will wake; or it is closed
 
     # ---- ending --------------------------------------------------------------------------------
 
     def end(self, reason: str, timeout_s: float) -> None:
-        """Send what is still to be sent, then close; wait for that at most so long."""
+        """Send what is still to be sent, then close. Wait for that at most `timeout_s` twice."""
         with self._lock:
             self._is_ending = True
         self._wake()
@@ -155,7 +154,7 @@ class Wire:
                     pass
             except (OSError, WireClosedError) as error:
                 self.abort(str(error) or type(error).__name__)
-            except BaseException as error:  # noqa: BLE001  # those who wait must be told of any end
+            except BaseException as error:  # noqa: BLE001  # all that waits must fail, whatever the reason
                 self.abort(f"{type(error).__name__}: {error}")
         with self._lock:
             self._reason = self._reason or "it was closed"
@@ -166,7 +165,7 @@ class Wire:
         self._on_end(self._reason)
 
     def _turn(self, selector: selectors.BaseSelector) -> bool:
-        """One round; False at the end."""
+        """Do one round of the thread. Returns False at the end."""
         with self._lock:
             if self._reason or (self._is_ending and not self._outbox):
                 return False
@@ -197,7 +196,8 @@ class Wire:
         return True
 
     def _beat(self) -> float | None:
-        """Send a heartbeat if one is due; how many seconds the thread may sleep."""
+        """Send a heartbeat if one is due. Returns how many seconds the thread may sleep, None: no
+        limit."""
         if not self._heartbeat_s:
             return None
         now = time.monotonic()

@@ -1,8 +1,21 @@
-"""The embedded library: durable queues in the process of whoever uses them, without a server.
+"""The embedded library: durable queues and streams in the process that uses them, without a server.
 
-`penstock.open` makes a Box, a Box gives Queues, a Queue gives Jobs; `penstock.aio` is the same for
-asyncio. `penstock.open_stream` and `penstock.persist` have one stream in a directory, and no box.
-Calls run the core (`penstock.queues`, `penstock.storage`) in the caller's thread, under the one
-lock of the box; this package adds threads, waiting and the spellings of people, and nothing that
-decides what happens to a message.
+`penstock.open` opens a Box, a Box has Queues and Streams, a Queue gives Jobs; `penstock.aio` has
+the same for asyncio. `penstock.open_stream` and `penstock.persist` use a directory for one stream,
+without a box. From what users touch down:
+
+    box, queue, stream, messages         Box, Queue, Stream, Job for threads, in a directory or on a
+                                         broker
+    sources                              what they call: BoxSource, QueueSource, StreamSource
+    directory_box, directory_queue,      a directory as a source (penstock.client is the broker)
+    directory_stream, transaction
+    stream_reading                       passes over a stream, named readers
+    driver, waiting                      the lock, the thread, group commit, interrupts, forks
+    core                                 engine, queues and memory monitor of a box
+    alone_stream, alone_core, persist    a stream without a box
+    option_parsing, settings, new_body,  what users give, checked
+    stream_record
+    box_headers, events, library_errors
+
+The core (`penstock.queues`, `penstock.storage`) decides what happens to messages.
 """

@@ -1,27 +1,28 @@
-"""AloneCore: a stream that stands alone, below its threads: a PersistentQueue, what is asked of it.
+"""AloneCore: a stream without a box, below its threads: a PersistentQueue, and what calls ask of
+it.
 
 The stream of a box has the box's log before it. This one has none: each record is written once, to
-its page, and forced there. It is the PersistentQueue of rxjava2-extras, made fit for many threads:
+its page, and forced there. It is the PersistentQueue of rxjava2-extras, for many threads:
 
     append    under the lock, in RAM: a frame, no file
     turn      by one thread, its own: write under the lock; sync *without* it, so that others append
-              meanwhile and share the next sync; under the lock again, the head moves and whoever
-              waits for that goes on. Then readers' offsets are saved, and pages taken away
+              meanwhile and share the next sync; under the lock again, move the head and wake
+              whoever waits for that. Then save readers' offsets, and delete pages
     read      under the lock, below the head
 
-So nothing is read that is not on disk: what a crash takes back nobody has seen, and no reader's
-offset is ever beyond the end.
+So nothing is read that is not on disk: what a crash removes nobody has seen, and no reader's offset
+is ever beyond the end.
 
-    when      what somebody waits for at once; else after `every_records` records or `every_s`
+    when      at once, for what a call waits for; else after `every_records` records or `every_s`
               seconds, after FORCE_S seconds at the latest, and before UNFORCED_BYTES_MAX are in RAM
     readers   a commit is in RAM; it is saved, durably, within COMMITS_S, many as one
 
-Failure. No room, or another OSError of a write: whoever waits is told, the records stay in RAM and
-are written as soon as that goes, and until then nothing more is appended. A failed sync stops it
-[10], and so does an interrupt in the middle of a change: it must be opened again, which finds all
-that was forced.
+Failure. After a disk that is full, or another OSError of a write, the calls that wait raise it, the
+records stay in RAM and are written as soon as possible, and until then nothing more is appended. A
+failed sync stops the stream [10], and so does an interrupt in the middle of a change: it must be
+opened again, which finds all that was forced.
 
-Not here: threads and how they wait (`alone_driver`), what the calls are (`alone_calls`).
+Threads and how calls wait are in `alone_stream`.
 """
 
 import random
@@ -32,9 +33,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.embedded.box_errors import BoxClosedError
+from penstock.embedded.events import OnEvent
+from penstock.embedded.library_errors import BoxClosedError
+from penstock.embedded.sources import PartitionInfo, StreamInfo
 from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.stream_source import PartitionInfo, StreamInfo
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import DiskFullError, StoppedError, UnknownQueueError, is_disk_full
 from penstock.queues.stream_options import StreamOptions
@@ -60,9 +62,9 @@ DELETE: Final = "delete"
 
 @dataclass(frozen=True, slots=True)
 class AloneSettings:
-    """What a stream was opened with. options: pages and retention. every_records, every_s: when it
-    is forced, None for the one that was not given; every_records 1: before an append returns.
-    keeps: a reader whose records retention never takes, "" for none."""
+    """The settings of a stream. options: pages and retention. every_records, every_s: when records
+    are forced to disk, None for the one that was not given; every_records 1: before an append
+    returns. keeps: a reader whose records retention never deletes, "" for none."""
 
     options: StreamOptions
     every_records: int | None = 1
@@ -72,7 +74,7 @@ class AloneSettings:
 
 class Want:
     """What a call asks of the thread, and waits for. offset: of FORCE, up to which. error, result:
-    how it went."""
+    the outcome."""
 
     __slots__ = ("error", "kind", "offset", "result", "waiter")
 
@@ -84,20 +86,20 @@ class Want:
         self.result: int = 0
 
     def take(self) -> int:
-        """The result, or the error."""
+        """Return the result, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.result
 
     def done(self, error: Exception | None = None) -> None:
-        """Under the lock: the call goes on."""
+        """Under the lock: set the outcome and wake the call."""
         self.error = error
         self.waiter.wake(WOKEN)
 
 
 class AloneCore:
-    """See the head of this module. Opened, it has the lock of the directory. Errors of opening are
-    those of PersistentQueue. tell(kind, text): what should be known; it must not call back.
+    """See the head of this module. It holds the lock of the directory. Errors of opening are those
+    of PersistentQueue. on_event(kind, text): called with events; it must not call back.
 
     All methods are called under `lock`, but for `turn`, `close` and `next_s`, which belong to one
     thread.
@@ -105,16 +107,21 @@ class AloneCore:
 
     def __init__(
         self, fs: FileSystem, path: str, settings: AloneSettings, clock: Clock,
-        rng: random.Random, tell: Callable[[str, str], None], lock: AbstractContextManager[object],
+        rng: random.Random, on_event: OnEvent, lock: AbstractContextManager[object],
     ) -> None:  # fmt: skip
         self.fs = fs
         self.path: str = path
         self.settings = settings
         self.clock = clock
-        self.event = tell
+        self.event = on_event
         self.lock = lock
         self.queue = PersistentQueue(
-            fs, path, page_bytes=settings.options.page_bytes, clock=clock, rng=rng, on_event=tell
+            fs,
+            path,
+            page_bytes=settings.options.page_bytes,
+            clock=clock,
+            rng=rng,
+            on_event=on_event,
         )
         self.offsets: dict[str, int] = {
             name: reader.offset for name, reader in self.queue.readers.items()
@@ -124,21 +131,24 @@ class AloneCore:
         self.name: str = path.rstrip("/").rpartition("/")[2]
         self.is_closed: bool = False
         self.is_deleted: bool = False
-        self.is_ended: bool = False  # nobody appends any more: who follows need not wait
-        self._unsaved: dict[str, int | None] = {}  # offsets of readers, None: it is forgotten
+        self.is_ended: bool = False  # nothing more will be appended: followers need not wait
+        self._unsaved: dict[str, int | None] = {}  # offsets of readers, None: deleted
         self._forces: deque[Want] = deque()
         self._wants: list[Want] = []
-        self._blocked: Exception | None = None  # the last write failed
+        self._blocked: Exception | None = None  # the error of the last write
         now = clock.monotonic()
         self._again_at: float = now
-        self._unforced_at: float | None = None  # when the first one was appended that is not forced
+        self._unforced_at: float | None = (
+            None  # when the first record was appended that is not forced
+        )
         self._appended_bytes: int = 0
         self._forced_bytes: int = 0
         self._saved_at: float = now - COMMITS_S
         self._retained_at: float = now
 
     def check(self) -> None:
-        """BoxClosedError; UnknownQueueError if it was deleted; StoppedError."""
+        """Raise BoxClosedError, UnknownQueueError (deleted) or StoppedError if it cannot be
+        used."""
         if self.is_closed:
             raise BoxClosedError(self.path, "stream")
         if self.is_deleted:
@@ -149,7 +159,7 @@ class AloneCore:
     # ---- looking -------------------------------------------------------------------------------
 
     def info(self, reader: str) -> StreamInfo:
-        """As it is now, with the offset of this reader."""
+        """Return the stream as it is now, with the offset of this reader."""
         self.check()
         queue = self.queue
         first = min(queue.first_offset, queue.head_offset)
@@ -160,12 +170,12 @@ class AloneCore:
         return StreamInfo([part], sorted(self.offsets), offsets)
 
     def find(self, time_us: int) -> int:
-        """The first offset of this time or later; that of the head if there is none."""
+        """Return the first offset of this time or later; that of the head if there is none."""
         self.check()
         return self.queue.find(time_us)
 
     def read(self, offset: int) -> list[StreamRecord]:
-        """What follows, below the head."""
+        """Return records from this offset on, below the head."""
         self.check()
         if offset >= self.queue.head_offset:
             return []
@@ -173,24 +183,25 @@ class AloneCore:
         return [StreamRecord(one.payload, one.offset, 0, one.time_us, one.meta) for one in found]
 
     def has_more(self, offset: int) -> bool:
-        """Whether who has got to this offset has something to read, or nothing to wait for."""
+        """Return whether a reader at this offset has records to read, or nothing to wait for."""
         return offset < self.queue.head_offset or self.is_ended
 
     # ---- appending -----------------------------------------------------------------------------
 
     @property
     def unforced(self) -> int:
-        """How many records are not on disk yet."""
+        """The number of records that are not on disk yet."""
         return self.queue.next_offset - self.queue.head_offset
 
     def retry(self, new_waiter: Callable[[], Waiter]) -> Want | None:
-        """What an append has to wait for first, since the last write failed; None: nothing."""
+        """Return what an append must wait for first because the last write failed; None:
+        nothing."""
         self.check()
         return None if self._blocked is None else self.want_force(new_waiter())
 
     def append(self, news: list[NewRecord]) -> list[int]:
-        """Append them, in RAM; their offsets. ValueError: one is too large for any page, and none
-        was appended."""
+        """Append records in RAM and return their offsets. ValueError: one is too large for any
+        page, and none was appended."""
         self.check()
         queue = self.queue
         records = [(new.body, new.meta) for new in news]
@@ -205,19 +216,20 @@ class AloneCore:
         return offsets
 
     def must_wait(self) -> bool:
-        """Whether an append waits for the disk: force_every says so, or too much is in RAM."""
+        """Return whether an append waits for the disk: force_every says so, or too much is in
+        RAM."""
         is_much = self._appended_bytes - self._forced_bytes >= UNFORCED_BYTES_MAX
         return self.settings.every_records == 1 or is_much
 
     def want_force(self, waiter: Waiter) -> Want:
-        """All that is appended by now on disk; tried at once, also when the last write failed."""
+        """Ask for all that is appended by now to be on disk; tried at once, also after an error."""
         self._again_at = self.clock.monotonic()
         want = Want(FORCE, waiter, self.queue.next_offset)
         self._forces.append(want)
         return want
 
     def want(self, kind: str, waiter: Waiter) -> Want:
-        """SAVE, RETAIN or DELETE."""
+        """Ask for SAVE, RETAIN or DELETE."""
         self.check()
         want = Want(kind, waiter)
         self._wants.append(want)
@@ -226,39 +238,39 @@ class AloneCore:
     # ---- readers -------------------------------------------------------------------------------
 
     def commit(self, reader: str, offset: int) -> None:
-        """Where a reader goes on; it is saved soon."""
+        """Set where a reader goes on; it is saved soon."""
         self.check()
         self.offsets[reader] = self._unsaved[reader] = offset
 
     def delete_reader(self, reader: str) -> None:
-        """Forget a reader; one that is not known too."""
+        """Delete a reader, also one that is not known."""
         self.check()
         if self.offsets.pop(reader, None) is not None:
             self._unsaved[reader] = None
 
     def wake_followers(self) -> None:
-        """The head has moved, or there is no more to wait for."""
+        """Wake the followers: the head has moved, or the stream has ended."""
         followers = self.followers
         while followers:
-            followers[0].wake(WOKEN)  # first, for an interrupt may come in between
+            followers[0].wake(WOKEN)  # before the removal, for an interrupt may come in between
             followers.popleft()
 
     def end(self) -> None:
-        """Nobody appends any more."""
+        """Wake the followers: nothing more will be appended."""
         self.is_ended = True
         self.wake_followers()
 
     # ---- the thread ----------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """One round of all that is due. What fails is told to those who wait for it."""
+        """Do all that is due. Errors are raised by the calls that wait for it."""
         try:
             if self.failed is None and not self.is_deleted:
                 if self._is_force_due():
                     self._force()
                 self._save_due()
                 self._retain_due()
-        except Exception as error:  # noqa: BLE001  # the thread must live; people are told
+        except Exception as error:  # noqa: BLE001  # the thread must go on; calls raise it
             with self.lock:
                 self.stop(error)
         with self.lock:
@@ -277,7 +289,7 @@ class AloneCore:
         return at is not None and now >= at
 
     def _force_at(self) -> float | None:
-        """When what nobody waits for is to be forced."""
+        """Return when records that no call waits for are to be forced."""
         if self._unforced_at is None:
             return None
         count = self.settings.every_records
@@ -317,7 +329,8 @@ class AloneCore:
             self.wake_followers()
 
     def _is_blocked_by(self, error: OSError) -> None:
-        """A write failed: nothing is lost, and nothing more is appended until it goes."""
+        """Handle a failed write: nothing is lost, and nothing more is appended until one
+        succeeds."""
         told: Exception = error
         if is_disk_full(error):
             told = DiskFullError(self.path, self.fs.free_bytes(self.path), 0)
@@ -384,7 +397,7 @@ class AloneCore:
             if plan is not None:
                 pages = plan.pages
                 plan.run()
-        except OSError as error:  # those that are still there go at the next start
+        except OSError as error:  # what is left is deleted at the next start
             told = error
             self.event("stream_write", f"{self.path}: pages could not be taken away: {error}")
         except Exception as error:
@@ -413,7 +426,7 @@ class AloneCore:
         self._fail_all()
 
     def next_s(self) -> float:
-        """Seconds until the next turn is due, if nobody asks for it earlier."""
+        """Return the seconds until the next turn is due, if no call asks for it earlier."""
         with self.lock:
             if self.failed is not None or self.is_deleted:
                 return IDLE_S
@@ -434,14 +447,14 @@ class AloneCore:
     # ---- the end -------------------------------------------------------------------------------
 
     def stop(self, error: Exception) -> None:
-        """Under the lock: nothing more is written, and whoever calls or waits is told."""
+        """Under the lock: stop; nothing more is written, and all calls raise this error."""
         if self.failed is None:
             self.failed = error
             self.queue.failed = self.queue.failed or error
             self.event("stopped", f"{self.path}: the stream has stopped: {error}")
 
     def interrupted(self, error: BaseException) -> None:
-        """Under the lock: an exception that is no Exception came in the middle of a call."""
+        """Under the lock: stop, for an interrupt came in the middle of a call."""
         self.stop(StoppedError(f"a call was interrupted by {error!r}"))
         self._fail_all()
 
@@ -457,11 +470,12 @@ class AloneCore:
         self.wake_followers()
 
     def in_child(self) -> None:
-        """In a forked child: let go of the copy of the lock."""
+        """In a forked child: close the copy of the lock."""
         self.queue.release_lock()
 
     def close(self) -> None:
-        """Force, save the readers, and let others have the directory. OSError, SyncFailedError."""
+        """Write all to disk, save the readers and release the directory. OSError,
+        SyncFailedError."""
         with self.lock:
             is_running = self.failed is None and not self.is_deleted
             unsaved, self._unsaved = self._unsaved, {}

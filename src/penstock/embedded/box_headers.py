@@ -1,12 +1,12 @@
-"""BoxHeaders: headers of messages in a box, its own and those that a broker left there.
+"""BoxHeaders: the headers of messages in a directory, those of a box and those of a broker.
 
 A vhost's directory, or its backup, may be opened as a box: the engine and the queues are the same,
-and only the header of a message says who published it. What a broker stored keeps its form here,
-through retries, delays and deaths, so that a broker may take over again; what a box puts is
-PlainHeaders, as ever.
+and only the header of a message says who published it. What a broker stored keeps its format here,
+through retries, delays and deaths, so that a broker may serve the directory again. What a box puts
+has PlainHeaders.
 
-Shown as attached values are the headers of the broker's message but for those that brokers write
-themselves. What has no type of ours (a list, a date) is shown as text.
+The values of a broker's message are its headers without those that brokers write themselves. What
+has no type of ours (a list, a date) is returned as text.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _PLAIN: Final = PlainHeaders()
 
 
 def is_amqp(header: bytes) -> bool:
-    """Whether a broker wrote this header."""
+    """Return whether a broker wrote this header."""
     return bool(header) and header[0] & FORMAT_MASK == FORMAT
 
 
@@ -60,11 +60,22 @@ class BoxHeaders(HeaderCodec):
         return _AMQP.first_death(header) if is_amqp(header) else _PLAIN.first_death(header)
 
     def values(self, header: bytes) -> dict[str, HeaderValue]:
-        """What was attached to the message by whoever put it."""
+        """Return the headers as they were put."""
         return _values(header) if is_amqp(header) else _PLAIN.values(header)
 
+    def properties(self, header: bytes, priority: int, time_s: int) -> BasicProperties:
+        """Return the AMQP properties of a message: those that a broker stored, or equivalent ones
+        of a message that a box put. priority, time_s: of that message."""
+        if is_amqp(header):
+            return BasicProperties.decode(_AMQP.parts(header)[1])
+        return BasicProperties(
+            headers=dict(_PLAIN.values(header)) or None,
+            priority=priority or None,
+            timestamp=time_s or None,
+        )
+
     def with_values(self, header: bytes, values: Mapping[str, HeaderValue]) -> bytes:
-        """The header of a box with these in place of those; see PlainHeaders."""
+        """Return a box's header with these values instead; see PlainHeaders."""
         return _PLAIN.with_values(header, values)
 
 
@@ -76,7 +87,7 @@ def _values(header: bytes) -> dict[str, HeaderValue]:
 
 
 def attached(table: Mapping[str, object]) -> dict[str, HeaderValue]:
-    """Of the headers of a broker's message what its publisher wrote."""
+    """Return the headers of a broker's message that its publisher wrote."""
     found: dict[str, HeaderValue] = {}
     for name, value in table.items():
         if name in OWN or name.startswith(OWN_PREFIXES):

@@ -1,75 +1,180 @@
-"""Driver: how calls wait for the disk, all together.
+"""Driver: the lock and the thread of a box in a directory, and how its calls wait for the disk.
 
-What a call waits for, it waits for outside of the box's lock, so others go on meanwhile:
+Calls run the core in the caller's thread, under the lock. What a call waits for, it waits for
+without the lock, so others go on meanwhile:
 
     put (disk)   append under the lock; flush, which starts a sync; wait; return
     64 of them   append; the sync in flight is another's; the next one covers them all
 
 **Group commit with a leader.** The first call that waits leads: it sleeps until the file system has
-completed something, takes the lock, lets the engine have it, writes and syncs what has come
-meanwhile, and lets those calls go on whose records are settled. When its own is, it hands over to
-the next. So one thread alone pays for no other thread but the one that syncs, and sixty-four share
-each sync.
+completed something, takes the lock, lets the engine process the completion, writes and syncs what
+was appended meanwhile, and wakes the calls whose records are settled. When its own is, the next one
+leads. So one thread alone pays for no other thread but the one that syncs, and sixty-four
+share each sync.
 
-**One after the other.** Of the calls that may go on the leader rings the first. To ring all at once
-would set sixty-three threads upon the interpreter's lock at the same moment, of which one can run.
-Each rings the next when it is about to sleep again, with its next put; for only then is there a
-processor for that one. A thread that does not come back so soon holds nobody up: while there is a
-leader, he rings the next at each completion, and those whom two completions have passed over all at
-once; and when there is none, each rings the next as it goes.
+**One after the other.** Of the calls that may go on, the leader wakes the first. Waking all at once
+would make sixty-three threads compete for the interpreter's lock, of which one can run. Each call
+wakes the next when it is about to sleep again, with its next put; only then is there a processor
+for that one. A thread that does not come back so soon delays nobody: the leader wakes one waiter at
+each completion, and at once all that two completions have skipped; and when there is no leader,
+each wakes the next as it returns.
 
-Not here: the thread, interrupts, the end (`box_thread`), what calls do under the lock (`calls`),
-queues and their waiters (`queue_state`), loops (`aio`).
+**The thread** does what nobody calls: timers (the engine's tick every 100 ms while there is
+something to do, due delays and expiry, the memory monitor; in an idle box every 2.5 s), and the
+callbacks of the box, which it calls without the lock, so that they may use the box. And it opens,
+reopens and closes the core, because of interrupts:
+
+**Interrupts.** A KeyboardInterrupt, or another exception out of a signal handler, is raised in the
+main thread between any two steps of what it does there; never in this one. In the middle of the
+core it leaves a change half made. `interrupted` then stops the engine and closes the gate. The
+thread opens the core again from its log, as after a crash of the process: nothing confirmed is
+lost, what was unacknowledged is redelivered, transient messages are gone. Calls wait at the gate
+meanwhile.
+
+**The gate** is what every call enters: the lock itself, for as long as all is well. A box that is
+closed, in a forked child or to be reopened has another gate, whose `__enter__` raises or waits, so
+calls pay nothing for these checks. Calls that waited for the reopening are handed the lock by the
+thread, one after the other, so that ownership of the lock is never ambiguous.
+
+**A fork** shares files and copies locks, which some thread may hold at that moment. In the child
+the gate is replaced at once, its copies of the directory's locks are closed, and nothing else is
+touched; the child's exit closes nothing of the parent's.
+
+At the end of the interpreter boxes that are still open are closed in order, newest first. A box
+that could not be closed is as after a crash, and loses nothing that was confirmed.
 """
 
+import atexit
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from penstock.embedded.box_thread import BoxThread
-from penstock.embedded.core import Core
-from penstock.embedded.queue_state import QueueState
+from penstock.embedded.core import Core, QueueState
+from penstock.embedded.library_errors import BoxClosedError
+from penstock.embedded.transaction import BoxTransaction
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,
     RECHECK_S,
     WAITING,
     WOKEN,
+    Exit,
+    Gate,
+    Guard,
     ThreadWaiter,
     Waiter,
     ring,
     run_call,
 )
-from penstock.errors import StoppedError
+from penstock.errors import ForkedError, StoppedError
 from penstock.storage.durability import DISK
 
 T = TypeVar("T")
 
 ACKS_FLUSH_S: Final = 0.001
 ACKS_MAX: Final = 64
+IDLE_S: Final = 2.5  # between two looks at an idle box
+ACKS_S: Final = 0.005  # until acknowledgements are written that nothing else has written
+IDLE_FROM_S: Final = 1.0  # a longer pause is one that a new message may have to end
+
+OpenCore: TypeAlias = "Callable[[Driver, Mapping[str, QueueState]], Core]"
 
 
-class Driver(BoxThread):
-    """See the head of this module."""
+class ReopeningGate:
+    """The gate of a box that is to be reopened after an interrupt: a call waits to be handed the
+    lock.
 
-    def __init__(
-        self, path: str, open_core: Callable[[BoxThread, Mapping[str, QueueState]], Core]
-    ) -> None:
+    The interpreter checks for interrupts after each call and where a function of Python begins.
+    From the moment that this call has the lock, there must be no such point before the block that
+    releases it, nor between the block's end and the release. So all is in one function, and the
+    block ends with the lock's own `__exit__`, which the interpreter looks up before it enters.
+    """
+
+    def __init__(self, box: "Driver") -> None:
+        self._box = box
+
+    def __enter__(self) -> bool:
+        box = self._box
+        waiter = ThreadWaiter()
+        try:
+            box.gate_waiters.append(waiter)
+            box.nudge()
+            while waiter.state == WAITING and not box.is_closed:
+                waiter.sleep(RECHECK_S)
+            if waiter.state == WOKEN:
+                return True
+        except BaseException:
+            try:
+                box.gate_waiters.remove(waiter)
+            except ValueError:  # the lock is being handed over
+                while waiter.state == WAITING and not box.is_closed:
+                    waiter.sleep(RECHECK_S)
+                if waiter.state == WOKEN:
+                    box.lock.release()
+            raise
+        if box.is_closed:
+            raise BoxClosedError(box.path)
+        text = f"the box {box.path} was interrupted, and could not be opened again"
+        raise StoppedError(f"{text}: {box.reopen_error}") from box.reopen_error
+
+    @property
+    def __exit__(self) -> Exit:
+        return self._box.lock.__exit__
+
+
+class Driver:
+    """See the head of this module. open_core(driver, queues): opens the core, and opens it again
+    after an interrupt, then with the queues that it had; errors of the first opening are raised
+    here."""
+
+    def __init__(self, path: str, open_core: OpenCore) -> None:
+        self.path: str = path
+        self.core: Core  # once it is open
+        self.lock = threading.Lock()
+        self.gate: threading.Lock | Gate | ReopeningGate = self.lock
+        self.guard = Guard(self)
+        self.is_idle: bool = True  # the thread sleeps long: call `nudge` to give it work
+        self.is_closed: bool = False
+        self.unwritten_acks: int = 0
+        self.has_acks_to_watch: bool = False  # the thread writes them soon
+        self.transactions: dict[object, BoxTransaction] = {}  # by their owners
+        self.events: deque[Callable[[], None]] = deque()  # calls of the user's callbacks
+        self._open_core = open_core
+        self._pid = os.getpid()
+        self._is_closing: bool = False
+        self._is_interrupted: bool = False
+        self.gate_waiters: deque[Waiter] = deque()  # who waits at the ReopeningGate
+        self.reopen_error: Exception | None = None
+        self._error: BaseException | None = None  # of opening or closing, raised to the caller
         self.leader: Waiter | None = None
         self._durable: deque[Waiter] = deque()
         self._written: deque[Waiter] = deque()
-        self._settled: deque[Waiter] = deque()  # those that may go on and were not rung yet
+        self._settled: deque[Waiter] = deque()  # those that may go on and were not woken yet
         self._newly_settled: int = 0  # how many of them are of the last completion
         self._acked_at: float = 0.0  # when acknowledgements were last written
         self._completed = threading.Lock()  # released by each completion
         self._completed.acquire()
-        super().__init__(path, open_core)
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._is_open = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-box", daemon=True)
+        _open.append(self)
+        try:
+            self._thread.start()
+            self._is_open.wait()
+        except BaseException:
+            self._is_closing = True
+            ring(self._bell)
+            raise
+        self._raise_error()
 
     # ---- under the lock: what a change leads to --------------------------------------------------
 
     def settle(self, lsn: int, mode: int) -> Waiter | None:
-        """Whoever appended `lsn` calls this: None if it may be confirmed, else what to wait for."""
+        """After appending the record `lsn`: return what to wait for, None if it may be
+        confirmed."""
         engine = self.core.engine
         if mode == DISK and self.leader is not None:
             self.flush_soon()
@@ -85,9 +190,9 @@ class Driver(BoxThread):
         return waiter
 
     def acked(self) -> None:
-        """Something was acknowledged. It is written now; in a fast run of them with what is written
-        next, after 64 of them, or by the thread within 5 ms. So a worker that is killed gets again
-        what it was at, and of what was done at most the last few ms."""
+        """After an acknowledgement: write it now; in a fast run of them with what is written next,
+        after 64 of them, or by the thread within 5 ms. So a worker that is killed gets again what
+        it was at, and of what it had done at most the last few ms."""
         now = self.core.clock.monotonic()
         if now - self._acked_at >= ACKS_FLUSH_S or self.unwritten_acks >= ACKS_MAX:
             self._acked_at = now
@@ -99,24 +204,73 @@ class Driver(BoxThread):
             self.has_acks_to_watch = True
             ring(self._bell)
 
+    def settle_held(self, lsn: int, mode: int) -> Waiter | None:
+        """Return what to wait for until this record is settled in the mode, None if it is. Also for
+        a record that was written in a weaker mode."""
+        if mode == DISK:
+            self.core.engine.request_sync()
+        return self.settle(lsn, mode)
+
+    def changed(self, state: QueueState) -> None:
+        """Wake who waits for a change of this queue, and let the thread look at it soon."""
+        if state.is_crowded:
+            state.changed()
+        if not state.is_touched:
+            self.core.touch(state)
+        if self.is_idle:
+            self.nudge()
+
+    def note_due(self, state: QueueState) -> None:
+        """Wake the thread if something of this queue is due earlier than all it knows."""
+        before = self.core.next_due_ms
+        when = self.core.note_due(state)
+        if when and (not before or when < before):
+            self.nudge()
+
+    def transaction(self) -> BoxTransaction | None:
+        """Return the caller's transaction, None if it has none. StoppedError: the box was
+        interrupted since the transaction began."""
+        if not self.transactions:
+            return None
+        transaction = self.transactions.get(self.caller())
+        if transaction is not None:
+            transaction.check(self.core)
+        return transaction
+
+    def deadline(self, timeout_s: float | None) -> float | None:
+        """Return when a time-out ends, in monotonic seconds; None: never. ValueError: negative."""
+        if timeout_s is None:
+            return None
+        if timeout_s < 0:
+            raise ValueError(f"timeout must not be negative, not {timeout_s}")
+        return self.core.clock.monotonic() + timeout_s
+
+    def is_over(self, deadline: float | None) -> bool:
+        """Return whether the deadline has passed."""
+        return deadline is not None and self.core.clock.monotonic() >= deadline
+
+    def seconds_left(self, deadline: float | None) -> float | None:
+        """Return the seconds until the deadline, at least 0; None if there is none."""
+        return None if deadline is None else max(0.0, deadline - self.core.clock.monotonic())
+
     def lead(self, waiter: Waiter) -> None:
-        """It is the first that waits: it brings in the completions."""
+        """Make this waiter, the first, the leader, which brings in the completions."""
         self.leader = waiter
         waiter.state = LEADING
 
     def new_waiter(self, lsn: int = 0, mode: int = 0, deadline: float | None = None) -> Waiter:
-        """What a call waits with."""
+        """Return what a call waits with."""
         return ThreadWaiter(lsn, mode, deadline)
 
     def flush_soon(self) -> None:
-        """The leader does, when its sync is back."""
+        """Do nothing: the leader flushes when its sync has completed."""
 
     def caller(self) -> object:
-        """Who is calling: transactions belong to somebody."""
+        """Return who is calling, this thread: the owner of its transaction."""
         return threading.get_ident()
 
     def turn(self) -> None:
-        """Let the engine have what was completed, write what was appended, wake who is settled."""
+        """Bring in completions, write what was appended, and wake the calls that are settled."""
         engine = self.core.engine
         try:
             engine.poll()
@@ -127,10 +281,10 @@ class Driver(BoxThread):
         self.wake_settled()
 
     def wake_settled(self) -> None:
-        """Let the calls go on whose records are settled."""
+        """Wake the calls whose records are settled, one after the other."""
         engine = self.core.engine
         for _ in range(len(self._settled) - self._newly_settled):
-            self._ring_next()
+            self._wake_next()
         before = len(self._settled)
         for waiters, mode in ((self._durable, DISK), (self._written, 0)):
             if waiters:
@@ -144,10 +298,10 @@ class Driver(BoxThread):
             leader.state = WOKEN
             ring(self._completed)
             self._hand_over()
-        self._ring_next()
+        self._wake_next()
 
-    def _ring_next(self) -> None:
-        """Let the first of the settled calls go on."""
+    def _wake_next(self) -> None:
+        """Wake the first of the settled calls."""
         if self._settled:
             try:
                 waiter = self._settled.popleft()
@@ -156,9 +310,9 @@ class Driver(BoxThread):
             waiter.wake(WOKEN)
 
     def fail(self) -> None:
-        """The engine has stopped: so say to all who wait for it."""
+        """Fail all calls that wait for the engine, which has stopped."""
         while self._settled:
-            self._ring_next()
+            self._wake_next()
         if self.leader is not None:
             self.leader.state = FAILED
             self.leader = None
@@ -171,12 +325,13 @@ class Driver(BoxThread):
     # ---- without the lock: waiting ---------------------------------------------------------------
 
     def run(self, call: Generator[Waiter, None, T]) -> T:
-        """Run a call, one of `calls`, in this thread."""
+        """Run a call in this thread and return its result."""
         return run_call(call, self.wait)
 
     def wait(self, waiter: Waiter) -> None:
-        """Until it is woken; one that waits for its turn also once its deadline has passed, or
-        after a second, to look again. StoppedError: what it waits for will not be."""
+        """Wait until the waiter is woken. One that waits for its turn returns also when its
+        deadline has passed, or after a second, to look again. StoppedError: the engine has
+        stopped."""
         if not waiter.lsn:
             seconds = RECHECK_S
             if waiter.deadline is not None:
@@ -191,7 +346,7 @@ class Driver(BoxThread):
                     self.core.engine.check()
                     raise StoppedError(f"a call on the box {self.path} was interrupted")
                 else:
-                    self._ring_next()
+                    self._wake_next()
                     waiter.sleep(RECHECK_S)
                     if waiter.state == WAITING:
                         self._look_again(waiter)
@@ -201,12 +356,12 @@ class Driver(BoxThread):
             raise
         finally:
             if self.leader is None:
-                self._ring_next()
+                self._wake_next()
 
     def _lead(self, waiter: Waiter) -> None:
         """Bring in completions until the leader's own record is settled; then hand over."""
         while True:
-            self._ring_next()
+            self._wake_next()
             self._completed.acquire(timeout=RECHECK_S)
             with self.lock, self.guard:
                 if waiter.state == LEADING:
@@ -215,7 +370,8 @@ class Driver(BoxThread):
                     return
 
     def _look_again(self, waiter: Waiter) -> None:
-        """Nobody has woken it for a second: perhaps one who should have was interrupted."""
+        """Bring in completions for a waiter that was not woken for a second: the call that should
+        have woken it may have been interrupted."""
         with self.lock, self.guard:
             if waiter.state == WAITING:
                 self.turn()
@@ -224,7 +380,7 @@ class Driver(BoxThread):
                     self.lead(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        """It waits no more."""
+        """Remove a waiter whose call has ended with an error."""
         for waiters in (self._durable, self._written):
             if waiter in waiters:
                 waiters.remove(waiter)
@@ -233,7 +389,7 @@ class Driver(BoxThread):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Under the lock: the leader goes; the next one of those who wait leads on."""
+        """Under the lock: the leader leaves; the next of those that wait leads."""
         self.leader = None
         for waiters in (self._durable, self._written):
             if waiters:
@@ -243,6 +399,209 @@ class Driver(BoxThread):
                 return
 
     def on_complete(self) -> None:
+        """Wake the leader, or the thread: the file system has completed something. It calls this in
+        a thread of its own."""
         ring(self._completed)
         if self.leader is None:
             ring(self._bell)
+
+    def nudge(self) -> None:
+        """Wake the thread: there is work or an event, or something is due earlier than it knows."""
+        self.is_idle = False
+        ring(self._bell)
+
+    # ---- interrupts ------------------------------------------------------------------------------
+
+    def interrupted(self, error: BaseException) -> None:
+        """Under the lock: stop the core, which may be in the middle of a change."""
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            self.gate = ReopeningGate(self)
+            self.core.engine.stop(StoppedError(f"a call was interrupted by {error!r}"))
+            self.fail()
+            self.nudge()
+
+    def _hand_out_lock(self) -> None:
+        """In the thread: open the core again, and hand the lock to those that wait at the gate."""
+        if self._is_interrupted:
+            self._reopen()
+        while self.gate_waiters:
+            if self.reopen_error is not None:
+                self._fail_gate_waiters()
+                return
+            self.lock.acquire()
+            try:
+                waiter = None if self._is_interrupted else self.gate_waiters.popleft()
+            except IndexError:  # it was interrupted and has left
+                waiter = None
+            if waiter is None:
+                self.lock.release()
+                if self._is_interrupted:  # again, by the call before
+                    self._reopen()
+            else:
+                waiter.wake(WOKEN)
+
+    def _fail_gate_waiters(self) -> None:
+        while self.gate_waiters:
+            try:
+                waiter = self.gate_waiters.popleft()
+            except IndexError:  # it was interrupted and has left
+                return
+            waiter.wake(FAILED)
+
+    def _reopen(self) -> None:
+        with self.lock:
+            states, streams = self.core.queues, self.core.streams
+            try:
+                self.core.abandon()
+                self.core = self._opened(states)
+                self.core.streams.reopen(streams)
+            except Exception as error:  # noqa: BLE001  # calls at the gate raise it
+                self.reopen_error = error
+            else:
+                self.reopen_error = None
+                self._is_interrupted = False
+                self.gate = self.lock
+
+    def _opened(self, states: Mapping[str, QueueState]) -> Core:
+        core = self._open_core(self, states)
+        core.fs.on_complete = self.on_complete
+        return core
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.core = self._opened({})
+        except BaseException as error:  # noqa: BLE001  # `__init__` raises it
+            self._error = error
+            self.is_closed = True
+            _forget(self)
+            return
+        finally:
+            self._is_open.set()
+        seconds = IDLE_S
+        while not self.is_closed:
+            self._bell.acquire(timeout=seconds)
+            if self.has_acks_to_watch and not self._is_closing:
+                self._bell.acquire(timeout=ACKS_S)  # more of them, and then all at once
+            self._report_events()
+            if self._is_closing:
+                self._close()
+                break
+            if self._is_interrupted or self.gate_waiters:
+                self._hand_out_lock()
+            seconds = self._tick()
+        self._report_events()
+
+    def _tick(self) -> float:
+        """Do what is due. Returns the seconds until the next call."""
+        with self.lock:
+            if self.is_closed or self._is_interrupted:
+                return IDLE_S
+            try:
+                self.has_acks_to_watch = False
+                self.unwritten_acks = 0
+                seconds = self.core.tick()
+                self.wake_settled()
+            except Exception as error:  # noqa: BLE001  # the thread must go on; the event reports it
+                self.fail()
+                if self.core.engine.failed is None:
+                    self.core.event("stopped", f"the box has stopped: {error!r}")
+                    self.core.engine.stop(error)
+                return IDLE_S
+            self.is_idle = seconds > IDLE_FROM_S
+            return 0.0 if self.events else min(seconds, IDLE_S)
+
+    def _report_events(self) -> None:
+        """Call the callbacks of the box with its events."""
+        while self.events:
+            self.events.popleft()()
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the box in order: settle what waits, make a checkpoint, release the directory. A
+        second time does nothing. Errors of the disk are raised, and the box is closed all the same.
+        If this call is interrupted, closing goes on; close again to wait for it."""
+        if self._pid != os.getpid():
+            return
+        self._is_closing = True
+        self.nudge()
+        if threading.current_thread() is self._thread:  # a callback
+            self._close()
+        else:
+            self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def shut(self) -> None:
+        """Refuse all new calls."""
+        self.gate = Gate(self._refuse_closed)
+
+    def _close(self) -> None:
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            try:
+                if self._is_interrupted:
+                    self.core.abandon()
+                else:
+                    self.core.close()
+                    self.wake_settled()
+            except Exception as error:  # noqa: BLE001  # `close` raises it
+                self._error = error
+            finally:
+                self.shut()
+                self.fail()
+                self.core.wake_all()
+                self.core.fs.on_complete = None
+        self._fail_gate_waiters()
+        self.core.release()
+        _forget(self)
+
+    def _refuse_closed(self) -> None:
+        raise BoxClosedError(self.path)
+
+    def in_child(self) -> None:
+        """In a forked child: refuse all calls."""
+        self.gate = Gate(self._refuse_forked)
+        if self._is_open.is_set():
+            self.core.in_child()
+
+    def _refuse_forked(self) -> None:
+        raise ForkedError(self.path, self._pid, os.getpid())
+
+
+_open: list[Driver] = []
+
+
+def _forget(box: Driver) -> None:
+    if box in _open:
+        _open.remove(box)
+
+
+def _close_all() -> None:
+    """Close all boxes at the end of the interpreter."""
+    for box in reversed(list(_open)):
+        try:
+            box.close()
+        except Exception as error:  # noqa: BLE001  # the others must be closed as well
+            box.core.event("stopped", f"the box could not be closed in order: {error}")
+            box._report_events()
+
+
+def _in_child() -> None:
+    boxes = list(_open)
+    _open.clear()
+    for box in boxes:
+        box.in_child()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_in_child)

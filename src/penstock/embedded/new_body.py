@@ -1,17 +1,15 @@
-"""NewBody: a message on its way into a queue, as the core wants it, and how it becomes that.
+"""NewBody: a message to be put, checked and in the form that the core takes.
 
-A body is bytes. Text must be encoded and objects serialised by whoever puts them, for a library
-that guesses would have to guess again on the other side, and pickles run what they contain.
-
-Headers become one small byte string (`penstock.queues.headers`); without any it is empty and costs
-nothing.
+A body is bytes. The caller encodes text and serialises objects, for a library that guessed would
+have to guess again when it reads them, and pickles run the code that they contain. Headers become
+one small byte string (`penstock.queues.headers`), empty if there are none.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from penstock.embedded.box_headers import BoxHeaders
-from penstock.embedded.spellings import time_ms
+from penstock.embedded.option_parsing import time_ms
 from penstock.errors import OptionError
 from penstock.queues.headers import HeaderError, HeaderValue
 
@@ -23,7 +21,7 @@ _OPTIONS = ("priority", "ttl", "delay", "headers")
 
 
 class NewBody:
-    """A message to be put. ttl_ms, delay_ms: None for what the queue says."""
+    """A message to be put. ttl_ms, delay_ms: None for the queue's own. OptionError, TypeError."""
 
     __slots__ = ("body", "delay_ms", "header", "priority", "ttl_ms")
 
@@ -45,7 +43,7 @@ class NewBody:
 
 
 def body_of(body: object) -> bytes:
-    """The bytes of a body; TypeError says what to do with anything else."""
+    """Return the bytes of a body. TypeError says what to do with anything else."""
     if type(body) is bytes:
         return body
     if isinstance(body, str):
@@ -61,7 +59,7 @@ def body_of(body: object) -> bytes:
 
 
 def header_of(headers: Headers) -> bytes:
-    """The header that carries these; OptionError for what fits into none."""
+    """Return the encoded header with these values. OptionError for values that it cannot have."""
     try:
         return HEADERS.with_values(b"", headers)
     except (HeaderError, AttributeError, ValueError, TypeError) as error:
@@ -69,13 +67,13 @@ def header_of(headers: Headers) -> bytes:
 
 
 def not_headers(headers: object, error: Exception) -> OptionError:
-    """What says it of what was given as headers."""
+    """Return the error for what was given as headers."""
     return OptionError("headers", headers, f"a dict of str to plain values: {error}")
 
 
 def bodies_of(items: Iterable[object]) -> list[NewBody] | list[bytes]:
-    """What `put_many` was given: bodies, or pairs (body, options). Bytes if all of them are plain
-    bodies, as they mostly are: an object less for each."""
+    """Return the messages that `put_many` was given: bodies, or pairs (body, options). If all are
+    plain bodies, as usual, they are returned as bytes, to save an object for each."""
     if isinstance(items, bytes | str | bytearray | memoryview):
         raise TypeError("put_many takes many bodies, as a list; for one there is put")
     given = list(items)

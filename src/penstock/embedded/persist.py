@@ -1,36 +1,35 @@
-"""persist: a producer that may crash, and a consumer that goes on after it, in one line.
+"""persist: the items of an iterable by way of the disk, so that a loop goes on after a crash.
 
-The operator that rxjava2-extras' PersistentQueue was made for: what comes out of an iterable goes
-to a stream of its own on the disk, by a thread of its own, and is given to whoever loops from
-there.
+This is the operator that rxjava2-extras' PersistentQueue was made for. A thread takes items from an
+iterable and appends them to a stream of their own on the disk; the loop reads them from there.
 
     for event in penstock.persist(events(), "events.d"):
         handle(event)
 
     producer   one thread: next(iterable) -> append, on disk before the next one is asked for (or as
                `force_every` says)
-    consumer   the loop: what is on disk, in order; what it was given is acknowledged when it asks
-               for the next
-    after a    the same call on the same directory gives first what was not acknowledged, then what
-    crash      the new iterable has
+    consumer   the loop: what is on disk, in order; an item is acknowledged when the loop asks for
+               the next one
+    after a    the same call on the same directory yields first what was not acknowledged, then the
+    crash      items of the new iterable
 
-**What is promised.** At least once, in order: an item that is on disk is given until it is
-acknowledged. Acknowledgements are on disk within some 50 ms, so after a crash the items of that
-time, and the one that the loop was at, come again. What the iterable has given and is not on disk
-is lost with a crash: with force_every=1 that is one item at most, the one in the producer's hands.
-An iterable that acknowledges to its own source when it is asked for the next item therefore loses
-nothing. The iterable begins anew with each call: what it gives again is given again.
+**Promise.** At least once, in order: an item that is on disk is yielded until it is acknowledged.
+Acknowledgements are on disk within some 50 ms, so after a crash the items of that time, and the one
+that the loop was at, are yielded again. What the iterable has given and is not on disk is lost in a
+crash: with force_every=1 that is at most one item, the one that the producer is appending. So an
+iterable that acknowledges to its own source when it is asked for the next item loses nothing. The
+iterable begins again with each call: what it gives again is yielded again.
 
-**Back-pressure** is the disk: the producer never waits for the consumer, and in RAM there are a few
-hundred items of either. What is acknowledged is taken away, a page at a time; the last page when
-all of it has been acknowledged for a minute.
+**Back-pressure** is the disk: the producer never waits for the consumer, and RAM holds a few
+hundred items of either. What is acknowledged is deleted, a page at a time; the last page when all
+of it has been acknowledged for a minute.
 
 **Ends.** When the iterable ends, the loop ends after the last item. An exception of the iterable
 (or of `encode`) is raised in the loop, after all items that came before it. Closing stops the
-producer: it takes no more items. The one that it waits for is still put on disk, for it was asked
-for: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
+producer: it takes no more items. The item that it is waiting for is still put on disk, for it was
+asked for: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
 
-Not here: the stream (`alone_stream`), async iterables (`alone_aio`).
+The stream is `alone_stream`; async iterables are in `penstock.aio.alone`.
 """
 
 import threading
@@ -40,27 +39,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from penstock.embedded.alone_calls import AloneCalls
 from penstock.embedded.alone_core import AloneSettings
-from penstock.embedded.alone_driver import AloneDriver
 from penstock.embedded.alone_stream import (
+    AloneDriver,
     AloneStream,
+    AloneStreamSource,
     ForceEvery,
-    OnEvent,
     opens,
     path_of,
+    reporter_of,
     settings_of,
-    teller,
 )
-from penstock.embedded.spellings import Size
+from penstock.embedded.events import OnEvent
+from penstock.embedded.option_parsing import Size
+from penstock.embedded.sources import Call, Feed
 from penstock.embedded.stream_record import StreamRecord
-from penstock.embedded.stream_source import Call, Feed
 from penstock.errors import OptionError
 
 T = TypeVar("T")
 
-CONSUMER: Final = "consumer"  # the reader whose place is kept
-KEPT_S: Final = 60  # how long all of it has been acknowledged when the last page goes
+CONSUMER: Final = "consumer"  # the name of the reader
+KEPT_S: Final = 60  # how long all is acknowledged before the last page is deleted
 CLOSE_S: Final = 5.0
 
 Encode = Callable[[T], bytes]
@@ -68,22 +67,22 @@ Decode = Callable[[bytes], T]
 
 
 def persist_settings(force_every: object, page_bytes: object) -> AloneSettings:
-    """Of the stream that items go through. OptionError."""
+    """Return the settings of the stream that items go through. OptionError."""
     settings = settings_of(force_every, page_bytes, None, None, None)
     options = replace(settings.options, max_records=0, max_age_s=KEPT_S)
     return replace(settings, options=options, keeps=CONSUMER)
 
 
 def check_callable(name: str, given: object) -> None:
-    """OptionError unless it is None, or can be called."""
+    """Raise OptionError unless this is None or callable."""
     if given is not None and not callable(given):
-        raise OptionError(name, given, "a callable, or nothing: items are bytes then")
+        raise OptionError(name, given, "a callable, or nothing if items are bytes")
 
 
 class Consumer:
-    """The consumer's side, in calls. `is_over`: there will be nothing more."""
+    """The consumer's side, in calls. is_over: there are no more items."""
 
-    def __init__(self, source: AloneCalls) -> None:
+    def __init__(self, source: AloneStreamSource) -> None:
         self._source = source
         self._feed: Feed | None = None
         self._records: list[StreamRecord] = []
@@ -91,7 +90,7 @@ class Consumer:
         self.is_over: bool = False
 
     def next(self) -> Call[bytes | None]:
-        """Acknowledge what was given last, and wait for the next; None at the end."""
+        """Acknowledge the last item, wait for the next and return it; None at the end."""
         source = self._source
         if self._feed is None:
             self._feed = yield from self._begin()
@@ -99,7 +98,9 @@ class Consumer:
             yield from source.commit(CONSUMER, {0: self._given + 1}, is_safe=False)
             self._given = None
         while not self._records:
-            is_ended = source.is_ended  # before it is looked, for the last may come in between
+            is_ended = (
+                source.is_ended
+            )  # asked before reading, for the last record may come in between
             self._records = list((yield from self._feed.chunk()))[::-1]
             if not self._records:
                 if is_ended:
@@ -120,11 +121,11 @@ class Consumer:
 
 
 class Producer:
-    """The producer's side: a thread that takes from the iterable. It knows nothing of who loops, so
-    that a loop which is left ends with what it held."""
+    """The producer's side: a thread that takes from the iterable. It has no reference to the loop's
+    iterator, so that one which is dropped is collected."""
 
     def __init__(
-        self, iterable: Iterable[Any], stream: AloneStream, source: AloneCalls,
+        self, iterable: Iterable[Any], stream: AloneStream, source: AloneStreamSource,
         encode: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         self._iterable: Iterable[Any] | None = iterable
@@ -132,14 +133,14 @@ class Producer:
         self._source = source
         self._encode = encode
         self._lock = threading.Lock()
-        self._is_stopping: bool = False  # it takes no more
+        self._is_stopping: bool = False  # it takes no more items
         self._has_ended: bool = False
-        self._is_left: bool = False  # it closes the stream itself
+        self._is_left: bool = False  # it is to close the stream itself
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to take; again: nothing."""
+        """Start the thread. A second time does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="penstock-persist", daemon=True)
             self._thread.start()
@@ -153,7 +154,7 @@ class Producer:
                 if self._is_stopping:
                     break
             self._stream.force()
-        except BaseException as error:  # noqa: BLE001  # for the consumer
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
             self.error = error
         del iterable
         self._source.end()
@@ -164,8 +165,8 @@ class Producer:
             self._stream.close()
 
     def stop(self) -> bool:
-        """Let it take no more, and wait for the item that it is at. False: it comes too late, and
-        the producer closes the stream when it has put that one on disk."""
+        """Stop taking items, and wait for the one being appended. False: that takes too long, and
+        the producer will close the stream afterwards."""
         self._is_stopping = True
         if self._thread is None:
             return True
@@ -177,8 +178,8 @@ class Producer:
 
 
 class Persisted(Iterator[T], Generic[T]):
-    """What `persist` gives: an iterator, to be closed when it is left early; a `with` block and the
-    end of its life do so too. One thread at a time takes from it."""
+    """The iterator that `persist` returns. Close it when a loop is left early; a `with` block and
+    the garbage collector do so, too. One thread at a time may take items from it."""
 
     def __init__(
         self, iterable: Iterable[T], driver: AloneDriver, encode: Encode[T] | None,
@@ -186,7 +187,7 @@ class Persisted(Iterator[T], Generic[T]):
     ) -> None:  # fmt: skip
         self._is_closed: bool = False
         self._driver = driver
-        source = AloneCalls(driver)
+        source = AloneStreamSource(driver)
         self._stream = AloneStream(driver, source)
         encode = _same if encode is None else encode
         self._producer = Producer(iterable, self._stream, source, encode)
@@ -225,9 +226,9 @@ class Persisted(Iterator[T], Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the producer, and let others have the directory. What was given last is not
-        acknowledged, unless the next was asked for. A second time: nothing. OSError,
-        SyncFailedError: as of `AloneStream.close`."""
+        """Stop the producer and release the directory. The last item is not acknowledged, unless
+        the next one was asked for. A second time does nothing. OSError, SyncFailedError: as in
+        `AloneStream.close`."""
         if not self._is_closed:
             self._is_closed = True
             if self._producer.stop():
@@ -245,7 +246,7 @@ class Persisted(Iterator[T], Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):  # unless it was never made
+        if not getattr(self, "_is_closed", True):  # unless __init__ has failed
             self.close()
 
     def __repr__(self) -> str:
@@ -261,20 +262,19 @@ def persist(
     decode: Decode[T] | None = None, force_every: ForceEvery = 1, page_bytes: Size = "64 MiB",
     on_event: OnEvent | None = None,
 ) -> Persisted[T]:  # fmt: skip
-    """The items of an iterable, by way of the disk: at least once, in order, across crashes. The
-    operator `persist` of rxjava2-extras' PersistentQueue; the head of this module says what is
-    promised.
+    """Return an iterator over the items of an iterable that go by way of the disk: at least once,
+    in order, across crashes. docs/persist.md says what is promised.
 
-    directory: of this alone; made when missing. encode, decode: of an item to bytes and back;
-    without them items are bytes. force_every, page_bytes, on_event: as of `open_stream`.
+    directory: used for this alone; made if it is missing. encode, decode: turn an item into bytes
+    and back; without them items are bytes. force_every, page_bytes, on_event: see `open_stream`.
 
-    The iterable is taken from in a thread of its own, from the first item on that is asked for.
-    Errors of opening are those of `open_stream`, now. In the loop: what the iterable raised, after
-    all that came before; DiskFullError, SyncFailedError, CorruptionError.
+    A thread takes from the iterable, from the first item on that the loop asks for. Raises the
+    errors of `open_stream` at once. In the loop: what the iterable raised, after all items that
+    came before; DiskFullError, SyncFailedError, CorruptionError.
     """
     check_callable("encode", encode)
     check_callable("decode", decode)
     settings = persist_settings(force_every, page_bytes)
-    path, tell = path_of(directory), teller(directory, on_event)
-    driver = AloneDriver(path, opens(directory, settings), tell)
+    path, report = path_of(directory), reporter_of(directory, on_event)
+    driver = AloneDriver(path, opens(directory, settings), report)
     return Persisted(iterable, driver, encode, decode)

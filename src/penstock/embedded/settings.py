@@ -1,7 +1,8 @@
-"""Settings of a box from what a caller of `open` gave: checked, and in the core's own terms.
+"""Settings of a box in a directory, checked, from what a caller of `open` gave.
 
-A path is a directory. The URL of a broker is not one, and a mistake that deserves its own words:
-`penstock.open` knows what to do with it, this module does not.
+Each option is checked under the name that the caller gave, and an unknown one suggests the right
+name. A URL of a broker is refused here: `penstock.open` opens it, and calls this for directories
+only.
 """
 
 from collections.abc import Mapping
@@ -9,13 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from penstock.embedded.core import Settings
-from penstock.embedded.spellings import URLS, box_durability, size_bytes
+from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.errors import OptionError
 from penstock.queues.budget import machine_memory
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
-# All that `open` takes by name: what it suggests when a name is wrong.
+# All options of `open`, of which it suggests one when a name is wrong.
 NAMES = (
     "durability", "memory", "strict", "on_event", "on_alert",
     *(field.name for field in fields(StorageOptions)),
@@ -25,7 +26,7 @@ NAMES = (
 def settings_of(
     path: object, durability: object, memory: object, strict: object, storage: Mapping[str, object]
 ) -> tuple[str, Settings]:
-    """The directory and the settings. OptionError names the option; TypeError: no path."""
+    """Return the directory and the settings. OptionError; TypeError if this is not a path."""
     if isinstance(path, str) and path.startswith(URLS):
         raise OptionError(
             "path", path, "a directory: what opens the box of a broker is penstock.open"

@@ -1,11 +1,10 @@
-"""StreamRecord and NewRecord: what comes out of a stream, and what is on its way into one.
+"""StreamRecord and NewRecord: a record read from a stream, and one to be appended.
 
-Behind a record's body a stream keeps what says more of it, in the broker's own format
-(`penstock.queues.amqp_headers`): exchange, routing key, properties. The key of the library is that
-routing key, its headers are those of the properties; so a broker, Spark and a box read the streams
-of one another. What a box appends has no exchange and no other properties.
-
-A record is taken apart when somebody asks: most readers look at the body and nothing else.
+After a record's body a stream stores its exchange, routing key and properties in the broker's own
+format (`penstock.queues.amqp_headers`). The key of the library is that routing key, its headers are
+those of the properties; so a broker, Spark and a box read each other's streams. What a box appends
+has no exchange and no other properties. They are decoded when they are first asked for: most
+readers look at the body only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,9 +32,9 @@ class StreamRecord:
     """One record of a stream.
 
     body: bytes. offset: its number in its partition, from 0, without holes. partition: from 0.
-    time_us: when it was appended, us since 1970; never less than that of the record before.
-    gap: how many records the reader should have been given before this one and was not, because
-    retention had taken them; 0 nearly always.
+    time_us: when it was appended, in microseconds since 1970; never less than that of the record
+    before. gap: how many records before this one the reader has missed, because retention had
+    deleted them; 0 nearly always.
     """
 
     __slots__ = ("_meta", "_properties", "body", "gap", "offset", "partition", "time_us")
@@ -53,29 +52,29 @@ class StreamRecord:
 
     @property
     def time(self) -> datetime:
-        """When it was appended: aware, in UTC."""
+        """When the record was appended, as an aware datetime in UTC."""
         return EPOCH + timedelta(microseconds=self.time_us)
 
     @property
     def key(self) -> str:
-        """What chose its partition: the key, or the routing key of who published it."""
+        """The key that chose its partition; for a record of an AMQP client its routing key."""
         return self._address()[1].decode("utf-8", "surrogateescape")
 
     @property
     def exchange(self) -> str:
-        """To which a client of AMQP published it; "" for what a box appended."""
+        """The exchange that an AMQP client published the record to; "" for what a box appended."""
         return self._address()[0].decode("utf-8", "surrogateescape")
 
     @property
     def properties(self) -> BasicProperties:
-        """All that AMQP has to say of it. AMQPError: they are none."""
+        """The record's properties as AMQP writes them. AMQPError if they cannot be decoded."""
         if self._properties is None:
             self._properties = BasicProperties.decode(_AMQP.parts(self._meta)[1])
         return self._properties
 
     @property
     def headers(self) -> dict[str, HeaderValue]:
-        """What was attached to it."""
+        """The headers as they were appended; what has no type of ours, as a list, is text."""
         try:
             table = self.properties.headers or {}
         except AMQPError:
@@ -93,7 +92,8 @@ class StreamRecord:
 
 
 class NewRecord:
-    """A record to be appended. key: UTF-8. props: properties as AMQP writes them."""
+    """A record to be appended. key: in UTF-8. props: properties as AMQP writes them. OptionError,
+    TypeError."""
 
     __slots__ = ("body", "key", "props")
 
@@ -102,7 +102,7 @@ class NewRecord:
         self.key: bytes = key_of(key)
         self.props: bytes = EMPTY
         if headers:
-            header_of(headers)  # or an OptionError that says what headers are
+            header_of(headers)  # for its OptionError
             try:
                 self.props = BasicProperties(headers=dict(headers)).encode()
             except ValueError as error:  # a name that is too long for AMQP
@@ -110,17 +110,17 @@ class NewRecord:
 
     @property
     def meta(self) -> bytes:
-        """What a stream keeps of it besides its body."""
+        """What a stream stores of the record besides its body."""
         return meta_of(b"", self.key, self.props)
 
 
 def meta_of(exchange: bytes, key: bytes, props: bytes) -> bytes:
-    """What a stream keeps of a record besides its body."""
+    """Return what a stream stores of a record besides its body."""
     return FORMAT_BYTE + short_string(exchange) + short_string(key) + props
 
 
 def key_of(key: object) -> bytes:
-    """A key in UTF-8; OptionError."""
+    """Return a key in UTF-8. OptionError."""
     data = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else None
     if data is None or len(data) > KEY_BYTES_MAX:
         raise OptionError("key", key, f"text of at most {KEY_BYTES_MAX} bytes")
@@ -128,7 +128,7 @@ def key_of(key: object) -> bytes:
 
 
 def records_of(items: Iterable[object]) -> list[NewRecord]:
-    """What `append_many` was given: bodies, or pairs (body, options)."""
+    """Return the records that `append_many` was given: bodies, or pairs (body, options)."""
     if isinstance(items, bytes | str | bytearray | memoryview):
         raise TypeError("append_many takes many bodies, as a list; for one there is append")
     news: list[NewRecord] = []

@@ -1,37 +1,44 @@
-"""Waiting: how a call of one thread learns that another thread did what it waits for.
+"""Waiting: how a call enters a box, and how it learns that another thread did what it waits for.
 
 Each call that has to wait makes a Waiter of its own, puts it where whoever can help will look, and
-sleeps on it. So exactly the calls that can go on are woken, one by one; a condition variable with a
-crowd behind it would wake all for each message.
+sleeps on it. So exactly the calls that can go on are woken, one by one; a condition variable would
+wake all that wait for each message.
 
-A Waiter waits for one of two things: for an LSN to be settled (`lsn` > 0: the driver's list), or
-for its turn at a queue (`lsn` 0: the getters, putters and joiners of a queue).
+A Waiter waits for one of two things: for an LSN to be settled (`lsn` > 0: a list of the driver), or
+for its turn at a queue (`lsn` 0: the getters, putters and joiners of a queue). Its state changes
+under the lock of the box only. Nobody sleeps for longer than RECHECK_S without looking again, and
+waking a Waiter twice does no harm, so an interrupt during a wake-up can delay a call but never
+block it forever.
 
-Robust against the unforeseen: nobody sleeps for longer than RECHECK_S without looking again, and to
-wake a Waiter twice does no harm, so an interrupt in the middle of waking others can delay a call
-and never hang it. States change under the box's lock only.
-
-What a loop of asyncio waits with is in `aio`; who wakes whom is in `driver` and `queue_state`.
+Every call first enters the gate of its box or stream, and inside it the guard. While all is well
+the gate is the lock itself. A box that is closed, or in a forked child, has a Gate there, whose
+`__enter__` raises, so calls pay nothing for these checks. The guard notices that a call was
+interrupted in the middle of a change.
 """
 
 import threading
 from collections.abc import Callable, Generator
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Protocol, TypeVar
 
 WAITING: Final = 0
-WOKEN: Final = 1  # what it waited for may have come
+WOKEN: Final = 1  # what it waited for may have happened
 LEADING: Final = 2  # it is now the one that brings in completions
 FAILED: Final = 3  # the box has stopped
 
 RECHECK_S: Final = 1.0
+SOON_S: Final = 0.5  # how long `is_free_soon` waits
+LOOK_S: Final = 0.001
 
 T = TypeVar("T")
 W = TypeVar("W")
 
+Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
+
 
 class Waiter:
-    """What one call waits with. deadline: monotonic seconds after which it gives up, None:
-    never."""
+    """What one call waits with. deadline: the time, in monotonic seconds, at which the call gives
+    up; None: never. lsn, mode: the record to be settled and how, 0 for a turn at a queue."""
 
     __slots__ = ("deadline", "lsn", "mode", "state")
 
@@ -42,21 +49,21 @@ class Waiter:
         self.state: int = WAITING
 
     def wake(self, state: int) -> None:
-        """Under the lock: this is the state now; the call goes on."""
+        """Under the lock: set the state and let the call go on."""
         self.state = state
 
     def sleep(self, seconds: float) -> None:
-        """Without the lock: until woken, at most so long."""
+        """Without the lock: sleep until woken, at most for so many seconds."""
         raise AssertionError("a call of a loop waits for its future")
 
 
 class ThreadWaiter(Waiter):
-    """Sleeps on a plain lock, the cheapest thing that a thread can sleep on."""
+    """A Waiter that sleeps on a plain lock, the cheapest thing that a thread can sleep on."""
 
     __slots__ = ("_lock",)
 
     def __init__(self, lsn: int = 0, mode: int = 0, deadline: float | None = None) -> None:
-        # Not by way of the base: one is made for each put that waits.
+        # Does not call the base, to save time: one is made for each put that waits.
         self.lsn = lsn
         self.mode = mode
         self.deadline = deadline
@@ -73,16 +80,31 @@ class ThreadWaiter(Waiter):
 
 
 def ring(bell: threading.Lock) -> None:
-    """Let whoever sleeps on the bell go on, or the next who will; ringing twice is ringing once."""
+    """Wake whoever sleeps on this lock, or the next who will. A second time does nothing."""
     try:
         bell.release()
     except RuntimeError:
         pass
 
 
+def is_free_soon(lock: threading.Lock, monotonic: Callable[[], float]) -> bool:
+    """Wait until a lock is free, up to SOON_S, without taking it. Returns whether it is.
+
+    For what the garbage collector may run, as the end of a loop that nobody holds any more: that
+    can happen in the middle of anything this thread does, also while it holds the lock. The lock is
+    not taken to find out, for an interrupt between that and its release would leave it taken.
+    """
+    until_s = monotonic() + SOON_S
+    while lock.locked():
+        if monotonic() >= until_s:
+            return False
+        ThreadWaiter().sleep(LOOK_S)
+    return True
+
+
 def run_call(call: Generator[W, None, T], wait: Callable[[W], None]) -> T:
-    """Run a call, a generator of what it waits for, in this thread; what `wait` raises is raised in
-    the call, which cleans up."""
+    """Run a call, a generator of what it waits for, in this thread, and return its result. What
+    `wait` raises is raised in the call, which cleans up."""
     try:
         waiter = next(call)
         while True:
@@ -95,3 +117,49 @@ def run_call(call: Generator[W, None, T], wait: Callable[[W], None]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+class Gate:
+    """A gate that no call may enter. refuse: raises the reason."""
+
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> bool:
+        self._refuse()
+        return True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Do nothing: the gate was never entered."""
+
+
+class Interruptible(Protocol):
+    """What an interrupt may have left half changed."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """Under the lock: stop using the core, whose state may be inconsistent."""
+        ...
+
+
+class Guard:
+    """Reports an exception that is not an Exception, as KeyboardInterrupt, as an interrupt."""
+
+    def __init__(self, box: Interruptible) -> None:
+        self._box = box
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self._box.interrupted(error)

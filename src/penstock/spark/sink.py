@@ -51,7 +51,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client import ClientChannel, ClientConnection, Received, connect
 from penstock.client.amqp_url import AmqpUrl
-from penstock.client.client_errors import ConnectionLostError, UnreachableError
+from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, OptionError, PenstockError
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from penstock.spark.sink_columns import SinkColumns

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.client import ClientConnection, ConnectionLostError, connect
-from penstock.client.received import Received
+from penstock.client.connection import Received
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import ChannelError
@@ -148,7 +148,7 @@ def test_operations(scripted: ScriptedBroker, connection: ClientConnection) -> N
     assert scripted.wait(spec.PenstockCall).arguments == b'{"a": [1]}'
     with pytest.raises(ChannelError, match=r"^PRECONDITION_FAILED - no$"):
         channel.call("bad", {}).result(WAIT_S)
-    with pytest.raises(ChannelError, match="no JSON"):
+    with pytest.raises(ChannelError, match="not JSON"):
         channel.call("odd", {}).result(WAIT_S)
     assert channel.is_open
     with pytest.raises(ValueError, match="do not fit into a frame"):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.client import ConnectionLostError, UnreachableError, remote_calls
-from penstock.client.client_errors import MissingCapabilityError
+from penstock.client import ConnectionLostError, UnreachableError
 from penstock.codec import spec
+from penstock.embedded.library_errors import MissingCapabilityError
 from penstock.errors import ForkedError, OptionError, PenstockError, SettledError
 from penstock.protocol.events import PublishRun
 from tests.contracts.box import Aside, until
@@ -79,7 +79,7 @@ def test_a_job_of_a_lost_connection_is_settled(broker: ScriptedBroker, box: Any)
     broker.deliver(channel, spec.BasicGetOk(delivery_tag=1, routing_key="q"), b"body")
     job = get.result()
     broker.drop()
-    until(lambda: not job.taken.channel.is_open)
+    until(lambda: not job._delivery.channel.is_open)
     for settle in (job.ack, job.nack, job.reject):
         job.is_settled = False
         with pytest.raises(SettledError, match="not pending any more"):
@@ -92,10 +92,9 @@ def released(broker: ScriptedBroker) -> list[dict[str, Any]]:
 
 
 def test_a_get_that_is_interrupted_gives_back_what_comes(broker: ScriptedBroker, box: Any) -> None:
-    driver = box._driver
-    state = box.queue("q")._state
+    source = box.queue("q")._source
     broker.on(spec.BasicGet, lambda channel, method: [])
-    call = remote_calls.get(driver, state, block=True, timeout_s=None)
+    call = source.get(block=True, timeout_s=None)
     next(call)
     broker.wait(spec.BasicGet)
     call.close()
@@ -106,15 +105,15 @@ def test_a_get_that_is_interrupted_gives_back_what_comes(broker: ScriptedBroker,
 
 def test_a_wait_that_is_interrupted_gives_back_what_comes(broker: ScriptedBroker, box: Any) -> None:
     driver = box._driver
-    state = box.queue("q")._state
+    source = box.queue("q")._source
     broker.on(spec.BasicConsume, lambda channel, method: [])
-    call = remote_calls.get(driver, state, block=True, timeout_s=None)
-    driver._wait(next(call))  # for basic.get-empty
+    call = source.get(block=True, timeout_s=None)
+    driver.wait(next(call))  # for basic.get-empty
     begun = next(call)
     tag = broker.wait(spec.BasicConsume).consumer_tag
     channel = next(n for n, what in broker.heard if isinstance(what, spec.BasicConsume))
     broker.say(channel, spec.BasicConsumeOk(consumer_tag=tag))
-    driver._wait(begun)
+    driver.wait(begun)
     next(call)  # for a message
     broker.on(spec.BasicCancel, lambda channel, method: [])
     call.close()

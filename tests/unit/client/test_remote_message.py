@@ -1,19 +1,20 @@
-"""RemoteMessage: what the library tells of a message of AMQP."""
+"""RemoteDelivery: what the library tells of a message of AMQP."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from penstock.client.remote_message import RemoteMessage, death_of, id_of, properties_of
+from penstock.client.message import RemoteDelivery, death_of, id_of, properties_of
 from penstock.codec.properties import BasicProperties
+from penstock.embedded.messages import Message
 from penstock.embedded.new_body import NewBody
 from penstock.queues.headers import Death
 from penstock.storage.durability import DISK, NONE
 
 
-def message(properties: BasicProperties) -> RemoteMessage:
-    return RemoteMessage(properties.encode(), b"body", is_redelivered=False)
+def message(properties: BasicProperties) -> Message:
+    return Message(RemoteDelivery(properties.encode(), b"body", is_redelivered=False))
 
 
 def test_what_a_put_says_is_what_a_get_tells() -> None:
@@ -61,7 +62,7 @@ def test_what_the_broker_adds_is_told_apart() -> None:
 def test_a_message_of_somebody_else() -> None:
     told = message(BasicProperties())
     assert (told.id, told.time, told.priority, told.headers) == (0, 0, 0, {})
-    assert repr(told) == "<RemoteMessage 0x0 of 4 bytes, attempts 0>"
+    assert repr(told) == "<Message 0x0 of 4 bytes, attempts 0>"
 
 
 @pytest.mark.parametrize("text", ["a", "no number 123456", "ü" * 16])

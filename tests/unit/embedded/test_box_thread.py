@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.embedded import box_thread, waiting
+from penstock.embedded import driver, waiting
 from penstock.errors import ForkedError, LockedError
 from penstock.storage import filesystem
 from tests.contracts.box import LONG_S, Aside, bodies, until
@@ -137,7 +137,7 @@ def test_an_interrupted_box_closes(path: Path, write: InterruptedWrite) -> None:
 def interrupted_at(n: int, call: Callable[[], object]) -> bool:
     """Make a call that is interrupted where the n-th function of its locking begins, as the
     interpreter itself may do it; False: it has not so many."""
-    places = {box_thread.__file__, waiting.__file__}
+    places = {driver.__file__, waiting.__file__}
     count = 0
 
     def profile(frame: FrameType, event: str, _arg: object) -> None:
@@ -161,13 +161,13 @@ def test_the_lock_is_given_back_wherever_an_interrupt_comes(
     box: penstock.Box, write: InterruptedWrite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a call that is handed it, having waited for the box to be mended."""
-    mend = box_thread.BoxThread._mend
+    mend = driver.Driver._hand_out_lock
 
-    def mend_for_somebody(thread: box_thread.BoxThread) -> None:
-        until(lambda: bool(thread.menders) or thread._is_closing)
+    def mend_for_somebody(thread: driver.Driver) -> None:
+        until(lambda: bool(thread.gate_waiters) or thread._is_closing)
         mend(thread)
 
-    monkeypatch.setattr(box_thread.BoxThread, "_mend", mend_for_somebody)
+    monkeypatch.setattr(driver.Driver, "_hand_out_lock", mend_for_somebody)
     q = box.queue("q", durability="os")
     n = 1
     while True:

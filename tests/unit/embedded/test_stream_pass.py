@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from penstock.embedded.box_errors import BoxClosedError
-from penstock.embedded.stream_pass import Limits, StreamPass
-from penstock.embedded.stream_place import Place
-from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
-from penstock.embedded.stream_source import (
+from penstock.embedded.library_errors import BoxClosedError
+from penstock.embedded.sources import (
     Call,
     Feed,
     PartitionInfo,
     StreamInfo,
     StreamSource,
 )
+from penstock.embedded.stream_reading import Limits, StartPosition, StreamPass
+from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
 from penstock.errors import OptionError, StreamGapError
 from penstock.queues.stream_options import StreamOptions
 
@@ -123,7 +122,7 @@ def run(call: Call[Any]) -> Any:
 
 
 def reading(source: Lists, *, since: Any = None, offset: Any = None, **limits: Any) -> Any:
-    start = Place(source, since, offset, limits.pop("partition", None))
+    start = StartPosition(source, since, offset, limits.pop("partition", None))
     given = {"follow": False, "timeout": None, "max_records": None, "on_gap": "tell", **limits}
     return StreamPass(source, start.offsets, Limits(**given))
 

@@ -1,0 +1,281 @@
+"""AsyncBox, AsyncQueue and AsyncJob: `penstock.Box`, `Queue` and `Job` for asyncio.
+
+They have the methods of those for threads; the ones that wait are coroutines. The docstrings of the
+methods for threads describe them; here stands only what differs. What stands behind a box, a
+directory or a broker, is a BoxSource (`penstock.embedded.sources`), the same for threads and tasks.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock import errors
+from penstock.aio.loop import Opening
+from penstock.aio.stream import AsyncStream
+from penstock.embedded.box import BoxBase, ScopeBase
+from penstock.embedded.messages import JobBase, Message
+from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
+from penstock.embedded.option_parsing import QueueGiven, StreamGiven, Time, time_ms
+from penstock.embedded.queue import Bodies, QueueBase
+from penstock.embedded.sources import AsyncRunner, BoxSource, QueueSource, SlowCase
+from penstock.errors import PenstockError
+
+
+class AsyncJob(JobBase):
+    """A message to be settled, as penstock.Job. It settles itself in `async with`."""
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: AsyncRunner, source: QueueSource, delivery: Any) -> None:
+        super().__init__(source, delivery)
+        self._driver = driver
+
+    async def ack(self) -> None:
+        """Acknowledge the job; see penstock.Job.ack."""
+        if not self._ack_at_once():
+            await self._driver.run_async(self._source.ack([self._delivery]))
+            self.is_settled = True
+
+    async def nack(self, delay: Time | None = None) -> None:
+        """Return the job; see penstock.Job.nack."""
+        self._check(self._source)
+        delay_ms = None if delay is None else time_ms("delay", delay)
+        self.is_settled = True
+        await self._driver.run_async(self._source.nack(self._delivery, delay_ms))
+
+    async def reject(self) -> None:
+        """Reject the job; see penstock.Job.reject."""
+        self._check(self._source)
+        self.is_settled = True
+        await self._driver.run_async(self._source.reject(self._delivery))
+
+    async def __aenter__(self) -> Self:
+        self._check(self._source)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self.is_settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.nack()
+        except PenstockError as second:  # as after closing the box, which returns the job anyway
+            error.add_note(f"the job could not be returned: {second}")
+
+
+class AsyncQueue(QueueBase):
+    """A queue of a box, as penstock.Queue."""
+
+    _driver: AsyncRunner
+
+    def __init__(self, driver: AsyncRunner, source: QueueSource) -> None:
+        super().__init__(driver, source)
+
+    async def put(
+        self, body: Body, *, priority: int = 0, ttl: Time | None = None, delay: Time | None = None,
+        headers: Headers | None = None, durability: str | None = None, block: bool = True,
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Put one message, and return when it is confirmed; see penstock.Queue.put. If the task is
+        cancelled while it waits, the message may or may not have been put."""
+        if (
+            type(body) is bytes and priority == 0 and ttl is None and delay is None
+            and headers is None and durability is None
+        ):  # fmt: skip
+            self._driver.check_loop()
+            waiter = self._source.put_plain(body)
+            if not isinstance(waiter, SlowCase):
+                if waiter is not None:
+                    await self._driver.wait_async(waiter)
+                return
+        new = NewBody(body, priority, ttl, delay, headers)
+        call = self._source.put(new, durability, block=block, timeout_s=timeout)
+        await self._driver.run_async(call)
+
+    async def put_nowait(self, body: Body, **options: Any) -> None:
+        """Put one message as `put` does with block=False: a full queue is a QueueFullError."""
+        await self.put(body, block=False, **options)
+
+    async def put_many(
+        self, bodies: Iterable[Bodies], *, durability: str | None = None, block: bool = True,
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Put many messages with one wait; see penstock.Queue.put_many."""
+        news = bodies_of(bodies)
+        call = self._source.put_many(news, durability, block=block, timeout_s=timeout)
+        await self._driver.run_async(call)
+
+    def get(self, timeout: float | None = None, block: bool = True) -> Opening[AsyncJob]:
+        """Return the next message as a job: `job = await q.get()`, or `async with q.get() as
+        job:`. See penstock.Queue.get."""
+        return Opening(lambda: self._get(timeout, block))
+
+    async def _get(self, timeout: float | None, block: bool) -> AsyncJob:
+        driver, source = self._driver, self._source
+        driver.check_loop()
+        delivery = source.take()
+        if delivery is None:
+            delivery = await driver.run_async(source.get(block=block, timeout_s=timeout))
+        return AsyncJob(driver, source, delivery)
+
+    async def get_nowait(self) -> AsyncJob:
+        """Return a message that is ready as a job; see penstock.Queue.get_nowait."""
+        return await self._get(None, False)
+
+    async def get_many(self, n: int, timeout: float | None = None) -> list[AsyncJob]:
+        """Return up to n messages as jobs; see penstock.Queue.get_many."""
+        driver, source = self._driver, self._source
+        found = await driver.run_async(source.get_many(n, timeout_s=timeout))
+        return [AsyncJob(driver, source, delivery) for delivery in found]
+
+    async def consume(self, timeout: float | None = None) -> AsyncGenerator[AsyncJob, None]:
+        """Yield jobs for `async for`; see penstock.Queue.consume. A loop that is left early should
+        close the iterator, as `contextlib.aclosing` does: only then is the job that it was at
+        returned at once."""
+        while True:
+            try:
+                job = await self._get(timeout, True)
+            except errors.QueueEmptyError:
+                return
+            try:
+                yield job
+            except BaseException:
+                self._give_back(job)
+                raise
+            if not job.is_settled:
+                await job.ack()
+
+    async def ack(self, job: AsyncJob | Iterable[AsyncJob]) -> None:
+        """Acknowledge one job or many of this queue; see penstock.Queue.ack."""
+        if isinstance(job, AsyncJob):
+            job._check(self._source)
+            await job.ack()
+            return
+        jobs = self._checked(job)
+        if jobs:
+            await self._driver.run_async(self._source.ack([one._delivery for one in jobs]))
+        for one in jobs:
+            one.is_settled = True
+
+    async def nack(self, job: AsyncJob, delay: Time | None = None) -> None:
+        """Return a job of this queue; see penstock.Job.nack."""
+        job._check(self._source)
+        await job.nack(delay)
+
+    async def reject(self, job: AsyncJob) -> None:
+        """Reject a job of this queue; see penstock.Job.reject."""
+        job._check(self._source)
+        await job.reject()
+
+    async def peek(self) -> Message | None:
+        """Return the message that is next, and leave it in the queue; None if none is ready."""
+        delivery = await self._driver.run_async(self._source.peek())
+        return None if delivery is None else Message(delivery)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Yield all ready messages in order, and leave them in the queue."""
+        after: Any = None
+        while True:
+            found, after = await self._driver.run_async(self._source.browse(after))
+            if not found:
+                return
+            for delivery in found:
+                yield Message(delivery)
+            await asyncio.sleep(0)  # in a directory nothing else lets other tasks run
+
+    async def purge(self, *, delayed: bool = False) -> int:
+        """Drop all ready messages; see penstock.Queue.purge."""
+        return await self._driver.run_async(self._source.purge(with_delayed=delayed))
+
+    async def delete(self) -> None:
+        """Delete the queue with all that it holds."""
+        await self._driver.run_async(self._source.delete())
+
+    async def join(self, timeout: float | None = None) -> bool:
+        """Wait until every message is settled; see penstock.Queue.join."""
+        return await self._driver.run_async(self._source.join(timeout_s=timeout))
+
+
+class AsyncTransactionScope(ScopeBase):
+    """What `async with box.transaction():` enters; see penstock.Box.transaction."""
+
+    def __init__(self, driver: AsyncRunner, source: BoxSource, durability: str | None) -> None:
+        super().__init__(source, durability)
+        self._driver = driver
+
+    async def __aenter__(self) -> None:
+        await self._driver.run_async(self._begin())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._driver.run_async(self._end(is_failed=error is not None))
+
+
+class AsyncBox(BoxBase):
+    """A box of queues and streams, as penstock.Box; `penstock.aio.open` opens it."""
+
+    _driver: AsyncRunner
+
+    def __init__(self, driver: AsyncRunner, source: BoxSource) -> None:
+        super().__init__(driver, source)
+
+    async def queue(self, name: str, **options: Unpack[QueueGiven]) -> AsyncQueue:
+        """Return the queue of this name, made if it is missing; see penstock.Box.queue."""
+        driver = self._driver
+        return AsyncQueue(driver, await driver.run_async(self._source.queue(name, options)))
+
+    async def stream(self, name: str, **options: Unpack[StreamGiven]) -> AsyncStream:
+        """Return the stream of this name, made if it is missing; see penstock.Box.stream."""
+        driver = self._driver
+        return AsyncStream(driver, await driver.run_async(self._source.stream(name, options)))
+
+    async def delete(self, name: str) -> None:
+        """Delete a queue or a stream with all that it holds. UnknownQueueError."""
+        await self._driver.run_async(self._source.delete(name))
+
+    def transaction(self, *, durability: str | None = None) -> AsyncTransactionScope:
+        """Return a transaction for an `async with` block: what this task puts, appends and
+        acknowledges in the block happens together, or not at all. Entering it raises
+        TransactionError if this task has one open already."""
+        return AsyncTransactionScope(self._driver, self._source, durability)
+
+    async def sync(self) -> None:
+        """Wait until everything so far is on disk; see penstock.Box.sync."""
+        await self._driver.run_async(self._source.sync())
+
+    async def checkpoint(self) -> bool:
+        """Make a checkpoint now, in a thread; see penstock.Box.checkpoint."""
+        return await asyncio.to_thread(self._source.checkpoint)
+
+    async def backup(self, path: str | Path) -> None:
+        """Copy the box into a new directory, in a thread; see penstock.Box.backup."""
+        await asyncio.to_thread(self._source.backup, path)
+
+    async def close(self) -> None:
+        """Close the box; see penstock.Box.close. If the task is cancelled, closing goes on."""
+        self._source.refuse_calls()
+        await asyncio.shield(asyncio.to_thread(self._source.close))
+
+    async def __aenter__(self) -> "AsyncBox":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,273 @@
+"""DirectoryBox: a box in a directory of this process, behind the faces for threads and asyncio.
+
+A box is a vhost of Penstock without its server: one log, one memory budget, any number of queues
+and streams. It belongs to the process that opened it; a second one gets LockedError, which names
+the holder.
+
+What the box reports (`on_event`, `on_alert`) is called in the thread of the box, without the lock,
+so that it may use the box. A checkpoint and a backup are long. They are done in small steps of the
+engine, and the lock is released after each, so that others go on in between; where a step would
+wait for the disk, the caller sleeps for a millisecond. They run in the thread of the caller, which
+for asyncio is a thread of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from penstock.embedded.box import Box
+from penstock.embedded.core import Core, QueueState, Settings
+from penstock.embedded.directory_queue import DirectoryQueue
+from penstock.embedded.directory_stream import DirectoryStream
+from penstock.embedded.driver import Driver, OpenCore
+from penstock.embedded.events import OnAlert, OnEvent, alert_reporter, reporter
+from penstock.embedded.library_errors import TransactionError
+from penstock.embedded.option_parsing import Size, mode_of
+from penstock.embedded.settings import settings_of
+from penstock.embedded.sources import BoxSource, Call
+from penstock.embedded.transaction import BoxTransaction
+from penstock.embedded.waiting import ThreadWaiter, Waiter
+from penstock.errors import StorageError
+from penstock.queues.alerts import Alert
+from penstock.storage.backup import Backup
+from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.durability import DISK
+from penstock.storage.fresh_directory import FreshDirectory
+
+T = TypeVar("T")
+
+PAUSE_S: Final = 0.001
+
+
+class DirectoryBox(BoxSource):
+    """See the head of this module."""
+
+    def __init__(self, driver: Driver, settings: Settings) -> None:
+        self.path: str = driver.path
+        self._driver = driver
+        self._settings = settings
+
+    # ---- queues and streams ----------------------------------------------------------------------
+
+    def queue(self, name: str, given: Mapping[str, object]) -> Call[DirectoryQueue]:
+        driver = self._driver
+        with driver.gate, driver.guard:
+            state, waiter = self._declared(lambda: driver.core.queue(name, given))
+        if waiter is not None:
+            yield waiter
+        return DirectoryQueue(driver, state)
+
+    def stream(self, name: str, given: Mapping[str, object]) -> Call[DirectoryStream]:
+        driver = self._driver
+        with driver.gate, driver.guard:
+            state, waiter = self._declared(lambda: driver.core.stream(name, given))
+        if waiter is not None:
+            yield waiter
+        return DirectoryStream(driver, state, self._settings.mode)
+
+    def _declared(self, make: Callable[[], T]) -> tuple[T, Waiter | None]:
+        """Under the lock: return what `make` makes or finds, and what to wait for until it is
+        durable."""
+        driver = self._driver
+        engine = driver.core.engine
+        before = engine.last_lsn
+        made = make()
+        if driver.is_idle:
+            driver.nudge()
+        lsn = engine.last_lsn
+        return made, driver.settle_held(lsn, DISK) if lsn > before else None
+
+    def queues(self) -> Call[list[str]]:
+        yield from ()
+        with self._driver.gate, self._driver.guard:
+            return self._driver.core.names()
+
+    def streams(self) -> Call[list[str]]:
+        yield from ()
+        with self._driver.gate, self._driver.guard:
+            return self._driver.core.streams.names()
+
+    def has(self, name: str) -> Call[bool]:
+        yield from ()
+        with self._driver.gate, self._driver.guard:
+            return self._driver.core.has(name)
+
+    def info(self) -> Call[dict[str, int | float | str]]:
+        yield from ()
+        with self._driver.gate, self._driver.guard:
+            return self._driver.core.info()
+
+    def delete(self, name: str) -> Call[None]:
+        driver = self._driver
+        with driver.gate, driver.guard:
+            lsn = driver.core.delete(name)
+            confirm = driver.settle(lsn, DISK) if lsn else None
+        if confirm is not None:
+            yield confirm
+
+    # ---- transactions ----------------------------------------------------------------------------
+
+    def begin(self, durability: object) -> Call[BoxTransaction]:
+        yield from ()
+        driver = self._driver
+        mode = self._settings.mode if durability is None else mode_of("durability", durability)
+        with driver.gate, driver.guard:
+            owner = driver.caller()
+            if owner in driver.transactions:
+                raise TransactionError("a transaction is open here already: they do not nest")
+            transaction = BoxTransaction(driver.core, mode)
+            driver.transactions[owner] = transaction
+            return transaction
+
+    def commit(self, transaction: BoxTransaction) -> Call[None]:
+        driver = self._driver
+        with driver.gate, driver.guard:
+            driver.transactions.pop(driver.caller(), None)
+            transaction.check(driver.core)
+            try:
+                states = transaction.commit()
+            except Exception:
+                self._roll_back(transaction)
+                raise
+            for state in states:
+                driver.changed(state)
+                driver.note_due(state)
+            confirm = driver.settle(driver.core.engine.last_lsn, transaction.mode)
+        if confirm is not None:
+            yield confirm
+
+    def rollback(self, transaction: BoxTransaction) -> Call[None]:
+        """Undo a transaction. If the box has stopped there is nothing to undo: it is lost."""
+        yield from ()
+        driver = self._driver
+        with driver.lock, driver.guard:
+            driver.transactions.pop(driver.caller(), None)
+            if transaction.core is driver.core and not driver.is_closed:
+                try:
+                    self._roll_back(transaction)
+                except StorageError as error:
+                    driver.core.event("stopped", f"a transaction could not be rolled back: {error}")
+
+    def _roll_back(self, transaction: BoxTransaction) -> None:
+        for state in transaction.rollback():
+            self._driver.changed(state)
+            self._driver.note_due(state)
+
+    # ---- upkeep and the end ----------------------------------------------------------------------
+
+    def sync(self) -> Call[None]:
+        driver = self._driver
+        with driver.gate, driver.guard:
+            engine = driver.core.engine
+            confirm = None
+            if engine.settled(DISK) < engine.last_lsn:
+                confirm = driver.settle_held(engine.last_lsn, DISK)
+        if confirm is not None:
+            yield confirm
+
+    def checkpoint(self) -> bool:
+        """Make a whole checkpoint whose cut is after this call. False: there was no room for it."""
+        driver = self._driver
+        self._finish_checkpoint()
+        with driver.gate, driver.guard:
+            engine = driver.core.engine
+            before = engine.checkpoint_count
+            engine.begin_checkpoint()
+        self._finish_checkpoint()
+        return engine.checkpoint_count > before
+
+    def _finish_checkpoint(self) -> None:
+        """Go on with the checkpoint that is in progress until it is finished."""
+        driver = self._driver
+        while True:
+            with driver.gate, driver.guard:
+                engine = driver.core.engine
+                engine.check()
+                phase = engine.checkpoint_phase
+                if phase == IDLE:
+                    return
+                if phase == SLICES:
+                    until = engine.clock.monotonic() + engine.options.slice_ms / 1000
+                    engine.step_checkpoint(until)
+                driver.turn()
+            if phase != SLICES:
+                _pause()
+
+    def backup(self, path: str | Path) -> None:
+        """Write a backup of the box into a free path, and verify it."""
+        driver = self._driver
+        with driver.gate, driver.guard:
+            engine = driver.core.engine
+            engine.check()
+        fresh = FreshDirectory(engine.fs, str(path), "a backup")
+        part = Backup(engine, fresh)
+        try:
+            is_going = True
+            while is_going:
+                with driver.gate, driver.guard:
+                    is_going = part.step()
+                    driver.turn()
+                if part.is_waiting:
+                    _pause()
+            fresh.finish()
+        except BaseException:
+            with driver.lock, driver.guard:
+                part.abandon()
+            fresh.abandon()
+            raise
+
+    def refuse_calls(self) -> None:
+        self._driver.shut()
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+def core_opener(
+    path: str, settings: Settings, on_event: OnEvent | None, on_alert: OnAlert | None
+) -> OpenCore:
+    """Return what opens the core of a box, for its driver. The core's events are logged and given
+    to the callbacks, in the thread of the box."""
+    report = reporter(path, on_event)
+    report_alert = alert_reporter(path, on_alert)
+
+    def open_core(driver: Driver, states: Mapping[str, QueueState]) -> Core:
+        events = driver.events
+
+        def event(kind: str, text: str) -> None:
+            events.append(lambda: report(kind, text))
+            driver.nudge()
+
+        def alert(alert: Alert) -> None:
+            events.append(lambda: report_alert(alert))
+            driver.nudge()
+
+        return Core(path, settings, event, alert, states=states)
+
+    return open_core
+
+
+def open_box(
+    path: str | Path, *, durability: str = "disk", memory: Size = "32 MiB",
+    strict: bool = False, on_event: OnEvent | None = None, on_alert: OnAlert | None = None,
+    **storage: object,
+) -> Box:  # fmt: skip
+    """Open the box in a directory, which is made if it is missing. This is `penstock.open`.
+
+    durability: of puts that name none: "disk", "interval=<ms>", "os" or "none". memory: what all
+    queues together may hold in RAM: "32 MiB", bytes, or "0.1" of the machine. strict: refuse queues
+    whose own limits add up to more than that (else: a warning). on_event(kind, text),
+    on_alert(alert): called in the box's own thread, and may use the box. storage: options of the
+    engine, as disk_free_limit; log_directory and spill_directory, other directories for the log and
+    for messages that leave RAM (docs/two-disks.md).
+
+    Raises LockedError, which names who has it open, NotAStoreError, VersionError,
+    NetworkFileSystemError, OptionError, or CorruptionError, which names file and place.
+    """
+    directory, settings = settings_of(path, durability, memory, strict, storage)
+    driver = Driver(directory, core_opener(directory, settings, on_event, on_alert))
+    return Box(driver, DirectoryBox(driver, settings))
+
+
+def _pause() -> None:
+    ThreadWaiter().sleep(PAUSE_S)

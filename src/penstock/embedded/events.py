@@ -1,0 +1,61 @@
+"""Events: what a box or a stream reports that is not an error of a call.
+
+Each is logged under "penstock" and given to the callback that the user passed to `open`. A callback
+that fails is logged and ends nothing, for it is called in a thread that others need.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from penstock.queues.alerts import Alert
+
+OnEvent = Callable[[str, str], None]
+OnAlert = Callable[[Alert], None]
+
+LOG: Final = logging.getLogger("penstock")
+LEVELS: Final[dict[str, int]] = {
+    "stopped": logging.ERROR,
+    "corruption": logging.ERROR,
+    "disk_full": logging.WARNING,
+    "memory_alarm": logging.WARNING,
+    "page_out_failed": logging.WARNING,
+    "dead_letter_missing": logging.WARNING,
+    "dead_letter_cycle": logging.WARNING,
+    "dead_letter_hops": logging.WARNING,
+    "warning": logging.WARNING,
+    "blocked": logging.WARNING,
+    "stream_write": logging.WARNING,
+    "cut": logging.WARNING,
+    "healed": logging.WARNING,
+    "checkpoint": logging.DEBUG,
+    "clean": logging.DEBUG,
+}  # others: INFO
+
+
+def reporter(path: str, on_event: OnEvent | None) -> OnEvent:
+    """Return what logs an event of this box or stream and calls `on_event(kind, text)`."""
+
+    def report(kind: str, text: str) -> None:
+        LOG.log(LEVELS.get(kind, logging.INFO), "%s: %s: %s", path, kind, text)
+        if on_event is not None:
+            try:
+                on_event(kind, text)
+            except BaseException:  # not even sys.exit may end the thread that reports
+                LOG.exception("%s: on_event has failed", path)
+
+    return report
+
+
+def alert_reporter(path: str, on_alert: OnAlert | None) -> OnAlert:
+    """Return what logs an alert of this box and calls `on_alert(alert)`."""
+
+    def report(alert: Alert) -> None:
+        LOG.warning("%s: %s", path, alert.text())
+        if on_alert is not None:
+            try:
+                on_alert(alert)
+            except BaseException:
+                LOG.exception("%s: on_alert has failed", path)
+
+    return report

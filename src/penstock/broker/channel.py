@@ -27,12 +27,13 @@ from typing import Final
 from librt.strings import write_i64_be
 
 from penstock.access.permissions import Identity
+from penstock.broker import permissions
+from penstock.broker.broker_queue import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.confirms import Confirms
-from penstock.broker.consumers import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
+from penstock.broker.dispatch import Peer, Source
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
-from penstock.broker.roles import Peer, Source
 from penstock.broker.spooled import SpooledPublish
 from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
@@ -60,7 +61,7 @@ class ChannelOwner(Peer):
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
 
     @abstractmethod
-    def went_full(self) -> None:
+    def on_output_full(self) -> None:
         """The output is full: nothing more is to be delivered in this turn, unless a queue serves
         its consumers before a limit acts: then it is sent at once."""
 
@@ -127,8 +128,12 @@ class Channel(ConsumerChannel):
         """Who is at the other end."""
         return self.handler.identity
 
+    def check(self, verb: str, kind: str, name: str) -> None:
+        """Raise ChannelError 403 unless the user may do this to that queue or exchange."""
+        permissions.check(self.vhost, self.identity, verb, kind, name)
+
     def send(self, method: Method) -> None:
-        """A method without content, for the client."""
+        """Send a method without content to the client."""
         self.output.send(self.number, method)
 
     # ---- publishing ----------------------------------------------------------------------------
@@ -144,10 +149,10 @@ class Channel(ConsumerChannel):
         """Publishes were handled: answers may be owed."""
         if self.confirms is not None and self.confirms.is_owing:
             if self._owes:
-                self.vhost.dispatch.owes_more()
+                self.vhost.dispatch.note_unconfirmed()
             else:
                 self._owes = True
-                self.vhost.dispatch.owes(self)
+                self.vhost.dispatch.add_unconfirmed(self)
 
     def settle(self, settled: int) -> bool:
         confirms = self.confirms
@@ -188,7 +193,7 @@ class Channel(ConsumerChannel):
         consumer.delivered += 1
         write_delivery(output, self.number, consumer, tag, delivery)
         if output.is_full():
-            self.handler.went_full()
+            self.handler.on_output_full()
 
     def update(self) -> None:
         """Something changed that decides whether more may be delivered."""
@@ -208,16 +213,16 @@ class Channel(ConsumerChannel):
         if self.is_shared:
             self._turns[consumer] = None
         else:
-            self.look_at_sharing()
+            self.update_sharing()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """One consumer less."""
         self.consumers.pop(consumer.tag, None)
         self._turns.pop(consumer, None)
         if len(self.consumers) < SHARING_MIN:
-            self.look_at_sharing()
+            self.update_sharing()
 
-    def look_at_sharing(self) -> None:
+    def update_sharing(self) -> None:
         """Whether several consumers share one prefetch."""
         is_shared = self.prefetch > 0 and len(self.consumers) >= SHARING_MIN
         if is_shared != self.is_shared:
@@ -279,7 +284,7 @@ class Channel(ConsumerChannel):
             )
             if self.handler.has_capability("consumer_cancel_notify"):
                 self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
-            vhost.consumer_gone(queue)
+            vhost.table.consumer_gone(queue)
 
     def cancelled(self, consumer: Consumer) -> None:
         if consumer.tag not in self.consumers:
@@ -514,9 +519,9 @@ class Channel(ConsumerChannel):
         self.release_all()
         for consumer in consumers:
             self.vhost.dispatch.mark(consumer.source)
-            self.vhost.consumer_gone(consumer.queue)
+            self.vhost.table.consumer_gone(consumer.queue)
         if self.publisher.reply_queue:
-            queue = self.vhost.served(self.publisher.reply_queue)
+            queue = self.vhost.table.usable(self.publisher.reply_queue)
             if queue is not None:
                 self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
 

@@ -13,17 +13,18 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
-from penstock.broker.channel import Channel, unknown_tag
-from penstock.broker.channel_access import check_read
-from penstock.broker.consumers import (
+from penstock.broker.broker_queue import (
     ALL_COUNTS,
     COUNTS_OF_BOXES,
     COUNTS_OF_RETURNS,
     NO_COUNTS,
+    BrokerQueue,
     Consumer,
+    QueueOrStream,
 )
+from penstock.broker.channel import Channel, unknown_tag
 from penstock.broker.deliver import write_get_ok
-from penstock.broker.served_queue import Served, ServedQueue
+from penstock.broker.permissions import READ
 from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -89,7 +90,7 @@ def on_qos(channel: Channel, method: Method) -> None:
     else:
         channel.prefetch = 0
         channel.consumer_prefetch = method.prefetch_count
-    channel.look_at_sharing()
+    channel.update_sharing()
     channel.update()
     channel.send(BasicQosOk())
 
@@ -114,8 +115,8 @@ def on_consume(channel: Channel, method: Method) -> None:
         queue = _reply_queue(channel, method)
     else:
         name = queue_named(channel, method.queue)
-        check_read(channel, "queue", name)
-        queue = vhost.find_queue(name, channel.handler)
+        channel.check(READ, "queue", name)
+        queue = vhost.table.find_queue(name, channel.handler)
     queue.check_consume(
         prefetch=channel.consumer_prefetch, no_ack=method.no_ack, is_global=channel.prefetch > 0
     )
@@ -148,13 +149,13 @@ def on_consume(channel: Channel, method: Method) -> None:
     vhost.dispatch.mark(consumer.source)
 
 
-def is_quorum(queue: Served) -> bool:
+def is_quorum(queue: QueueOrStream) -> bool:
     """Whether its deliveries say x-delivery-count: as in RabbitMQ 3.10 those of basic.get from 0,
     those to consumers once they came back."""
     return queue.arguments.get("x-queue-type") == "quorum"
 
 
-def _reply_queue(channel: Channel, method: BasicConsume) -> Served:
+def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
     """Direct reply-to: a queue of this channel's own, which its messages name as reply-to."""
     if not method.no_ack:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
@@ -181,21 +182,21 @@ def on_cancel(channel: Channel, method: Method) -> None:
     if not method.nowait:
         channel.send(BasicCancelOk(consumer_tag=method.consumer_tag))
     if consumer is not None:
-        channel.vhost.consumer_gone(consumer.queue)
+        channel.vhost.table.consumer_gone(consumer.queue)
 
 
 def on_get(channel: Channel, method: Method) -> None:
     """basic.get: one message, or none. One that is held is waited for."""
     assert isinstance(method, BasicGet)
     name = queue_named(channel, method.queue)
-    check_read(channel, "queue", name)
-    queue = channel.vhost.find_messages(name, channel.handler, "basic.get")
+    channel.check(READ, "queue", name)
+    queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
     queue.used_at_ms = channel.vhost.clock.wall_ms()
     queue.serve()
     _get(channel, queue, no_ack=method.no_ack)
 
 
-def _get(channel: Channel, queue: ServedQueue, *, no_ack: bool) -> None:
+def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
     amq = queue.amq
     delivery = None if queue.is_deleted else amq.fetch()
     while delivery is None and amq.has_more_expired and not queue.is_deleted:
@@ -215,7 +216,7 @@ def _get(channel: Channel, queue: ServedQueue, *, no_ack: bool) -> None:
     channel.wait_for(lsn, mode, again)
 
 
-def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no_ack: bool) -> None:
+def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no_ack: bool) -> None:
     if no_ack:
         tag = channel.unacked.skip()
         queue.amq.ack([delivery.tag], OS)

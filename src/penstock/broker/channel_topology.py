@@ -4,7 +4,7 @@ Each checks what the user may do, has the vhost do it, and answers: at once, or,
 durable, when it is as safe as the vhost's mode says (`Channel.answer`). Errors and their texts are
 the vhost's (topology.py).
 
-Permissions are RabbitMQ's (channel_access.py); binding needs write access to what is bound and read
+Permissions are RabbitMQ's (permissions.py); binding needs write access to what is bound and read
 access to the source. Passive declares need none.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.channel import Channel
-from penstock.broker.channel_access import (
-    check_configure,
+from penstock.broker.channel_basic import REPLY_TO, queue_named
+from penstock.broker.permissions import (
+    CONFIGURE,
+    READ,
+    WRITE,
     check_exchange_to_declare,
-    check_read,
-    check_write,
     queue_to_declare,
 )
-from penstock.broker.channel_basic import REPLY_TO, queue_named
 from penstock.broker.refusals import not_found
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -60,10 +60,10 @@ def on_exchange_declare(channel: Channel, method: Method) -> None:
     name = one_line(method.exchange)
     lsn = 0
     if method.passive:
-        vhost.check_exchange(name)
+        vhost.topology.check_exchange(name)
     else:
         check_exchange_to_declare(vhost, channel.identity, name, method.arguments)
-        lsn = vhost.declare_exchange(
+        lsn = vhost.topology.declare_exchange(
             name, method.type, durable=method.durable, auto_delete=method.auto_delete,
             internal=method.internal, arguments=method.arguments,
         )  # fmt: skip
@@ -74,8 +74,8 @@ def on_exchange_delete(channel: Channel, method: Method) -> None:
     """exchange.delete: one that is not there is deleted already."""
     assert isinstance(method, ExchangeDelete)
     name = one_line(method.exchange)
-    check_configure(channel, "exchange", name)
-    lsn = channel.vhost.delete_exchange(name, if_unused=method.if_unused)
+    channel.check(CONFIGURE, "exchange", name)
+    lsn = channel.vhost.topology.delete_exchange(name, if_unused=method.if_unused)
     channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
 
 
@@ -83,9 +83,11 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     """exchange.bind."""
     assert isinstance(method, ExchangeBind)
     destination, source = one_line(method.destination), one_line(method.source)
-    check_write(channel, "exchange", destination)
-    check_read(channel, "exchange", source)
-    lsn = channel.vhost.bind_exchange(destination, source, method.routing_key, method.arguments)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.bind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
     channel.answer(lsn, None if method.nowait else ExchangeBindOk())
 
 
@@ -93,9 +95,11 @@ def on_exchange_unbind(channel: Channel, method: Method) -> None:
     """exchange.unbind."""
     assert isinstance(method, ExchangeUnbind)
     destination, source = one_line(method.destination), one_line(method.source)
-    check_write(channel, "exchange", destination)
-    check_read(channel, "exchange", source)
-    lsn = channel.vhost.unbind_exchange(destination, source, method.routing_key, method.arguments)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.unbind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
     channel.answer(lsn, None if method.nowait else ExchangeUnbindOk())
 
 
@@ -112,7 +116,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         _declare_reply_queue(channel, method)
         return
     if method.passive:
-        queue = vhost.find_queue(name, channel.handler)
+        queue = vhost.table.find_queue(name, channel.handler)
     else:
         is_named_here = not name
         name = queue_to_declare(vhost, channel.identity, name, method.arguments)
@@ -160,7 +164,7 @@ def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:
     """Direct reply-to: a responder asks whether the requester is still there, or whether there is
     direct reply-to at all. Anybody may; nothing is declared. ChannelError 404: it is not."""
     name = method.queue
-    if name != REPLY_TO and not channel.vhost.has_queue(name):
+    if name != REPLY_TO and not channel.vhost.table.has(name):
         raise not_found(channel.vhost.table.called(name))
     channel.queue_name = name
     answer = QueueDeclareOk(queue=name, message_count=0, consumer_count=1)
@@ -173,8 +177,8 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     name = one_line(queue_named(channel, method.queue))
     source = one_line(method.exchange)
     key = method.routing_key if method.queue or method.routing_key else name
-    check_write(channel, "queue", name)
-    check_read(channel, "exchange", source)
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
     lsn = channel.vhost.bind_queue(name, source, key, method.arguments, channel.handler)
     channel.answer(lsn, None if method.nowait else QueueBindOk())
 
@@ -185,8 +189,8 @@ def on_queue_unbind(channel: Channel, method: Method) -> None:
     name = one_line(queue_named(channel, method.queue))
     source = one_line(method.exchange)
     key = method.routing_key if method.queue or method.routing_key else name
-    check_write(channel, "queue", name)
-    check_read(channel, "exchange", source)
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
     lsn = channel.vhost.unbind_queue(name, source, key, method.arguments, channel.handler)
     channel.answer(lsn, QueueUnbindOk())
 
@@ -195,8 +199,8 @@ def on_queue_purge(channel: Channel, method: Method) -> None:
     """queue.purge: what is ready goes."""
     assert isinstance(method, QueuePurge)
     name = queue_named(channel, method.queue)
-    check_read(channel, "queue", name)
-    queue = channel.vhost.find_queue(name, channel.handler)
+    channel.check(READ, "queue", name)
+    queue = channel.vhost.table.find_queue(name, channel.handler)
     count, lsn = channel.vhost.purge_queue(queue)
     answer = QueuePurgeOk(message_count=min(count, 0xFFFFFFFF))
     channel.answer(lsn, None if method.nowait else answer)
@@ -208,11 +212,11 @@ def on_queue_delete(channel: Channel, method: Method) -> None:
     assert isinstance(method, QueueDelete)
     vhost = channel.vhost
     name = one_line(queue_named(channel, method.queue))
-    check_configure(channel, "queue", name)
-    if not vhost.has_queue(name):
+    channel.check(CONFIGURE, "queue", name)
+    if not vhost.table.has(name):
         channel.answer(0, None if method.nowait else QueueDeleteOk())
         return
-    queue = vhost.find_queue(name, channel.handler, is_crashed_allowed=True)
+    queue = vhost.table.find_queue(name, channel.handler, is_crashed_allowed=True)
     handler = channel.handler
     handler.hold_cancels()
     try:

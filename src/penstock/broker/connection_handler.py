@@ -32,15 +32,14 @@ from collections import deque
 from typing import Any, Final
 
 from penstock.access.permissions import Identity
-from penstock.broker import operations
+from penstock.broker.background_tasks import DONE, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_basic import BASIC_METHODS
 from penstock.broker.channel_topology import TOPOLOGY_METHODS
-from penstock.broker.chores import DONE, Chore
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
+from penstock.broker.operations import on_penstock_call
 from penstock.broker.outlet import Outlet
 from penstock.broker.output import Output
-from penstock.broker.penstock_calls import on_penstock_call
 from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
@@ -198,7 +197,7 @@ class ConnectionHandler(ChannelOwner):
                 self.outlet.send(piece)
         except Exception as error:  # noqa: BLE001 - it is reported
             # The client misses bytes now: nothing more can be said to it.
-            self._mistake(error)
+            self._internal_error(error)
             self.is_closed = True
             self.is_closing = False
             self._end_channels()
@@ -207,7 +206,7 @@ class ConnectionHandler(ChannelOwner):
         else:
             self.writable(self.outlet.is_writable)
 
-    def went_full(self) -> None:
+    def on_output_full(self) -> None:
         if self.vhost.dispatch.is_serving:  # a limit would take what the client is there for
             self.flush()
         else:
@@ -268,11 +267,11 @@ class ConnectionHandler(ChannelOwner):
             f"connection {self.name} of user '{self.facts.user}'",
         )
 
-    def relieve(self, reason: str) -> None:
+    def free_memory(self, reason: str) -> None:
         self.fail(AMQPConnectionError(RESOURCE_ERROR, reason))
         self.account()
 
-    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+    def check_stalled(self, now_s: float, most_s: float) -> None:
         is_read = not self._is_paused and self.is_open_to_output
         unfinished = self.connection.unfinished() if is_read and not self.is_closed else {}
         before, self._stalled = self._stalled, {}
@@ -285,7 +284,7 @@ class ConnectionHandler(ChannelOwner):
                 where = f"the message on channel {number}" if number else "a frame"
                 text = f"{where} has begun and made no progress for {most_s:g} s"
                 self.vhost.event("warning", f"connection {self.name} ends: {text}")
-                self.relieve(text)
+                self.free_memory(text)
                 return
 
     # ---- events --------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ class ConnectionHandler(ChannelOwner):
         elif isinstance(error, DiskFullError):
             told = ChannelError(RESOURCE_ERROR, f"the disk is full: {error}")
         else:
-            self._mistake(error)
+            self._internal_error(error)
             told = AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         if event is not None:
             told = with_ids(told, event)
@@ -343,11 +342,11 @@ class ConnectionHandler(ChannelOwner):
         else:
             self.fail(told)
 
-    def _mistake(self, error: Exception) -> None:
+    def _internal_error(self, error: Exception) -> None:
         """Report an error that nobody expected. A failure of the engine is raised again."""
         if self.vhost.engine.failed is not None:
             raise error
-        self.vhost.mistake(f"connection {self.name}", error)
+        self.vhost.dispatch.internal_error(f"connection {self.name}", error)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, PublishRun):
@@ -402,7 +401,7 @@ class ConnectionHandler(ChannelOwner):
         channel.backlog.appendleft(rest)
         self._backlog += 1
         self._backlog_bytes += event_bytes(rest)
-        self.vhost.chores.wake(RestOfRun(channel))
+        self.vhost.background.wake(RestOfRun(channel))
 
     def _count_published(self, count: int) -> None:
         """A user who publishes faster than the limit allows is not read for a while."""
@@ -414,7 +413,7 @@ class ConnectionHandler(ChannelOwner):
         if delay_s > 0.0:
             self._is_throttled = True
             self._look_at_reading()
-            vhost.call_at(now_s + delay_s, self._unthrottle)
+            vhost.timers.call_at(now_s + delay_s, self._unthrottle)
 
     def _unthrottle(self) -> None:
         self._is_throttled = False
@@ -424,7 +423,7 @@ class ConnectionHandler(ChannelOwner):
         """Keep it until there is room again."""
         self._held.append(event)
         self._tell_blocked()
-        self.vhost.look_at_alarms()
+        self.vhost.update_alarms()
 
     def _on_spooled(self, channel: Channel, event: Event) -> None:
         """A large body arrives. It begins only when there is room; later it goes on."""
@@ -468,7 +467,7 @@ class ConnectionHandler(ChannelOwner):
             in_flight = self.vhost.in_flight
             in_flight.begin(self.identity.name, method.op)
             try:
-                on_penstock_call(channel, method, operations.call)
+                on_penstock_call(channel, method)
             finally:
                 in_flight.end()
         else:
@@ -624,7 +623,7 @@ class ConnectionHandler(ChannelOwner):
     def _end_channels(self) -> None:
         for number in list(self.channels):
             self._drop_channel(number)
-        self.vhost.owner_gone(self)
+        self.vhost.table.owner_gone(self)
 
     def _say(self, number: int, method: Method) -> None:
         """A method that the protocol's states must know of."""
@@ -667,7 +666,7 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
     )
 
 
-class RestOfRun(Chore):
+class RestOfRun(BackgroundTask):
     """The rest of a run of publishes that took too long."""
 
     def __init__(self, channel: Channel) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 
-from penstock.broker.consumers import ALL_COUNTS, COUNTS_OF_DEATHS, NO_COUNTS, Consumer
+from penstock.broker.broker_queue import ALL_COUNTS, COUNTS_OF_DEATHS, NO_COUNTS, Consumer
 from penstock.broker.output import Output
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery

@@ -14,9 +14,9 @@ A full disk is a DiskFullError: none of those that share a record has it.
 Not here: which queues and streams (publish.py), transactions of clients (transactions.py).
 """
 
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.publish_facts import Facts
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import ServedStream
 from penstock.broker.vhost import VHost
 from penstock.errors import QueueFullError
 from penstock.message import Message
@@ -25,16 +25,16 @@ from penstock.queues.queue_options import DROP_HEAD
 from penstock.storage.durability import NONE
 from penstock.storage.transaction import Published, Transaction
 
-Planned = tuple[ServedQueue, Plan, Published]
+Planned = tuple[BrokerQueue, Plan, Published]
 
 
 def fan_out(
-    vhost: VHost, queues: list[ServedQueue], streams: list[ServedStream], header: bytes,
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: Facts, spooled: Message | None = None,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty. The LSN to wait
     for, and whether a queue refused. DiskFullError: none that shares a record has it."""
-    shared: list[ServedQueue] = []
+    shared: list[BrokerQueue] = []
     lsn = 0
     is_refused = False
     size = len(body) if spooled is None else spooled.size
@@ -68,12 +68,12 @@ def fan_out(
 
 
 def _publish_shared(
-    vhost: VHost, queues: list[ServedQueue], header: bytes, body: bytes, size: int, facts: Facts,
+    vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int, facts: Facts,
     spooled: Message | None,
 ) -> int:  # fmt: skip
     """One record for all queues to which the message is the same. The LSN, 0 if none is durable."""
     engine = vhost.engine
-    plans: list[tuple[ServedQueue, Plan]] = []
+    plans: list[tuple[BrokerQueue, Plan]] = []
     done = 0
     lsn = 0
     try:
@@ -115,11 +115,11 @@ def _publish_shared(
 
 
 def _append_all(
-    vhost: VHost, queues: list[ServedQueue], streams: list[ServedStream], header: bytes,
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: Facts,
 ) -> int:  # fmt: skip
     """One record for streams and durable queues; its LSN."""
-    vhost.dispatch.be_due()
+    vhost.dispatch.schedule()
     if not queues and len(streams) == 1:
         return streams[0].append(header, body, vhost.mode)
     transaction = vhost.engine.begin()
@@ -146,13 +146,13 @@ def _append_all(
 
 
 def plan_all(
-    transaction: Transaction, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts,
+    transaction: Transaction, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
     planned: list[Planned],
 ) -> None:  # fmt: skip
     """Have a transaction publish to durable queues, the body once for all that take it alike. What
     is planned of it is added to `planned`, also when it fails: the caller's to undo."""
-    plans: list[tuple[ServedQueue, Plan]] = []
-    groups: dict[tuple[bytes, int], list[tuple[ServedQueue, Plan]]] = {}
+    plans: list[tuple[BrokerQueue, Plan]] = []
+    groups: dict[tuple[bytes, int], list[tuple[BrokerQueue, Plan]]] = {}
     done: set[int] = set()
     try:
         for queue in queues:
@@ -177,7 +177,7 @@ def whole_body(vhost: VHost, spooled: Message) -> bytes:
     return vhost.engine.state.store.read(spooled.store_file, spooled.id)
 
 
-def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:
+def plan_of(queue: BrokerQueue, header: bytes, facts: Facts) -> Plan:
     """What the queue would make of the message; `planned` or `unplan` ends it."""
     return queue.amq.plan(
         header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
@@ -185,7 +185,7 @@ def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:
     )  # fmt: skip
 
 
-def _by_kind(planned: tuple[ServedQueue, Plan]) -> tuple[bool, int, bytes]:
+def _by_kind(planned: tuple[BrokerQueue, Plan]) -> tuple[bool, int, bytes]:
     """Durable ones first, those that are alike together."""
     queue, plan = planned
     return (not queue.is_durable, plan.expiry_ms, plan.header)

@@ -12,8 +12,7 @@ from typing import Final
 
 from librt.strings import BytesWriter
 
-from penstock.broker.dispatch import Dispatch
-from penstock.broker.roles import Peer
+from penstock.broker.dispatch import Dispatch, Peer
 from penstock.codec.frames import method_frame
 from penstock.codec.method import Method
 
@@ -37,7 +36,7 @@ class Output:
         """Where whole frames are written to, now."""
         if not self._is_due and self.sender is not None:
             self._is_due = True
-            self._dispatch.sends(self.sender)
+            self._dispatch.add_output(self.sender)
         return self._writer
 
     def send(self, channel: int, method: Method) -> None:

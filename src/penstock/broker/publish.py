@@ -2,7 +2,7 @@
 
     run          for each publish of a run: its route, its properties' few facts, then
     _publish     one queue: AMQQueue.publish, which appends the record
-    _append      one stream: ServedStream.append, which does too
+    _append      one stream: BrokerStream.append, which does too
                  several: one record and one body for all of them (fan_out.py)
                  none: back to the publisher if it is mandatory
 
@@ -35,6 +35,8 @@ from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.confirms import Confirms
 from penstock.broker.copies import copies, has_copies
 from penstock.broker.deliver import HEADERS, write_return
@@ -48,8 +50,6 @@ from penstock.broker.publish_facts import (
     expiration_of,
     with_reply_to,
 )
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import ServedStream
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, scan
 from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED
@@ -82,8 +82,8 @@ class Targets:
     __slots__ = ("queues", "streams")
 
     def __init__(self) -> None:
-        self.queues: list[ServedQueue] = []
-        self.streams: list[ServedStream] = []
+        self.queues: list[BrokerQueue] = []
+        self.streams: list[BrokerStream] = []
 
 
 class Route:
@@ -100,7 +100,7 @@ class Route:
         # It is no queue's alone: headers route, or delay, or it leads to streams.
         self.is_special: bool = False
         self.targets: Targets = Targets()
-        self.queues: list[ServedQueue] = self.targets.queues
+        self.queues: list[BrokerQueue] = self.targets.queues
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -132,10 +132,10 @@ class Publisher:
         self._routes: dict[bytes, Route] = {}
         self._version: int = -1
         self._facts: Facts = Facts()
-        self._stream: ServedStream | None = None  # where all publishes go
+        self._stream: BrokerStream | None = None  # where all publishes go
         self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
 
-    def send_to(self, stream: ServedStream | None) -> None:
+    def send_to(self, stream: BrokerStream | None) -> None:
         """From now on all publishes go to this stream, whatever they are published to; None: where
         they are published to. Their places are noted in `appended`."""
         self._stream = stream
@@ -222,7 +222,7 @@ class Publisher:
             raise refusals.no_access("write", "exchange", exchange, vhost.name, self.identity.name)
         if not vhost.router.has(exchange):
             raise refusals.not_found(what)
-        if vhost.is_internal(exchange):
+        if vhost.topology.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
         route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
@@ -236,17 +236,17 @@ class Publisher:
         """The queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
-            queue = self.vhost.served(name)
-            if isinstance(queue, ServedStream):
+            queue = self.vhost.table.usable(name)
+            if isinstance(queue, BrokerStream):
                 found.streams.append(queue)
-            elif isinstance(queue, ServedQueue) and not queue.is_crashed:
+            elif isinstance(queue, BrokerQueue) and not queue.is_crashed:
                 found.queues.append(queue)
         return found
 
     # ---- one message ---------------------------------------------------------------------------
 
     def _publish(
-        self, route: Route, queues: list[ServedQueue], props: bytes, info: int, body: bytes
+        self, route: Route, queues: list[BrokerQueue], props: bytes, info: int, body: bytes
     ) -> None:
         """A message that is no more than its delivery mode and priority."""
         if self.transaction is not None or len(queues) != 1:
@@ -269,7 +269,7 @@ class Publisher:
         if self.confirms is not None:
             self.confirms.published(lsn)
 
-    def _refused(self, queue: ServedQueue) -> None:
+    def _refused(self, queue: BrokerQueue) -> None:
         self._dispatch.mark(queue)
         if self.confirms is not None:
             self.confirms.refused()
@@ -284,10 +284,10 @@ class Publisher:
         facts, targets, props = self.facts_of(route, props, info)
         self.publish_with(route, targets, props, body, facts)
 
-    def _append(self, stream: ServedStream, header: bytes, body: bytes) -> None:
+    def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
         """A message for one stream alone."""
         lsn = stream.append(header, body, self._mode)
-        self._dispatch.be_due()
+        self._dispatch.schedule()
         if self.appended is not None:
             self.appended.append(stream.last_place)
         if self.confirms is not None:

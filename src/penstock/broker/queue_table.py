@@ -23,44 +23,243 @@ Declaring returns the LSN to wait for before it is answered, 0 for nothing.
 
 Not here: exchanges and bindings (topology.py), x-arguments (arguments.py), time (queue_clock.py),
 permissions and the names of queues that a client leaves out (the channel's).
+
+QueueOpener: makes the AMQQueue of a name: declared anew, or as the directory has it.
+
+Everything that an AMQQueue is given by a vhost is put together here, and nowhere else: its backing
+queue and its parts for delayed messages, each registered with the memory monitor; the codec of its
+headers; where its dead letters go; whom it tells that something is ready.
+
+A stored queue whose arguments cannot be understood (a later version wrote them) is opened with
+none, and that is an event: its messages are worth more than its options.
+
+Not here: which queues there are (queue_table.py), opening one again after its own failure
+(queue_restart.py).
+
+QueueTimers: what the clock demands of queues: due messages, paging, queues that nobody uses.
+
+A tick looks at the queues that were touched since the last one, and at those of which something is
+due by now: the expiry of a head, a delayed message, an alert on age. It looks at no others, so ten
+thousand idle queues cost nothing. When something of a queue is due next is asked after each look at
+it, and kept in a heap; what is kept may be too early, and then nothing happens.
+
+x-expires: a queue goes once nobody has used it for so many ms: no consumer, no get, no declare, no
+messages leased. The time counts from the start of the vhost for a queue that nobody has named
+since. Such a queue is not opened for that: its name stands in a heap, and it is looked at when its
+time may have come.
+
+`call_at` is for operators' calls that wait; it calls once.
+
+An error in a queue's own code is passed to `on_queue_error`, one in a call or in deleting a queue
+that nobody uses to `dispatch.internal_error`, and the tick goes on with the others. Such a queue is
+tried again after its time. A failure of the engine is nobody's, and goes up.
+
+QueueRestarts: an error in one queue's own code ends that queue's life in RAM, and nothing else.
+
+What a queue holds is known twice: by its backing queue, which the error may have interrupted
+anywhere, and by its QueueIndex, which the engine keeps and which says of every seq whether it is
+alive. So a durable queue starts anew from its index, as it would after a restart of the vhost:
+
+    consumers are cancelled and their clients told; whoever waits is woken
+    everything so far is synced: nothing that comes now has to be held
+    live entries that are in RAM and log alone are taken from the old Holder
+    every other one must be in the checkpoint's section or on its slot: this is looked up, for what
+    came after the last cut (what was before it the checkpoint has put there), in `.qi` files
+    a new AMQQueue takes the indexes over: all is ready, and comes again as redelivered
+
+If an entry is nowhere (the error caught it in the queue's hands), or a checkpoint is under way and
+the queue still owes it something, the queue's RAM cannot be trusted: the engine stops, and the
+vhost is opened again from disk, where everything is. What a queue has that is transient ends with
+this life of it, as it does in RabbitMQ; a queue that is not durable starts empty.
+
+The old BrokerQueue is `is_deleted` from then on: a channel that settles one of its deliveries finds
+nothing to settle. Five failures within ten seconds, and the new one is `is_crashed`: it can be
+deleted, and then declared again.
+
+Not here: failures of the engine, which end the vhost; who notices an error (dispatch.py,
+queue_clock.py, publish.py).
 """
 
 import base64
+import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from penstock.broker import refusals
 from penstock.broker.arguments import (
+    EXPIRES,
     QUORUM,
     check_arguments,
     check_equivalent,
     check_stream_arguments,
     check_type,
+    decode_arguments,
     encode_arguments,
     type_of,
 )
-from penstock.broker.dispatch import Dispatch
-from penstock.broker.queue_opening import QueueOpener
-from penstock.broker.served_queue import Served, ServedQueue, not_counted
-from penstock.broker.served_stream import ServedStream
-from penstock.broker.stream_table import Making, StreamTable
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
+from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.dispatch import Dispatch, Source
+from penstock.broker.stream_table import PreparedStream, StreamTable
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, OptionError
+from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError, is_disk_full
+from penstock.message import Entry
 from penstock.queues import factory, own_limits
-from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.alerts import Alert
+from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue
+from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
-from penstock.queues.delays import MARK
+from penstock.queues.delays import MARK, find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import MAX_SIZE, QueueOptions
 from penstock.queues.stream_options import STREAM
-from penstock.storage.durability import DISK
+from penstock.storage.dump_text import queue_title
+from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
+from penstock.storage.holder import DictHolder
 from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG
+
+
+class QueueOpener:
+    """Of one vhost. mode: durability of what moves by itself. routes: where dead letters go.
+    on_ready(name): messages became ready by themselves. For people: on_alert, at the threshold of a
+    queue's alert and below it again; on_event(kind, text); on_queue_event(name, kind, text), of one
+    queue. on_gone(name): it has been deleted.
+
+    opened_seq: number of an index -> its next seq when it was opened; all below was on disk then.
+    """
+
+    def __init__(
+        self, engine: StorageEngine, monitor: MemoryMonitor, headers: AmqpHeaders, *, mode: int,
+        routes: DeadLetterRoutes, on_ready: Callable[[bytes], None],
+        on_alert: Callable[[Alert], None], on_event: Callable[[str, str], None],
+        on_queue_event: Callable[[str, str, str], None], on_gone: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._monitor = monitor
+        self._headers = headers
+        self._mode = max(mode, OS)
+        self._routes = routes
+        self._on_ready = on_ready
+        self._on_alert = on_alert
+        self._on_event = on_event
+        self._on_queue_event = on_queue_event
+        self._on_gone = on_gone
+        self.opened_seq: dict[int, int] = {}
+        self._delay_parts = find_parts(engine.state.routing.queues)
+
+    def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
+        """Arguments, options and flags of a durable queue of the directory. UnknownQueueError."""
+        data, flags = factory.stored(self._engine, name)
+        try:
+            arguments = decode_arguments(data)
+            return arguments, QueueOptions.from_arguments(arguments), flags
+        except (OptionError, ValueError) as error:
+            text = name.decode("utf-8", "replace")
+            self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
+        priorities = factory.priorities_of(self._engine, name) or 0
+        return {}, QueueOptions(priorities=priorities), flags
+
+    def stored_arguments(self, name: bytes) -> dict[str, object]:
+        """Its arguments alone; {} if they cannot be understood. UnknownQueueError."""
+        try:
+            return decode_arguments(factory.stored(self._engine, name)[0])
+        except ValueError:
+            return {}
+
+    def stored_flags(self, name: bytes) -> int:
+        """Flags of a durable queue of the directory. UnknownQueueError."""
+        return factory.stored(self._engine, name)[1]
+
+    def warn(self, text: str) -> None:
+        """Something that people should know."""
+        self._on_event("warning", text)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Something happened to a queue of the table."""
+        self._on_event(kind, text)
+
+    def has_delays(self, name: bytes) -> bool:
+        """Whether there are parts for delayed messages that nobody has opened yet."""
+        return name in self._delay_parts
+
+    def open(
+        self, name: bytes, options: QueueOptions, *, arguments: bytes = b"", flags: int = 0,
+        is_durable: bool = True,
+    ) -> AMQQueue:  # fmt: skip
+        """The queue as the directory has it, or, when it has none, a new one with these arguments
+        and flags. OptionError (of the memory limits, if they are strict): nothing happened."""
+        engine = self._engine
+        on_event = self._teller(name)
+        backing = factory.open_backing(
+            engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
+            is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
+        )  # fmt: skip
+        self.register(backing, options)
+        for index in backing.indexes() if is_durable else ():
+            self._note_opened(index)
+        return AMQQueue(
+            engine, name, options, backing, headers=self._headers, open_part=self._open_part,
+            route_of=self._routes.of(name), mode=self._mode, is_durable=is_durable,
+            close_part=self.close_part, on_event=on_event, on_alert=self._on_alert,
+            on_alert_over=self._on_alert, on_ready=self._on_ready,
+            delay_parts=self._delay_parts.pop(name, []),
+        )  # fmt: skip
+
+    def _teller(self, name: bytes) -> Callable[[str, str], None]:
+        """on_event(kind, text) of a queue, or of a part of it."""
+        whole = name.partition(factory.SEPARATOR)[0]
+        return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
+
+    def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
+        """A durable queue of which another AMQQueue was there before; parts: names of its parts
+        for delayed messages."""
+        if parts:
+            self._delay_parts[name] = parts
+        return self.open(name, options)
+
+    def register(self, backing: BackingQueue, options: QueueOptions) -> None:
+        """The monitor knows of this one, and of the limit of its own; again: another limit."""
+        memory = options.memory_bytes
+        self._monitor.register(backing, UNLIMITED if memory is None else memory[0])
+
+    def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
+        part = factory.open_backing(
+            self._engine, name, is_durable=is_durable, mode=self._mode, on_event=self._teller(name)
+        )
+        self._monitor.register(part)
+        if is_durable:
+            self._note_opened(part.index())
+        return part
+
+    def _note_opened(self, index: QueueIndex) -> None:
+        self.opened_seq[index.number] = index.next_seq
+
+    def close_part(self, part: BackingQueue) -> None:
+        """A part of delayed messages is about to go."""
+        self._monitor.unregister(part)
+        self.opened_seq.pop(part.index().number, None)
+        if part.info()["is_flowed"]:  # nobody is to wait for it
+            name = part.index().name
+            text = f"queue {queue_title(name)!r}: the part is gone"
+            self._teller(name)("recovered", text)
+
+    def forget(self, amq: AMQQueue) -> None:
+        """This queue has been deleted."""
+        self._monitor.unregister(amq.backing)
+        for index in amq.backing.indexes():
+            self.opened_seq.pop(index.number, None)
+        self._on_gone(amq.text_name)
+
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
@@ -82,24 +281,24 @@ class QueueTable:
         streams: StreamTable, monitor: MemoryMonitor, dispatch: Dispatch, *, clock: Clock,
         rng: random.Random, is_strict: bool, check_new: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        self.served: dict[str, Served] = {}
+        self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
         self.stored: dict[str, int] = {}
         self._stored_bytes: int = 0
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
-        self._engine = engine
+        self.engine: StorageEngine = engine
         self._vhost = vhost
         self._topology = topology
         self._opener = opener
         self._streams = streams
         self._dispatch = dispatch
         self._monitor = monitor
-        self._clock = clock
+        self.clock: Clock = clock
         self._rng = rng
         self._is_strict = is_strict
         self._check_new = check_new
-        self._owned: dict[object, list[Served]] = {}
+        self._owned: dict[object, list[QueueOrStream]] = {}
         self._limits: dict[str, int] = {}  # of stored queues: limits of their own
         self.kept_down: dict[str, str] = {}  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
@@ -120,18 +319,23 @@ class QueueTable:
         """The names of all queues, sorted."""
         return sorted((*self.served, *self.stored))
 
-    def find(self, name: str) -> Served | None:
+    def find(self, name: str) -> QueueOrStream | None:
         """The queue or stream of this name, opened if need be; None if there is none."""
         found = self.served.get(name)
         if found is None and name in self.stored:
             found = self._open(name)
         return found
 
-    def _open(self, name: str) -> ServedQueue:
+    def usable(self, name: str) -> QueueOrStream | None:
+        """Return the queue or stream of this name as `find` does; None if it has crashed."""
+        queue = self.find(name)
+        return None if queue is None or queue.is_crashed else queue
+
+    def _open(self, name: str) -> BrokerQueue:
         at = bytes_of(name)
         arguments, options, flags = self._opener.stored(at)
         amq = self._opener.open(at, options)
-        queue = ServedQueue(
+        queue = BrokerQueue(
             name, amq, is_durable=True, is_exclusive=bool(flags & EXCLUSIVE_FLAG),
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
             dispatch=self._dispatch,
@@ -148,7 +352,7 @@ class QueueTable:
             queue.why = why
         return queue
 
-    def _serve(self, queue: Served) -> None:
+    def _serve(self, queue: QueueOrStream) -> None:
         self.served[queue.name] = queue
         self._served_bytes += queue.held_bytes
         queue.on_parts = self._add_bytes
@@ -156,7 +360,7 @@ class QueueTable:
     def _add_bytes(self, count: int) -> None:
         self._served_bytes += count
 
-    def _uncount(self, queue: Served) -> None:
+    def _uncount(self, queue: QueueOrStream) -> None:
         self._served_bytes -= queue.held_bytes
         queue.on_parts = not_counted
 
@@ -180,7 +384,7 @@ class QueueTable:
 
     def find_queue(
         self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
-    ) -> Served:
+    ) -> QueueOrStream:
         """The queue or stream, if this connection may have it. ChannelError: 404 (none, crashed),
         405 (exclusive)."""
         queue = self.find(name)
@@ -191,14 +395,17 @@ class QueueTable:
             raise refusals.crashed(self.called(name))
         return queue
 
-    def of_messages(self, queue: Served, asked: str) -> ServedQueue:
-        """The same, if messages can be taken out of it. AMQPConnectionError 540: it is a stream,
-        and `asked` is not for streams."""
-        if not isinstance(queue, ServedQueue):
+    def find_messages(self, name: str, owner: object | None, asked: str) -> BrokerQueue:
+        """Return a queue as `find_queue` does. AMQPConnectionError 540: it is a stream, and streams
+        do not support `asked`."""
+        return self._queue_only(self.find_queue(name, owner), asked)
+
+    def _queue_only(self, queue: QueueOrStream, asked: str) -> BrokerQueue:
+        if not isinstance(queue, BrokerQueue):
             raise refusals.not_for_streams(asked, self.called(queue.name))
         return queue
 
-    def check_access(self, queue: Served, owner: object | None) -> None:
+    def check_access(self, queue: QueueOrStream, owner: object | None) -> None:
         """ChannelError 405 if the queue is another connection's."""
         if queue.is_exclusive and queue.owner is not owner:
             raise refusals.locked(self.called(queue.name))
@@ -221,7 +428,7 @@ class QueueTable:
     def declare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
-    ) -> tuple[Served, int]:  # fmt: skip
+    ) -> tuple[QueueOrStream, int]:  # fmt: skip
         """Declare a queue, "" for one that is named here, or find that it is there as it is.
         ChannelError: 403 (reserved), 404 (crashed), 405 (exclusive), 406 (another one, arguments).
         """
@@ -235,19 +442,19 @@ class QueueTable:
         queue = self.find(name)
         if queue is not None:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
-            queue.used_at_ms = self._clock.wall_ms()
+            queue.used_at_ms = self.clock.wall_ms()
             return queue, 0
         self._check_may(name)
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
-                return self._make_stream(what, name, arguments), self._engine.last_lsn
+                return self._make_stream(what, name, arguments), self.engine.last_lsn
             options = check_arguments(what, arguments)
             self._check_memory(what, options, arguments)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
-        return queue, self._engine.last_lsn if durable else 0
+        return queue, self.engine.last_lsn if durable else 0
 
     def _check_may(self, name: str) -> None:
         """ChannelError 406 for a name that cannot be, and for one queue too many."""
@@ -261,7 +468,7 @@ class QueueTable:
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object],
-    ) -> Making | None:  # fmt: skip
+    ) -> PreparedStream | None:  # fmt: skip
         """What a declare of a new stream has to wait for, so that it need not wait for the disk;
         None: nothing. ChannelError 406: the declare would be refused."""
         if type_of(arguments) != STREAM or not name or self.has(name):
@@ -274,17 +481,17 @@ class QueueTable:
         )  # fmt: skip
         return self._streams.prepare(bytes_of(name), check_stream_arguments(what, arguments))
 
-    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> ServedStream:
+    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> BrokerStream:
         options = check_stream_arguments(what, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
-        stream.used_at_ms = self._clock.wall_ms()
+        stream.used_at_ms = self.clock.wall_ms()
         self._serve(stream)
         self.declared += 1
         self._topology.router.queue_added()
         return stream
 
     def _check_same(
-        self, queue: Served, durable: bool, exclusive: bool, auto_delete: bool,
+        self, queue: QueueOrStream, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None,
     ) -> None:  # fmt: skip
         what = self.called(queue.name)
@@ -300,7 +507,7 @@ class QueueTable:
     def _make(
         self, name: str, options: QueueOptions, arguments: dict[str, object], durable: bool,
         exclusive: bool, auto_delete: bool, owner: object | None,
-    ) -> ServedQueue:  # fmt: skip
+    ) -> BrokerQueue:  # fmt: skip
         at = bytes_of(name)
         try:
             amq = self._opener.open(
@@ -309,16 +516,16 @@ class QueueTable:
                 is_durable=durable,
             )  # fmt: skip
         except BaseException:
-            if factory.priorities_of(self._engine, at) is not None:
+            if factory.priorities_of(self.engine, at) is not None:
                 self._add_stored(
                     name, options.priorities + 1
                 )  # it is declared, and can be opened another time
             raise
-        queue = ServedQueue(
+        queue = BrokerQueue(
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
             arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
-        queue.used_at_ms = self._clock.wall_ms()
+        queue.used_at_ms = self.clock.wall_ms()
         self._serve(queue)
         self.declared += 1
         if exclusive:
@@ -329,7 +536,7 @@ class QueueTable:
     def check_limits(self) -> None:
         """At the start: whether the queues' own memory limits fit the budget together. A warning;
         if that is strict, those that do not fit are kept down."""
-        declared = self._engine.state.routing.queues.values()
+        declared = self.engine.state.routing.queues.values()
         for queue in sorted(declared, key=_number):
             if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
                 at = queue.name.partition(factory.SEPARATOR)[0]
@@ -353,13 +560,13 @@ class QueueTable:
             more = len(self.kept_down) - own_limits.SHOWN_MAX
             self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
 
-    def look_at_kept_down(self) -> None:
+    def recheck_kept_down(self) -> None:
         """There may be room for queues that are kept down: more memory, or a queue less."""
         if not self.kept_down:
             return
         used = self._unopened_limits()
         for queue in self.served.values():
-            if isinstance(queue, ServedQueue) and queue.name not in self.kept_down:
+            if isinstance(queue, BrokerQueue) and queue.name not in self.kept_down:
                 used += own_limits.own_limit(queue.amq.options)
         for name in list(self.kept_down):
             if used + self._limits[name] <= self._monitor.budget_bytes:
@@ -370,7 +577,7 @@ class QueueTable:
         """One that was kept down is a queue like any other."""
         del self.kept_down[name]
         queue = self.served.get(name)
-        if isinstance(queue, ServedQueue):
+        if isinstance(queue, BrokerQueue):
             del self._limits[name]
             queue.is_crashed = False
             queue.why = ""
@@ -406,7 +613,7 @@ class QueueTable:
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(
-        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,
+        self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
         is_forced: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
         """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
@@ -424,7 +631,7 @@ class QueueTable:
         if leased and not is_forced:
             raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
-        with self._engine.one_record(DISK) as one:
+        with self.engine.one_record(DISK) as one:
             self._log_deleted(queue)
             self._topology.log_deleted(doomed)
         self._forget(queue)
@@ -436,31 +643,31 @@ class QueueTable:
             self.on_leased_deleted(queue.name, leased)
         return ready, one.lsn
 
-    def _log_deleted(self, queue: Served) -> None:
+    def _log_deleted(self, queue: QueueOrStream) -> None:
         """The queue goes from the engine; inside `one_record`."""
-        if isinstance(queue, ServedStream):
+        if isinstance(queue, BrokerStream):
             if queue.options.partitions:
                 self._topology.log_unbound(queue.name)
             self._streams.log_deleted(queue)
             return
-        assert isinstance(queue, ServedQueue), "there is no third kind"
+        assert isinstance(queue, BrokerQueue), "there is no third kind"
         amq = queue.amq
         if amq.is_durable and amq.options.priorities:  # its parts have other names than its own
             self._topology.log_unbound(queue.name)
         if queue.is_crashed and queue.name not in self.kept_down:
-            self._engine.delete_queues(indexes_of(self._engine, amq.name))
+            self.engine.delete_queues(indexes_of(self.engine, amq.name))
         else:
             amq.delete(DISK, force=True)  # whether it may was asked
 
-    def _forget(self, queue: Served) -> None:
+    def _forget(self, queue: QueueOrStream) -> None:
         queue.is_deleted = True
-        if isinstance(queue, ServedQueue):
+        if isinstance(queue, BrokerQueue):
             self._opener.forget(queue.amq)
         del self.served[queue.name]
         self._uncount(queue)
         self._limits.pop(queue.name, None)
         self.kept_down.pop(queue.name, None)
-        self.look_at_kept_down()
+        self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
             if not owned:
@@ -471,21 +678,33 @@ class QueueTable:
         for queue in list(self._owned.get(owner, ())):
             self.delete(queue)
 
+    def consumer_gone(self, queue: QueueOrStream) -> None:
+        """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
+        deleted with the last one."""
+        queue.used_at_ms = self.clock.wall_ms()
+        if (
+            queue.is_auto_delete
+            and not queue.consumers.count
+            and not queue.is_deleted
+            and not self.open_leases(queue.name)
+        ):
+            self.delete(queue)
+
     def delete_leftovers(self) -> None:
         """At the start: stored queues that were exclusive have nobody any more."""
         for name in list(self.stored):
             if self._opener.stored_flags(bytes_of(name)) & EXCLUSIVE_FLAG:
                 self.delete(self._open(name))
 
-    def replace(self, queue: ServedQueue, amq: AMQQueue) -> ServedQueue:
+    def replace(self, queue: BrokerQueue, amq: AMQQueue) -> BrokerQueue:
         """Another life of the same queue, with another AMQQueue; the old one is not known any
         more."""
-        fresh = ServedQueue(
+        fresh = BrokerQueue(
             queue.name, amq, is_durable=queue.is_durable, is_exclusive=queue.is_exclusive,
             is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
             dispatch=self._dispatch,
         )  # fmt: skip
-        fresh.used_at_ms = self._clock.wall_ms()
+        fresh.used_at_ms = self.clock.wall_ms()
         self._uncount(queue)
         self._serve(fresh)
         owned = self._owned.get(queue.owner)
@@ -498,19 +717,19 @@ class QueueTable:
 
     def leased_names(self) -> list[str]:
         """The names of the queues of which readers are known, oldest first."""
-        queues = self._engine.state.queues
+        queues = self.engine.state.queues
         return [
             text_of(queues[number].name.partition(factory.SEPARATOR)[0])
-            for number in self._engine.state.leases.by_queue
+            for number in self.engine.state.leases.by_queue
         ]
 
     def leases(self, name: str) -> dict[str, Lease]:
         """What readers have of the queue of this name, by reader; not to be changed."""
-        known = self._engine.state.leases
+        known = self.engine.state.leases
         if not known.by_queue:
             return {}
         at = bytes_of(name)
-        queues = self._engine.state.routing.queues
+        queues = self.engine.state.routing.queues
         first = queues.get(at) or queues.get(factory.part_names(at, 1)[0])
         return {} if first is None else known.of(first.number)
 
@@ -520,16 +739,16 @@ class QueueTable:
 
     # ---- at the start --------------------------------------------------------------------------
 
-    def open_busy(self) -> list[ServedQueue]:
+    def open_busy(self) -> list[BrokerQueue]:
         """Open those of the stored queues in which something will be due: expiring or delayed
         messages, an alert on age. The others wait until they are named."""
         busy: dict[str, None] = {}
-        for index in self._engine.state.queues.values():
+        for index in self.engine.state.queues.values():
             base, mark, _ = index.name.partition(factory.SEPARATOR)
             is_delay = mark and index.name.startswith(base + MARK)
             if is_delay or any(s.expiry_ms for s in index.segments.values()):
                 busy[text_of(base)] = None
-        for queue in self._engine.state.routing.queues.values():
+        for queue in self.engine.state.routing.queues.values():
             if b'"x-alert-age-up"' in queue.arguments:
                 busy[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
         return [self._open(name) for name in busy if name in self.stored]
@@ -537,7 +756,7 @@ class QueueTable:
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
         """The durable queues that go when nobody uses them, with their arguments."""
         found: list[tuple[str, dict[str, object]]] = []
-        for queue in self._engine.state.routing.queues.values():
+        for queue in self.engine.state.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
                 name = queue.name.partition(factory.SEPARATOR)[0]
                 found.append((text_of(name), self._opener.stored_arguments(name)))
@@ -551,12 +770,12 @@ class QueueTable:
 
     # ---- purging -------------------------------------------------------------------------------
 
-    def purge(self, queue: Served) -> tuple[int, int]:
+    def purge(self, queue: QueueOrStream) -> tuple[int, int]:
         """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
-        queue = self.of_messages(queue, "queue.purge")
-        before = self._engine.last_lsn
+        queue = self._queue_only(queue, "queue.purge")
+        before = self.engine.last_lsn
         n = queue.amq.purge(DISK)
-        lsn = self._engine.last_lsn
+        lsn = self.engine.last_lsn
         return n, lsn if lsn != before else 0
 
 
@@ -586,3 +805,284 @@ def text_of(name: bytes) -> str:
 
 def _number(queue: DurableQueue) -> int:
     return queue.number
+
+
+SLICE: Final = 1000  # queues that one tick looks at
+EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
+
+QueueError = Callable[[BrokerQueue, Exception], None]
+
+
+class QueueTimers:
+    """Of one vhost. on_queue_error(queue, error): see the head."""
+
+    def __init__(
+        self, engine: StorageEngine, table: QueueTable, dispatch: Dispatch,
+        on_queue_error: QueueError,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._clock = engine.clock
+        self._table = table
+        self._dispatch = dispatch
+        self._on_queue_error = on_queue_error
+        self._n: int = 0  # so that heaps never compare what they hold
+        self._due: list[tuple[int, int, BrokerQueue]] = []  # (wall ms, n, queue)
+        self._expiries: list[tuple[int, int, str, int]] = []  # (wall ms, n, name, expires ms)
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # (monotonic s, n, call)
+
+    # ---- what is to be looked at ---------------------------------------------------------------
+
+    def touch(self, queue: BrokerQueue) -> None:
+        """Something happened in this queue: the next tick looks at it."""
+        if not queue.is_touched:
+            queue.is_touched = True
+            self._dispatch.touched.append(queue)
+
+    def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
+        """Call it in the first tick at or after this time of the monotonic clock."""
+        self._n += 1
+        heapq.heappush(self._calls, (monotonic_s, self._n, call))
+
+    def expire_unused(self, name: str, arguments: dict[str, object]) -> None:
+        """The queue of this name goes when nobody uses it, if its x-expires says so."""
+        expires_ms = arguments.get(EXPIRES)
+        if isinstance(expires_ms, int) and expires_ms > 0:
+            self._push_expiry(self._clock.wall_ms() + expires_ms, name, expires_ms)
+
+    def _push_expiry(self, when_ms: int, name: str, expires_ms: int) -> None:
+        self._n += 1
+        heapq.heappush(self._expiries, (when_ms, self._n, name, expires_ms))
+
+    def note_due(self, queue: BrokerQueue) -> None:
+        """Remember when something of this queue is due next."""
+        amq = queue.amq
+        when = amq.next_event_ms()
+        if amq.options.alert_age_up is not None and amq.len():
+            soon = self._clock.wall_ms() + AGE_CHECK_MS
+            when = min(when, soon) if when else soon
+        if when and not 0 < queue.due_ms <= when:
+            self._n += 1
+            queue.due_ms = when
+            heapq.heappush(self._due, (when, self._n, queue))
+
+    # ---- a tick --------------------------------------------------------------------------------
+
+    def tick(self, wall_ms: int, now_s: float) -> bool:
+        """All that is due at these times, a slice of it; True if there is more to do at once."""
+        while self._calls and self._calls[0][0] <= now_s:
+            call = heapq.heappop(self._calls)[2]
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self._dispatch.internal_error("a call that was due", error)
+        has_more = self._tick_queues(wall_ms)
+        return self._tick_expiries(wall_ms) or has_more
+
+    def _tick_queues(self, wall_ms: int) -> bool:
+        touched: list[Source] = self._dispatch.take_touched(SLICE)
+        queues = [source for source in touched if isinstance(source, BrokerQueue)]
+        while self._due and self._due[0][0] <= wall_ms and len(queues) < 2 * SLICE:
+            queue = heapq.heappop(self._due)[2]
+            queue.due_ms = 0
+            queues.append(queue)
+        has_more = bool(self._dispatch.touched)
+        for queue in queues:
+            if queue.is_deleted or queue.is_crashed:
+                continue
+            try:
+                if self._tick_queue(queue, wall_ms):
+                    has_more = True
+            except Exception as error:
+                if self._engine.failed is not None:
+                    raise
+                if is_disk_full(error):
+                    self._dispatch.without_space(queue)
+                else:
+                    self._on_queue_error(queue, error)
+        return has_more
+
+    def _tick_queue(self, queue: BrokerQueue, wall_ms: int) -> bool:
+        amq = queue.amq
+        if amq.tick(wall_ms):
+            self.touch(queue)
+            return True
+        self.note_due(queue)
+        return False
+
+    def _tick_expiries(self, wall_ms: int) -> bool:
+        """Queues that nobody uses go."""
+        heap = self._expiries
+        for _ in range(EXPIRIES_SLICE):
+            if not heap or heap[0][0] > wall_ms:
+                return False
+            _, _, name, expires_ms = heapq.heappop(heap)
+            when_ms = self._expiry_of(name, expires_ms, wall_ms)
+            if when_ms > wall_ms:
+                self._push_expiry(when_ms, name, expires_ms)
+            elif when_ms:
+                self._expire(name, wall_ms + expires_ms, expires_ms)
+        return bool(heap) and heap[0][0] <= wall_ms
+
+    def _expire(self, name: str, again_ms: int, expires_ms: int) -> None:
+        """Nobody has used it: it goes. again_ms: when it is tried again if it cannot."""
+        try:
+            queue = self._table.find(name)
+            if queue is not None:
+                self._table.delete(queue)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self._dispatch.internal_error(f"queue {name!r}, which expired", error)
+            self._push_expiry(again_ms, name, expires_ms)
+
+    def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
+        """When the queue goes unless it is used before; 0: it is another one, or none."""
+        queue = self._table.served.get(name)
+        if self._table.open_leases(name):
+            return wall_ms + expires_ms
+        if queue is None:
+            return self._table.start_ms + expires_ms if name in self._table.stored else 0
+        if queue.arguments.get(EXPIRES) != expires_ms:
+            return 0
+        if queue.consumers.count or queue.waiters:
+            return wall_ms + expires_ms
+        return queue.used_at_ms + expires_ms
+
+    # ---- when next -----------------------------------------------------------------------------
+
+    def next_s(self, wall_ms: int, now_s: float) -> float:
+        """Seconds until something is due; infinity if nothing is."""
+        seconds = float("inf")
+        if self._due:
+            seconds = (self._due[0][0] - wall_ms) / 1000
+        if self._expiries:
+            seconds = min(seconds, (self._expiries[0][0] - wall_ms) / 1000)
+        if self._calls:
+            seconds = min(seconds, self._calls[0][0] - now_s)
+        return max(seconds, 0.0)
+
+
+FAILURES_MAX: Final = 5
+WINDOW_S: Final = 10.0
+
+
+class UntrustedError(Exception):
+    """What a queue had in RAM alone cannot be had from it."""
+
+
+class QueueRestarts:
+    """Of one vhost. on_event: queue_restarted, queue_crashed."""
+
+    def __init__(
+        self, engine: StorageEngine, table: QueueTable, opener: QueueOpener, dispatch: Dispatch,
+        monitor: MemoryMonitor, on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._table = table
+        self._opener = opener
+        self._dispatch = dispatch
+        self._monitor = monitor
+        self._on_event = on_event
+        self._failures: dict[str, deque[float]] = {}
+
+    def failed(self, queue: Source, error: Exception) -> None:
+        """A queue's own code has raised this. The queue is another one afterwards, or crashed.
+        StoppedError: it could not be restarted alone, and the engine has stopped."""
+        assert isinstance(queue, BrokerQueue), "readings of streams deal with theirs themselves"
+        if queue.is_deleted or queue.is_crashed:
+            return
+        what = self._table.called(queue.name)
+        now_s = self._engine.clock.monotonic()
+        failures = self._failures.setdefault(queue.name, deque())
+        failures.append(now_s)
+        while failures[0] < now_s - WINDOW_S:
+            failures.popleft()
+        self._let_go(queue)
+        if len(failures) >= FAILURES_MAX:
+            del self._failures[queue.name]
+            why = f"failed {FAILURES_MAX} times in {WINDOW_S:.0f} s: {error!r}"
+            self._crash(queue, queue.amq, why)
+            self._on_event("queue_crashed", f"{what} has {why}")
+            return
+        try:
+            amq, lost = self._reopened(queue.amq)
+        except Exception as failure:
+            self._engine.stop(failure)
+            text = f"{what} has failed with {error!r} and cannot restart alone: {failure}"
+            raise StoppedError(text) from failure
+        fresh = self._table.replace(queue, amq)
+        self._on_event(
+            "queue_restarted",
+            f"{what} has failed with {error!r}; restarted with {amq.len()} messages, without "
+            f"{lost} transient ones",
+        )
+        self._dispatch.mark(fresh)
+
+    def _let_go(self, queue: BrokerQueue) -> None:
+        """Nobody has to do with its old life any more."""
+        queue.is_deleted = True
+        self._monitor.unregister(queue.amq.backing)
+        for part in queue.amq.delays.parts():
+            self._monitor.unregister(part)
+        queue.consumers.cancel_all()
+        queue.wake_waiters()
+
+    def _crash(self, queue: BrokerQueue, amq: AMQQueue, why: str) -> None:
+        """Its messages stay on disk until it is deleted. A checkpoint must not ask its RAM again:
+        what can be had of it is taken; if that is not all, only the vhost's restart helps."""
+        if amq.is_durable:
+            try:
+                for index in indexes_of(self._engine, amq.name):
+                    self._rescue(index)
+            except Exception as failure:
+                self._engine.stop(failure)
+                raise StoppedError(f"queue {queue.name!r} has crashed: {failure}") from failure
+        crashed = self._table.replace(queue, amq)
+        crashed.is_crashed = True
+        crashed.why = why
+
+    def _reopened(self, old: AMQQueue) -> tuple[AMQQueue, int]:
+        """A new AMQQueue over the same indexes, and how many transient messages it is without."""
+        engine = self._engine
+        if engine.gathering is not None:
+            raise UntrustedError("the error came in the middle of one record")
+        if not old.is_durable:
+            lost = old.backing.depth()
+            engine.delete_queues(indexes_of(engine, old.name))
+            return self._opener.open(old.name, old.options, is_durable=False), lost
+        engine.sync()
+        indexes = indexes_of(engine, old.name)
+        lost = old.backing.depth() + sum(part.depth() for part in old.delays.parts())
+        for index in indexes:
+            self._rescue(index)
+        parts = [index.name for index in indexes if index.name.startswith(old.name + MARK)]
+        amq = self._opener.reopen(old.name, old.options, parts)
+        return amq, max(lost - amq.depth() - amq.delayed(), 0)
+
+    def _rescue(self, index: QueueIndex) -> None:
+        """From here on the index needs no RAM of the queue that had it. UntrustedError."""
+        if index.limbo is not None:
+            raise UntrustedError("a checkpoint is under way, and it owes a part of it")
+        holder = DictHolder()
+        held: dict[int, Entry] = {
+            entry.seq: entry
+            for entry in index.holder.materialise(index.next_seq)
+            if index.is_live(entry.seq)
+        }
+        first = max(index.cut_seq, self._opener.opened_seq.get(index.number, 0))
+        for number in sorted(index.segments):
+            start = max(number * index.slots, first)
+            seqs = [
+                seq
+                for seq in index.live_between(start, (number + 1) * index.slots)
+                if seq not in held and seq not in index.section
+            ] if start < (number + 1) * index.slots else []  # fmt: skip
+            if seqs:
+                try:
+                    index.files(number).slots(seqs)
+                except (CorruptionError, OSError) as error:
+                    raise UntrustedError(f"not all its messages are to be had: {error}") from error
+        for seq in sorted(held):
+            holder.entries[seq] = held[seq]
+        index.holder = holder
+        for number, n in list(index.transients.items()):
+            if n:
+                index.keep_transients(number, -n)

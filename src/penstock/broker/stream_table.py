@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.dispatch import Dispatch
-from penstock.broker.served_stream import ServedStream
 from penstock.errors import OptionError
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.stream_options import StreamOptions, base_name, partition_names
@@ -29,7 +29,7 @@ from penstock.storage.streams import STREAM_FLAG, Stream
 RETAIN_EVERY_S: Final = 5.0
 
 
-class Making:
+class PreparedStream:
     """The directories of one stream that somebody is about to declare."""
 
     def __init__(self, names: list[bytes], page_bytes: int) -> None:
@@ -61,19 +61,19 @@ class StreamTable:
     ) -> None:  # fmt: skip
         self._hold_age_s = hold_age_s
         self._hold_bytes = hold_bytes
-        self.by_number: dict[int, ServedStream] = {}
+        self.by_number: dict[int, BrokerStream] = {}
         self._engine = engine
         self._vhost = vhost
         self._dispatch = dispatch
         self._monitor = monitor
         self._on_event = on_event
-        self._limited: dict[str, ServedStream] = {}  # of which something is ever reclaimed
+        self._limited: dict[str, BrokerStream] = {}  # of which something is ever reclaimed
         self._retained_s: float = engine.clock.monotonic()
-        self._makings: dict[bytes, Making] = {}  # by name; the first of them is being made
-        self._ready: Making | None = None  # made, while those who wait are told
+        self._makings: dict[bytes, PreparedStream] = {}  # by name; the first of them is being made
+        self._ready: PreparedStream | None = None  # made, while those who wait are told
         engine.on_head = self.head_moved
 
-    def stored(self) -> list[ServedStream]:
+    def stored(self) -> list[BrokerStream]:
         """Those of the directory, at the start."""
         routing = self._engine.state.routing
         firsts: dict[bytes, bytes] = {}  # name -> arguments, which the first partition has
@@ -83,7 +83,7 @@ class StreamTable:
                 firsts[name] = firsts.get(name, b"") or queue.arguments
         return [self._opened(name, arguments) for name, arguments in firsts.items()]
 
-    def _opened(self, name: bytes, data: bytes) -> ServedStream:
+    def _opened(self, name: bytes, data: bytes) -> BrokerStream:
         engine = self._engine
         queues = engine.state.routing.queues
         count = 0  # by the names there are: arguments may be of a later version
@@ -100,7 +100,7 @@ class StreamTable:
         parts = [engine.stream(part) for part in partition_names(name, count)]
         return self._added(name, parts, arguments, options)
 
-    def prepare(self, name: bytes, options: StreamOptions) -> Making | None:
+    def prepare(self, name: bytes, options: StreamOptions) -> PreparedStream | None:
         """Have the directories of a new stream made; None: they are there, and `declare` takes them
         at once."""
         names = partition_names(name, options.partitions)
@@ -108,7 +108,7 @@ class StreamTable:
             return None
         making = self._makings.get(name)
         if making is None:
-            making = Making(names, options.page_bytes)
+            making = PreparedStream(names, options.page_bytes)
             if not self._makings:
                 self._begin(making)
             self._makings[name] = making
@@ -118,7 +118,7 @@ class StreamTable:
         ready = self._ready
         return ready is not None and ready.names == names and ready.page_bytes == page_bytes
 
-    def _begin(self, making: Making) -> None:
+    def _begin(self, making: PreparedStream) -> None:
         steps = StreamMaking(
             self._engine, making.names, making.page_bytes, self._made, self._not_made
         )
@@ -152,7 +152,7 @@ class StreamTable:
 
     def declare(
         self, name: bytes, arguments: dict[str, object], options: StreamOptions
-    ) -> ServedStream:
+    ) -> BrokerStream:
         """A new stream; it is there for good once the engine's `last_lsn` is settled. Unless it
         was prepared this waits for the disk. DiskFullError: nothing happened."""
         names = partition_names(name, options.partitions)
@@ -171,8 +171,8 @@ class StreamTable:
     def _added(
         self, name: bytes, parts: list[Stream], arguments: dict[str, object],
         options: StreamOptions,
-    ) -> ServedStream:  # fmt: skip
-        stream = ServedStream(
+    ) -> BrokerStream:  # fmt: skip
+        stream = BrokerStream(
             self._engine, self._vhost, name.decode("utf-8", "surrogateescape"), parts, arguments,
             options, add_other=self._add_other, on_failure=self._failed,
         )  # fmt: skip
@@ -183,14 +183,14 @@ class StreamTable:
             self._limited[stream.name] = stream
         return stream
 
-    def log_deleted(self, stream: ServedStream) -> None:
+    def log_deleted(self, stream: BrokerStream) -> None:
         """It goes from the engine; inside `one_record`."""
         for part in stream.parts:
             del self.by_number[part.number]
         self._limited.pop(stream.name, None)
         self._engine.delete_streams(stream.parts)
 
-    def all(self) -> list[ServedStream]:
+    def all(self) -> list[BrokerStream]:
         """All of them, by name."""
         return sorted(dict.fromkeys(self.by_number.values()), key=_name_of)
 
@@ -229,5 +229,5 @@ class StreamTable:
             stream.save_readers()
 
 
-def _name_of(stream: ServedStream) -> str:
+def _name_of(stream: BrokerStream) -> str:
     return stream.name

@@ -182,11 +182,12 @@ class Topology:
         return found
 
     def declare_exchange(
-        self, name: str, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
-        arguments: dict[str, object],
+        self, name: str, type_name: str, *, durable: bool = False, auto_delete: bool = False,
+        internal: bool = False, arguments: dict[str, object] | None = None,
     ) -> int:  # fmt: skip
         """Declare an exchange, or find that it is there as it is. ChannelError: 403 (reserved, the
         default one), 406 (it is another one). AMQPConnectionError 503: an unknown type."""
+        arguments = arguments or {}
         if type_name not in TYPES:
             raise refusals.unknown_type(type_name)
         if not name:
@@ -323,14 +324,27 @@ class Topology:
             raise
 
     def bind_exchange(
-        self, destination: str, source: str, key: str, arguments: dict[str, object]
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
     ) -> int:
-        """Messages of `source` pass on to `destination`. As `bind`."""
+        """Bind the exchange `destination` to the exchange `source`, see `bind`."""
         if not (source and destination):
             raise refusals.default_exchange()
         self.check_exchange(source)
         target = self.check_exchange(destination)
-        return self.bind(source, EXCHANGE, destination, key, arguments, is_durable=target.durable)
+        return self.bind(
+            source, EXCHANGE, destination, key, arguments or {}, is_durable=target.durable
+        )
+
+    def unbind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
+    ) -> int:
+        """Delete a binding between exchanges, see `unbind`."""
+        return self.unbind(source, EXCHANGE, destination, key, arguments or {})
+
+    def is_internal(self, name: str) -> bool:
+        """Return whether clients may not publish to this exchange."""
+        found = self.exchanges.get(name)
+        return found is not None and found.internal
 
     def unbind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]

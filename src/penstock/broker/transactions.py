@@ -27,14 +27,14 @@ Not here: the methods (channel_basic.py).
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import StreamAppend
+from penstock.broker.dispatch import Source
 from penstock.broker.fan_out import Planned, fan_out, plan_all
 from penstock.broker.publish import Collecting, Route, Targets
 from penstock.broker.publish_facts import Facts
-from penstock.broker.roles import Source
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import StreamAppend
 from penstock.broker.unacked import Delivered
-from penstock.broker.usage import Hold
+from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.errors import ChannelError, QueueFullError
 from penstock.queues.queue_options import DROP_HEAD
@@ -43,11 +43,11 @@ PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
 ACK_BYTES: Final = 200
 
 
-class Kept:
+class DeferredPublish:
     """A publish that is made right after the commit."""
 
-    def __init__(self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts) -> None:
-        self.queues: list[ServedQueue] = queues
+    def __init__(self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts) -> None:
+        self.queues: list[BrokerQueue] = queues
         self.header: bytes = header
         self.body: bytes = body
         self.facts: Facts = Facts()
@@ -64,7 +64,7 @@ class ChannelTransaction(Collecting):
 
     def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
-        self._hold: Hold = Hold(end)
+        self._hold: TransactionUsage = TransactionUsage(end)
         self.refusal: QueueFullError | None = None
         self.returned: list[tuple[Route, bytes, bytes]] = []
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
@@ -74,9 +74,9 @@ class ChannelTransaction(Collecting):
         self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
         self._appends: list[StreamAppend] = []
-        self._kept: list[Kept] = []
+        self._kept: list[DeferredPublish] = []
         self._acks: dict[Source, list[int]] = {}
-        self._counts: dict[ServedQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+        self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
 
     # ---- what is in it -------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class ChannelTransaction(Collecting):
         for queue in queues:
             self._check_room(queue, len(body))
         if others:
-            self._kept.append(Kept(others, header, body, facts))
+            self._kept.append(DeferredPublish(others, header, body, facts))
         if durable and self.refusal is None:
             plan_all(self._transaction, durable, header, body, facts, self._puts)
         if self.refusal is None:
@@ -113,7 +113,7 @@ class ChannelTransaction(Collecting):
             return PUBLISH_BYTES + len(header) + len(body)
         return PUBLISH_BYTES + len(header)
 
-    def _check_room(self, queue: ServedQueue, size: int) -> None:
+    def _check_room(self, queue: BrokerQueue, size: int) -> None:
         if queue.amq.options.overflow == DROP_HEAD:
             return
         n, total = self._counts.get(queue, (0, 0))
@@ -130,7 +130,7 @@ class ChannelTransaction(Collecting):
         source = delivered.source
         if source.is_deleted:
             return
-        if isinstance(source, ServedQueue):
+        if isinstance(source, BrokerQueue):
             for index, entries in source.amq.backing.entries([delivered.tag]):
                 self._transaction.dequeue(index, entries)
         self._acks.setdefault(source, []).append(delivered.tag)
@@ -164,7 +164,7 @@ class ChannelTransaction(Collecting):
         for source, tags in self._acks.items():
             if source.is_deleted:
                 continue
-            if isinstance(source, ServedQueue):
+            if isinstance(source, BrokerQueue):
                 source.amq.backing.forget(tags)
                 source.acked += len(tags)
             else:

@@ -9,13 +9,11 @@ here of it is its place.
 Hot: one call for each delivery, one for each ack.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from penstock.broker.consumers import Consumer
+from penstock.broker.broker_queue import Consumer
+from penstock.broker.dispatch import Source
 from penstock.native import mypyc_attr
-
-if TYPE_CHECKING:
-    from penstock.broker.roles import Source
 
 RING_MIN: Final = 16
 ASIDE_FROM: Final = 1024  # smaller rings are not worth it
@@ -29,7 +27,7 @@ class Delivered:
 
     __slots__ = ("consumer", "source", "tag")
 
-    def __init__(self, source: "Source", tag: int, consumer: Consumer | None) -> None:
+    def __init__(self, source: Source, tag: int, consumer: Consumer | None) -> None:
         self.source: Source = source
         self.tag: int = tag
         self.consumer: Consumer | None = consumer
@@ -46,7 +44,7 @@ class Unacked:
         self._ring: list[Delivered | None] = [None] * RING_MIN
         self._aside: dict[int, Delivered] = {}  # below the base, ascending
 
-    def add(self, source: "Source", tag: int, consumer: Consumer | None) -> int:
+    def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
         """A delivery that will be settled; its delivery tag."""
         delivery_tag = self.next_tag
         if delivery_tag - self._base > self._mask:

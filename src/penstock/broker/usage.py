@@ -44,7 +44,7 @@ BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
 
-class Hold:
+class TransactionUsage:
     """What one open transaction has in RAM. end(error): close its channel with this error."""
 
     def __init__(self, end: Callable[[ChannelError], None]) -> None:
@@ -64,7 +64,7 @@ class Usage:
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
         self._channel_sum: int = 0
-        self._holds: dict[Hold, None] = {}  # of open transactions that hold something
+        self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something
         self._empty_s: dict[str, float] = {}  # by user: when the bucket is empty again
 
     # ---- what lasts ----------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Usage:
 
     # ---- transactions --------------------------------------------------------------------------
 
-    def hold(self, hold: Hold, size_bytes: int) -> None:
+    def hold(self, hold: TransactionUsage, size_bytes: int) -> None:
         """A transaction holds so many bytes more. When all of them together hold too much, the
         largest is ended: another one by its `end`, this one by a ChannelError 506."""
         self._holds[hold] = None
@@ -162,7 +162,7 @@ class Usage:
             self.release(largest)
             largest.end(error)
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: TransactionUsage) -> None:
         """Its transaction was committed or rolled back: it holds nothing."""
         if hold in self._holds:
             del self._holds[hold]
@@ -189,5 +189,5 @@ class Usage:
         return max(empty_s - now_s - BURST_S, 0.0)
 
 
-def _bytes_of(hold: Hold) -> int:
+def _bytes_of(hold: TransactionUsage) -> int:
     return hold.bytes

@@ -1,66 +1,64 @@
 """VHost: the core of a vhost: its engine, its queues, its exchanges, one memory budget, one turn.
 
-    StorageEngine < AMQQueue < ServedQueue, one for each queue in use; MemoryMonitor over them
-    StorageEngine < ServedStream, one for each stream;  StreamTable
-    Topology (exchanges, bindings) < Router;  QueueTable;  QueueClock;  Dispatch
-    Chores: LeaseDesk (readers of queues), AlertDesk; whoever opens a vhost adds a BatchDesk
-    (batch_desk.py)
+    StorageEngine < AMQQueue < BrokerQueue, one for each queue in use; MemoryMonitor over them
+    StorageEngine < BrokerStream, one for each stream;  StreamTable
+    Topology (exchanges, bindings) < Router;  QueueTable;  QueueTimers;  Dispatch
+    BackgroundTasks: LeaseManager (readers of queues), AlertManager, DeferredFree; whoever opens a
+    vhost adds a BatchManager (batches.py)
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
-chance are handed in. Whoever owns a vhost (a process of the server, a test, a simulation) calls
+chance are handed in. The owner of a vhost (a process of the server, a test, a simulation) calls
 
     turn        once per iteration of its loop, if `wake` was called since the last one
     completed   when the file system has completed something (its `on_complete`)
     tick        after as many seconds as the last one returned
-    close       at the end; or `abandon`, which is what a crash would do
+    close       at the end; or `abandon`, which does what a crash would do
 
-and nothing of it from two threads. Connections call the rest: topology, `served` to find a queue,
-`dispatch` to say what has work. Each change of the topology returns an LSN: it is answered when
-`when_settled` calls back; 0 is answered at once.
+and nothing of it from two threads. Connections use the parts: `topology` and `table` to declare and
+find, `dispatch` to say what has work. Each change of the topology returns an LSN: it is answered
+when `dispatch.when_settled` calls back; 0 is answered at once.
 
-Alarms. While the memory counted is above the budget, the process has much more than that (only if
+Alarms. While the counted memory is above the budget, the process has much more than that (only if
 `watch_rss` was called), or the disk is full, `blocked_reason` says so, since `blocked_since_ms`,
-and each of `handlers` is told when that changes. These, and the alerts of queues, go the way that
-AlertDesk knows; other events to `on_event` alone.
+and each of `handlers` is notified of a change. These, and the alerts of queues, go through the
+AlertManager; other events go to `on_event` alone.
 
-Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) goes
-up through whatever was called, nothing is confirmed any more, and the owner opens another one. An
-error in one queue's own code restarts that queue alone (queue_restart.py). Any other error that
-nobody expected is an event with its traceback (`mistake`), and costs at most the client whose
-request raised it.
-
-Not here: the parts named above, each in a module of its own; what is told of a vhost to people
-(vhost_info.py).
+Failures. A failure of the engine ends the vhost: the error (StoppedError, SyncFailedError ...) is
+raised from whatever was called, nothing is confirmed any more, and the owner opens another vhost.
+An error in one queue's own code restarts that queue alone (QueueRestarts). Any other unexpected
+error is an event with its traceback (`internal_error`), and costs at most the client whose request
+raised it.
 """
 
 import base64
 import random
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from penstock.access.limits import LimitTable
+from penstock.access.limits import Limits, LimitTable
 from penstock.broker import refusals
-from penstock.broker.alert_desk import AlertDesk
-from penstock.broker.chores import Chores
+from penstock.broker.alerts import AlertManager
+from penstock.broker.background_tasks import BackgroundTasks, DeferredFree
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.dead_letters import DeadLetterRoutes
-from penstock.broker.dispatch import Dispatch
+from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
-from penstock.broker.lease_desk import LeaseDesk
-from penstock.broker.letting_go import LettingGo
-from penstock.broker.queue_clock import QueueClock
-from penstock.broker.queue_opening import QueueOpener
-from penstock.broker.queue_restart import QueueRestarts
-from penstock.broker.queue_table import QueueTable, bytes_of, text_of
-from penstock.broker.roles import Peer, Source
-from penstock.broker.rss_alarm import RssAlarm
-from penstock.broker.served_queue import Served, ServedQueue
-from penstock.broker.served_stream import ServedStream
+from penstock.broker.leases import LeaseManager
+from penstock.broker.queue_table import (
+    QueueOpener,
+    QueueRestarts,
+    QueueTable,
+    QueueTimers,
+    bytes_of,
+    text_of,
+)
 from penstock.broker.stream_table import StreamTable
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.usage import Usage
-from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
 from penstock.protocol.content import BodyRoom
@@ -70,8 +68,114 @@ from penstock.queues.dead_letter import Target
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.tick_pace import TickPace
 from penstock.routing.router import Router
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.options import StorageOptions
+
+CALM_BYTES: Final = 16 << 20
+STEP_BYTES: Final = 32 << 20
+PATIENCE_S: Final = 30.0
+COUNTED_PART: Final = 2  # half of the budget
+
+ALARM: Final = "memory_alarm"
+FREE: Final = "memory_free"
+
+
+class RssAlarm:
+    """Blocks publishers while the vhost's process takes much more RAM than it was given.
+
+    The memory alarm of the MemoryMonitor is about what is counted. What is not counted (a table
+    that is being decoded, garbage, memory that the allocator keeps) is in the process's resident
+    memory (RSS) all the same, and the kernel kills a process with too much of that. So a second
+    alarm looks at RSS:
+
+        begins   RSS is above the vhost's budget and `slack_bytes` in two looks, one round of the
+                 monitor apart; in between free memory is given back to the system (`trim`)
+        ends     RSS is CALM_BYTES below that
+        gives up after PATIENCE_S, if less than half of the budget is counted: the messages do not
+                 take the memory then, and waiting does not help. That RSS counts as usual; the
+                 alarm begins again when RSS has grown by STEP_BYTES
+
+    Without the last rule a process whose memory has become fragmented would block its publishers
+    for ever. The usual RSS falls with RSS.
+
+    rss(): resident bytes of this process, 0 if unknown. trim(): begin to give free memory back to
+    the system. on_event(kind, text): called with "memory_alarm" and "memory_free".
+    """
+
+    def __init__(
+        self, rss: Callable[[], int], trim: Callable[[], None], slack_bytes: int,
+        on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.is_alarmed: bool = False
+        self.rss_bytes: int = 0  # as of the last look
+        self.slack_bytes: int = slack_bytes
+        self._rss = rss
+        self._trim = trim
+        self._on_event = on_event
+        self._usual_bytes: int = 0  # what RSS has been taken for; 0: nothing was given up
+        self._since_s: float = 0.0
+        self._was_above: bool = False  # in the last look
+
+    def limit_bytes(self, budget_bytes: int) -> int:
+        """The RSS from which on there is an alarm."""
+        usual = self._usual_bytes + STEP_BYTES if self._usual_bytes else 0
+        return max(budget_bytes + self.slack_bytes, usual)
+
+    def look(self, budget_bytes: int, counted_bytes: int, now_s: float) -> None:
+        """Look at RSS. now_s: of the monotonic clock."""
+        self.rss_bytes = self._rss()
+        limit = self.limit_bytes(budget_bytes)
+        if not self.is_alarmed:
+            self._usual_bytes = min(self._usual_bytes, self.rss_bytes)
+            was_above, self._was_above = self._was_above, self.rss_bytes > limit
+            if was_above and self._was_above:
+                self.is_alarmed = True
+                self._since_s = now_s
+                self._tell(ALARM, "is above the limit of", limit)
+            elif self._was_above:
+                self._trim()
+        elif self.rss_bytes <= limit - CALM_BYTES:
+            self._end("is below the limit of", limit)
+        elif now_s - self._since_s >= PATIENCE_S and counted_bytes < budget_bytes // COUNTED_PART:
+            self._usual_bytes = self.rss_bytes
+            counted = format_bytes(counted_bytes)
+            self._end(
+                f"does not fall, and only {counted} are counted; publishers go on beyond", limit
+            )
+        else:
+            self._trim()
+
+    def _end(self, verb: str, limit: int) -> None:
+        self.is_alarmed = self._was_above = False
+        self._tell(FREE, verb, limit)
+
+    def _tell(self, kind: str, verb: str, limit: int) -> None:
+        rss = format_bytes(self.rss_bytes)
+        self._on_event(kind, f"memory: the process's RSS of {rss} {verb} {format_bytes(limit)}")
+
+
+@dataclass(frozen=True, slots=True)
+class VHostSettings:
+    """mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may
+    be counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the
+    engine. staging_timeout_s: age at which staged files that no batch names are swept;
+    lease_alert_s: age from which a lease is told of. Both in seconds. stream_hold_s_max,
+    stream_hold_bytes_max: how much more than a stream's limits keep its readers may ask to keep, in
+    seconds and in bytes of each partition. limits: of users and of the
+    vhost, where an operator has set no others."""
+
+    mode: int = DISK
+    memory_bytes: int = 1 << 30
+    is_strict: bool = False
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    staging_timeout_s: float = 86_400.0
+    lease_alert_s: float = 3600.0
+    stream_hold_s_max: float = 86_400.0
+    stream_hold_bytes_max: int = 8 << 30
+    limits: Limits = field(default_factory=Limits)
+
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
@@ -114,7 +218,7 @@ class VHost:
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
-        self.alerts: AlertDesk = AlertDesk(self, on_event)
+        self.alerts: AlertManager = AlertManager(name, clock, on_event)
         # on_refused(client's address, text): a channel or connection was closed with an error.
         self.on_refused: Callable[[str, str], None] = _unheard
         self._rng = rng
@@ -146,13 +250,20 @@ class VHost:
             self.engine.stop(StoppedError("the vhost could not be opened"))
             self.engine.close()
             raise
-        self.alerts.open(self.chores)
+        self.alerts.open(
+            self.background, self.dispatch, self.router, self.table.usable, self._is_disk_full
+        )
 
     def _open(self, rng: random.Random) -> None:
         engine, monitor = self.engine, self.monitor
         self.dispatch: Dispatch = Dispatch(engine, self.mode)
         self.topology: Topology = Topology(
-            engine, self.name, self.has_queue, self.event, self._check_exchange, self._check_binding
+            engine,
+            self.name,
+            self._has_queue,
+            self.event,
+            self._check_exchange,
+            self._check_binding,
         )
         self.opener: QueueOpener = QueueOpener(
             engine, monitor, self.headers, mode=self.mode,
@@ -173,26 +284,27 @@ class VHost:
         self.restarts: QueueRestarts = QueueRestarts(
             engine, self.table, self.opener, self.dispatch, monitor, self.event
         )
-        self.clockwork: QueueClock = QueueClock(
+        self.timers: QueueTimers = QueueTimers(
             engine, self.table, self.dispatch, self._queue_failed
         )
         self.dispatch.on_queue_error = self._queue_failed
-        self.dispatch.on_mistake = self.mistake
+        self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
-        self.queues: dict[str, Served] = self.table.served
+        self.queues: dict[str, QueueOrStream] = self.table.served
         self.topology.recover()
         self.table.check_limits()
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
-            self.clockwork.touch(queue)
+            self.timers.touch(queue)
         for name, arguments in self.table.expiring():
-            self.clockwork.expire_unused(name, arguments)
-        self.chores: Chores = Chores(self.dispatch, self.clock)
-        self.letting_go: LettingGo = LettingGo(self.chores)
-        self.engine.let_go = self.letting_go.add
-        self.leases: LeaseDesk = LeaseDesk(self, self.settings.lease_alert_s)
-        self.table.on_leased_deleted = self.leases.deleted
+            self.timers.expire_unused(name, arguments)
+        self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
+        self.deferred_free: DeferredFree = DeferredFree(self.background)
+        self.engine.let_go = self.deferred_free.add
+        self.leases: LeaseManager = LeaseManager(
+            self.table, self.restarts, self.background, self.settings.lease_alert_s, self.event
+        )
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -206,18 +318,20 @@ class VHost:
                 self.alerts.flush()
             self._event(kind, text)
         if kind in DISK_ALARMS or kind in MEMORY_ALARMS:
-            self.look_at_alarms()
+            self.update_alarms()
+
+    def _is_disk_full(self) -> bool:
+        return self.monitor.is_disk_full or self.engine.blocked
 
     def _queue_event(self, queue: str, kind: str, text: str) -> None:
-        if not self.alerts.of_queue(queue, kind, text):
+        if not self.alerts.queue_event(queue, kind, text):
             self.event(kind, text)
 
-    def mistake(self, where: str, error: Exception) -> None:
-        """Something failed that never should; its traceback is told."""
+    def _internal_error(self, where: str, error: Exception) -> None:
         lines = "".join(traceback.format_exception(error))
-        self.event("mistake", f"{where}: {lines}")
+        self.event("internal_error", f"{where}: {lines}")
 
-    def look_at_alarms(self) -> None:
+    def update_alarms(self) -> None:
         """Whether publishers are to be blocked, or no longer; they are told of a change."""
         reasons = []
         if self.is_memory_short:
@@ -282,7 +396,7 @@ class VHost:
             held -= n
             text = f"memory is short: unfinished messages hold {format_bytes(n)}, more than others'"
             self.event("warning", f"{name} ends: {text}")
-            peer.relieve(text)
+            peer.free_memory(text)
 
     def _watch_unfinished(self, now_s: float) -> None:
         if self.unfinished_bytes > self.monitor.budget_bytes // UNFINISHED_PART:
@@ -291,7 +405,7 @@ class VHost:
         if now_s >= self._stalled_due_s:
             self._stalled_due_s = now_s + most_s / STALLED_LOOKS
             for peer in list(self.handlers):
-                peer.look_at_stalled(now_s, most_s)
+                peer.check_stalled(now_s, most_s)
 
     def token(self, n: int) -> str:
         """A random name of n bytes in URL-safe Base64, for whom the server names."""
@@ -308,7 +422,7 @@ class VHost:
         self.monitor.watermark_bytes = memory_bytes
         self.usage.memory_bytes = memory_bytes
         self.body_room.bytes_max = memory_bytes // BODIES_PART
-        self.table.look_at_kept_down()
+        self.table.recheck_kept_down()
 
     # ---- limits --------------------------------------------------------------------------------
 
@@ -340,33 +454,11 @@ class VHost:
 
     # ---- queues --------------------------------------------------------------------------------
 
-    def has_queue(self, name: str) -> bool:
-        """Whether there is a queue of this name."""
-        return self.table.has(name)
-
-    def served(self, name: str) -> Served | None:
-        """The queue or stream of this name, opened if need be, whoever asks; None if there is none,
-        or it has crashed."""
-        queue = self.table.find(name)
-        return None if queue is None or queue.is_crashed else queue
-
-    def find_queue(
-        self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
-    ) -> Served:
-        """The queue or stream, if the connection `owner` may have it. ChannelError: 404 (none,
-        crashed unless that is allowed), 405 (exclusive to another connection)."""
-        return self.table.find_queue(name, owner, is_crashed_allowed=is_crashed_allowed)
-
-    def find_messages(self, name: str, owner: object | None, asked: str) -> ServedQueue:
-        """The same, for what only queues have. AMQPConnectionError 540: it is a stream, and `asked`
-        is not for streams."""
-        return self.table.of_messages(self.table.find_queue(name, owner), asked)
-
     def declare_queue(
         self, name: str, *, durable: bool = False, exclusive: bool = False,
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         owner: object | None = None, is_reserved_allowed: bool = False,
-    ) -> tuple[Served, int]:  # fmt: skip
+    ) -> tuple[QueueOrStream, int]:  # fmt: skip
         """Declare a queue ("": it is named here) or a stream, or find that it is there as it is.
         It, and the LSN to wait for. ChannelError: 403, 404, 405, 406."""
         declared = self.table.declared
@@ -375,7 +467,7 @@ class VHost:
             arguments=arguments or {}, owner=owner, is_reserved_allowed=is_reserved_allowed,
         )  # fmt: skip
         if self.table.declared != declared:
-            self.clockwork.expire_unused(queue.name, queue.arguments)
+            self.timers.expire_unused(queue.name, queue.arguments)
         return queue, lsn
 
     def prepare_queue(
@@ -406,7 +498,7 @@ class VHost:
         return True
 
     def delete_queue(
-        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,
+        self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
         is_forced: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
         """Delete a queue: how many messages were ready, and the LSN. is_forced: also if readers
@@ -415,39 +507,26 @@ class VHost:
             queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
 
-    def purge_queue(self, queue: Served) -> tuple[int, int]:
+    def purge_queue(self, queue: QueueOrStream) -> tuple[int, int]:
         """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
         queue.serve()
         return self.table.purge(queue)
 
-    def owner_gone(self, owner: object) -> None:
-        """A connection is no more: its exclusive queues are deleted at once."""
-        self.table.owner_gone(owner)
-
-    def consumer_gone(self, queue: Served) -> None:
-        """A consumer of this queue has gone, or a reader's lease: an auto-delete queue goes with
-        the last one."""
-        queue.used_at_ms = self.clock.wall_ms()
-        if (
-            queue.is_auto_delete
-            and not queue.consumers.count
-            and not queue.is_deleted
-            and not self.table.open_leases(queue.name)
-        ):
-            self.table.delete(queue)
+    def _has_queue(self, name: str) -> bool:
+        return self.table.has(name)
 
     def _taker(self, name: str) -> Target | None:
-        queue = self.served(name)
-        if isinstance(queue, ServedStream):
+        queue = self.table.usable(name)
+        if isinstance(queue, BrokerStream):
             return queue.taker
-        if not isinstance(queue, ServedQueue):
+        if not isinstance(queue, BrokerQueue):
             return None
-        self.clockwork.touch(queue)
+        self.timers.touch(queue)
         return queue.amq
 
     def _queue_failed(self, queue: Source, error: Exception) -> None:
         """A queue's own code has raised this: nothing that was known of it is so any more."""
-        if isinstance(queue, ServedQueue):
+        if isinstance(queue, BrokerQueue):
             self.alerts.queue_gone(queue.name)
         self.restarts.failed(queue, error)
 
@@ -457,29 +536,6 @@ class VHost:
             self.dispatch.mark(queue)
 
     # ---- exchanges and bindings ----------------------------------------------------------------
-
-    def is_internal(self, exchange: str) -> bool:
-        """Whether clients may not publish to it."""
-        found = self.exchanges.get(exchange)
-        return found is not None and found.internal
-
-    def declare_exchange(
-        self, name: str, type_name: str, *, durable: bool = False, auto_delete: bool = False,
-        internal: bool = False, arguments: dict[str, object] | None = None,
-    ) -> int:  # fmt: skip
-        """See Topology.declare_exchange."""
-        return self.topology.declare_exchange(
-            name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
-            arguments=arguments or {},
-        )  # fmt: skip
-
-    def check_exchange(self, name: str) -> Exchange:
-        """The exchange. ChannelError: 404, 403 for the default one."""
-        return self.topology.check_exchange(name)
-
-    def delete_exchange(self, name: str, *, if_unused: bool = False) -> int:
-        """See Topology.delete_exchange."""
-        return self.topology.delete_exchange(name, if_unused=if_unused)
 
     def bind_queue(
         self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
@@ -497,22 +553,10 @@ class VHost:
         owner: object | None = None,
     ) -> int:  # fmt: skip
         """Take a binding away, if it is there. ChannelError: 403 (the default exchange), 405."""
-        queue = self.served(queue_name)
+        queue = self.table.usable(queue_name)
         if queue is not None and exchange:
             self.table.check_access(queue, owner)
         return self.topology.unbind(exchange, QUEUE, queue_name, key, arguments or {})
-
-    def bind_exchange(
-        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
-    ) -> int:
-        """Messages of `source` pass on to `destination`. ChannelError: 403, 404, 406."""
-        return self.topology.bind_exchange(destination, source, key, arguments or {})
-
-    def unbind_exchange(
-        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
-    ) -> int:
-        """Take such a binding away, if it is there. ChannelError 403: the default exchange."""
-        return self.topology.unbind(source, "e", destination, key, arguments or {})
 
     # ---- time ----------------------------------------------------------------------------------
 
@@ -523,7 +567,7 @@ class VHost:
 
     @wake.setter
     def wake(self, call: Callable[[], None]) -> None:
-        self.dispatch.woken_by(call)
+        self.dispatch.set_wake(call)
 
     def turn(self) -> bool:
         """Deliver, write, answer: the end of an iteration of the owner's loop. True if there is
@@ -536,15 +580,6 @@ class VHost:
         self.engine.poll()
         return self.dispatch.run(is_between=True)
 
-    def when_settled(self, lsn: int, mode: int, call: Callable[[], None]) -> None:
-        """Call it once everything up to the LSN is settled in this mode: in a later turn, never
-        from here."""
-        self.dispatch.when_settled(lsn, mode, call)
-
-    def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
-        """Call it in the first tick at or after this time of the monotonic clock."""
-        self.clockwork.call_at(monotonic_s, call)
-
     def tick(self) -> float:
         """What the clock demands; in how many seconds to call it again. What became ready is
         delivered in a turn, for which `wake` is called."""
@@ -553,7 +588,7 @@ class VHost:
         now_s = self.clock.monotonic()
         wall_ms = self.clock.wall_ms()
         self.dispatch.retry(now_s)
-        has_more = self.clockwork.tick(wall_ms, now_s)
+        has_more = self.timers.tick(wall_ms, now_s)
         for call in (
             self.streams.tick, self.leases.tick, self.alerts.tick, self._watch_unfinished,
             *self.on_tick,
@@ -561,7 +596,7 @@ class VHost:
             try:
                 call(now_s)
             except Exception as error:  # noqa: BLE001 - it is reported
-                self.dispatch.mistake("a tick", error)
+                self.dispatch.internal_error("a tick", error)
         self._count_usage()
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
@@ -570,18 +605,18 @@ class VHost:
                 self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
             self._touch_those_in_ram()
         engine.flush()
-        due_s = self.clockwork.next_s(wall_ms, now_s)
+        due_s = self.timers.next_s(wall_ms, now_s)
         return self._pace.next_s(engine, due_s, has_more=has_more)
 
     def _touch_those_in_ram(self) -> None:
         """Shares may have become smaller: who holds something is asked to page out."""
         for queue in self.table.served.values():
             if (
-                isinstance(queue, ServedQueue)
+                isinstance(queue, BrokerQueue)
                 and not queue.is_crashed
                 and queue.amq.backing.ram_bytes()
             ):
-                self.clockwork.touch(queue)
+                self.timers.touch(queue)
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -592,7 +627,7 @@ class VHost:
         try:
             if self.engine.failed is None:
                 for queue in self.table.served.values():
-                    if isinstance(queue, ServedQueue) and not queue.is_crashed:
+                    if isinstance(queue, BrokerQueue) and not queue.is_crashed:
                         queue.amq.terminate()
                 self.streams.terminate()
         except BaseException as error:

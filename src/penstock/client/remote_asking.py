@@ -1,6 +1,6 @@
 """Asking a broker: one question and its answer, as a call; and the operations of Penstock's own.
 
-What AMQP has no word for is a `penstock.call` with a name and JSON (broker/operations_box.py has
+What AMQP has no word for is a `penstock.call` with a name and JSON (broker/operations/box.py has
 the other side). Each is made on a channel that nothing else is waiting on.
 
     box.queue  box.declare  box.queues  box.delete  box.purge  box.queue_info  box.room

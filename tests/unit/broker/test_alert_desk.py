@@ -1,4 +1,4 @@
-"""AlertDesk: what is logged of alerts, how much, and what clients get of them."""
+"""AlertManager: what is logged of alerts, how much, and what clients get of them."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.alert_desk import (
+from penstock.broker.alerts import (
     ALL_BURST,
     FILES_MAX,
     KEY_BURST,
@@ -14,7 +14,7 @@ from penstock.broker.alert_desk import (
     WAITING_MAX,
     routing_key,
 )
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.topology import ALERTS
 from penstock.codec.properties import BasicProperties
 from penstock.errors import CorruptionError, damaged_at
@@ -28,7 +28,7 @@ def rig() -> VHostRig:
     return VHostRig()
 
 
-def bind(rig: VHostRig, name: str, key: str = "#", **how: object) -> ServedQueue:
+def bind(rig: VHostRig, name: str, key: str = "#", **how: object) -> BrokerQueue:
     """A queue that gets alerts."""
     queue = rig.queue(name, **how)
     rig.answered(rig.vhost.bind_queue(name, ALERTS, key))
@@ -43,7 +43,7 @@ def flow(rig: VHostRig, queue: str, n: int = 1, *, ends: bool = True) -> None:
             rig.vhost.event("recovered", f"queue {queue!r}: is back", queue)
 
 
-def keys(rig: VHostRig, queue: ServedQueue) -> list[str]:
+def keys(rig: VHostRig, queue: BrokerQueue) -> list[str]:
     """Routing keys of all that is ready in it."""
     found = []
     for delivery in queue.amq.browse(None, 10_000):
@@ -54,7 +54,7 @@ def keys(rig: VHostRig, queue: ServedQueue) -> list[str]:
     return found
 
 
-def told(rig: VHostRig, queue: ServedQueue) -> list[dict[str, Any]]:
+def told(rig: VHostRig, queue: BrokerQueue) -> list[dict[str, Any]]:
     """What the bodies of all that is ready in it say."""
     return [json.loads(body) for body in rig.bodies(queue)]
 
@@ -143,7 +143,7 @@ def test_a_real_queue_whose_files_are_damaged(rig: VHostRig) -> None:
     for _ in range(20):
         rig.tick(0.1)
     rig.restart()
-    queue = classic(rig.vhost.find_queue("q"))
+    queue = classic(rig.vhost.table.find_queue("q"))
     directory = queue.amq.backing.indexes()[0].path
     files = [f"{directory}/{name}" for name in rig.fs.list(directory) if name.endswith(".qs")]
     assert len(files) > 5
@@ -235,7 +235,7 @@ def test_it_costs_nothing_while_nobody_has_bound(
     assert not desk._outbox
     assert not desk.is_due
     rig.turn()
-    assert not rig.told("mistake")
+    assert not rig.told("internal_error")
 
 
 def test_no_alert_goes_to_the_queue_that_it_is_about(rig: VHostRig) -> None:
@@ -300,7 +300,7 @@ def test_a_mistake_costs_that_alert_alone(rig: VHostRig, monkeypatch: pytest.Mon
     monkeypatch.setattr(rig.vhost.alerts, "_put", fails_once)
     flow(rig, "q")
     rig.turn()
-    (text,) = rig.told("mistake")
+    (text,) = rig.told("internal_error")
     assert "ZeroDivisionError: ours" in text
     assert keys(rig, queue) == ["recovered.q"]
     assert rig.vhost.alerts._depth == 0
@@ -310,8 +310,8 @@ def test_streams_headers_exchanges_and_consumers_get_them(rig: VHostRig) -> None
     stream = rig.vhost.declare_queue("s", durable=True, arguments={"x-queue-type": "stream"})
     rig.answered(stream[1])
     rig.answered(rig.vhost.bind_queue("s", ALERTS, "#"))
-    rig.answered(rig.vhost.declare_exchange("by headers", "headers", durable=True))
-    rig.answered(rig.vhost.bind_exchange("by headers", ALERTS, "#"))
+    rig.answered(rig.vhost.topology.declare_exchange("by headers", "headers", durable=True))
+    rig.answered(rig.vhost.topology.bind_exchange("by headers", ALERTS, "#"))
     mine = rig.queue("mine")
     rig.answered(rig.vhost.bind_queue("mine", "by headers", "", {"x-match": "all", "queue": "q"}))
     channel = TakingChannel()
@@ -339,7 +339,7 @@ def test_a_routing_key_is_never_too_long(rig: VHostRig, queue: str, key: str | N
     flow(rig, queue)
     rig.turn()
     assert keys(rig, mine)[0] == found
-    assert not rig.told("mistake")
+    assert not rig.told("internal_error")
 
 
 # ---- from the vhost ------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_a_queue_that_flows_and_is_deleted_is_not_on(rig: VHostRig) -> None:
     rows = {row["kind"]: row for row in rig.vhost.alerts.list.rows()}
     assert rows["flowed"]["is_on"]
     assert rows["flowed"]["queue"] == rows["depth_up"]["queue"] == "q"
-    rig.vhost.delete_queue(rig.vhost.find_queue("q"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("q"))
     assert not any(row["is_on"] for row in rig.vhost.alerts.list.rows())
 
 

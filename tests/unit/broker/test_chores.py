@@ -1,8 +1,8 @@
-"""Chores: slices between turns, in turn; sleeping, failing, and not running ahead of the log."""
+"""Background tasks: slices between turns, in turn; sleep, errors, and not ahead of the log."""
 
 import pytest
 
-from penstock.broker.chores import (
+from penstock.broker.background_tasks import (
     AGAIN,
     ASLEEP,
     DONE,
@@ -12,7 +12,7 @@ from penstock.broker.chores import (
     SLOW_S,
     UNSETTLED_BYTES_MAX,
     UNSETTLED_MAX,
-    Chore,
+    BackgroundTask,
     Pace,
     SliceSize,
 )
@@ -20,7 +20,7 @@ from penstock.clock import ManualClock
 from tests.helpers.vhost_rig import VHostRig
 
 
-class Noting(Chore):
+class Noting(BackgroundTask):
     """Says its name at each step; answers as it is told."""
 
     def __init__(self, name: str, log: list[str], answers: list[int]) -> None:
@@ -47,7 +47,7 @@ def rig() -> VHostRig:
 def test_they_take_turns(rig: VHostRig) -> None:
     log: list[str] = []
     for name in "ab":
-        rig.vhost.chores.wake(Noting(name, log, [AGAIN, AGAIN, DONE]))
+        rig.vhost.background.wake(Noting(name, log, [AGAIN, AGAIN, DONE]))
     rig.turn()
     assert log == ["a", "b", "a", "b", "a", "b"]
     rig.turn()
@@ -64,7 +64,7 @@ def test_a_turn_has_its_share_only(rig: VHostRig, monkeypatch: pytest.MonkeyPatc
         return step()
 
     monkeypatch.setattr(slow, "step", takes_long)
-    rig.vhost.chores.wake(slow)
+    rig.vhost.background.wake(slow)
     assert rig.vhost.turn()
     assert len(log) == 2  # 3 ms had passed
     assert rig.vhost.turn()
@@ -76,11 +76,11 @@ def test_a_turn_has_its_share_only(rig: VHostRig, monkeypatch: pytest.MonkeyPatc
 def test_one_that_sleeps_is_woken(rig: VHostRig) -> None:
     log: list[str] = []
     chore = Noting("a", log, [ASLEEP, DONE])
-    rig.vhost.chores.wake(chore)
-    rig.vhost.chores.wake(chore)  # twice is once
+    rig.vhost.background.wake(chore)
+    rig.vhost.background.wake(chore)  # twice is once
     rig.turn()
     assert log == ["a"]
-    rig.vhost.chores.wake(chore)
+    rig.vhost.background.wake(chore)
     rig.turn()
     assert log == ["a", "a"]
 
@@ -88,8 +88,8 @@ def test_one_that_sleeps_is_woken(rig: VHostRig) -> None:
 def test_one_that_fails_is_told_and_the_others_go_on(rig: VHostRig) -> None:
     log: list[str] = []
     bad, good = Noting("bad", log, []), Noting("good", log, [DONE])
-    rig.vhost.chores.wake(bad)
-    rig.vhost.chores.wake(good)
+    rig.vhost.background.wake(bad)
+    rig.vhost.background.wake(good)
     rig.turn()
     assert log == ["bad", "good"]
     assert isinstance(bad.error, KeyError)
@@ -97,15 +97,15 @@ def test_one_that_fails_is_told_and_the_others_go_on(rig: VHostRig) -> None:
 
 def test_an_error_of_the_engine_goes_up(rig: VHostRig) -> None:
     bad = Noting("bad", [], [])
-    rig.vhost.chores.wake(bad)
+    rig.vhost.background.wake(bad)
     rig.vhost.engine.failed = OSError("the disk is gone")
     with pytest.raises(KeyError):
-        rig.vhost.chores.run()
+        rig.vhost.background.run()
     assert bad.error is None
 
 
 def test_a_wish_of_before_the_start_is_heard(rig: VHostRig) -> None:
-    rig.vhost.dispatch.be_due()
+    rig.vhost.dispatch.schedule()
     woken: list[int] = []
     rig.vhost.wake = lambda: woken.append(1)
     assert woken == [1]

@@ -22,7 +22,7 @@ def test_an_unused_queue_goes(rig: VHostRig) -> None:
     expiring(rig)
     rig.queue("kept")
     rig.tick(4.9)
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
     rig.tick(0.1)
     assert rig.vhost.table.names() == ["kept"]
     rig.vhost.engine.sync()
@@ -40,27 +40,27 @@ def test_declaring_again_is_using(rig: VHostRig) -> None:
     for _ in range(5):
         rig.tick(4)
         expiring(rig)
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
     rig.tick(5)
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
 
 
 def test_redeclaring_costs_no_memory(rig: VHostRig) -> None:
     for _ in range(100):
         expiring(rig)
-    assert len(rig.vhost.clockwork._expiries) == 1
+    assert len(rig.vhost.timers._expiries) == 1
 
 
 def test_a_consumer_is_using_it(rig: VHostRig) -> None:
     expiring(rig)
-    consumer = rig.consume(rig.vhost.find_queue("q"), TakingChannel())
+    consumer = rig.consume(rig.vhost.table.find_queue("q"), TakingChannel())
     for _ in range(4):
         rig.tick(4)
     rig.leave(consumer)
     rig.tick(4.9)
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
     rig.tick(0.1)
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
 
 
 def test_after_a_restart_the_time_begins_anew_and_the_queue_is_not_opened(rig: VHostRig) -> None:
@@ -69,33 +69,33 @@ def test_after_a_restart_the_time_begins_anew_and_the_queue_is_not_opened(rig: V
     rig.restart()
     rig.tick(4)
     assert rig.vhost.queues == {}
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
     rig.tick(1)
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
 
 
 def test_a_publish_is_not_using_it(rig: VHostRig) -> None:
     expiring(rig)
     rig.restart()
     rig.tick(3)
-    queue = rig.vhost.served("q")
+    queue = rig.vhost.table.usable("q")
     assert queue is not None
     rig.put(queue, b"x")
     rig.tick(2)
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
 
 
 def test_a_new_queue_of_that_name_has_its_own_time(rig: VHostRig) -> None:
     expiring(rig, durable=False)
     rig.tick(3)
-    rig.vhost.delete_queue(rig.vhost.find_queue("q"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("q"))
     expiring(rig, durable=False)
     rig.tick(3)
-    assert rig.vhost.has_queue("q")
-    rig.vhost.delete_queue(rig.vhost.find_queue("q"))
+    assert rig.vhost.table.has("q")
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("q"))
     rig.queue()
     rig.tick(100)
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
 
 
 def test_many_go_in_slices(rig: VHostRig) -> None:
@@ -125,8 +125,8 @@ def test_expired_and_delayed_messages_of_queues_that_nobody_names(rig: VHostRig)
     assert sorted(rig.vhost.queues) == ["late", "ttl"]
     for _ in range(8):
         rig.tick(0.5)
-    assert rig.bodies(rig.vhost.find_queue("dead")) == [b"expired"]
-    assert rig.bodies(rig.vhost.find_queue("late")) == [b"delayed"]
+    assert rig.bodies(rig.vhost.table.find_queue("dead")) == [b"expired"]
+    assert rig.bodies(rig.vhost.table.find_queue("late")) == [b"delayed"]
 
 
 def test_what_becomes_ready_by_itself_is_delivered(rig: VHostRig) -> None:
@@ -172,8 +172,8 @@ def test_an_alert_on_age_comes_by_itself(rig: VHostRig) -> None:
 def test_call_at_calls_once_and_in_order(rig: VHostRig) -> None:
     called: list[str] = []
     now = rig.clock.monotonic()
-    rig.vhost.call_at(now + 2, lambda: called.append("second"))
-    rig.vhost.call_at(now + 1, lambda: called.append("first"))
+    rig.vhost.timers.call_at(now + 2, lambda: called.append("second"))
+    rig.vhost.timers.call_at(now + 1, lambda: called.append("first"))
     assert rig.vhost.tick() <= 1
     rig.tick(0.9)
     assert called == []

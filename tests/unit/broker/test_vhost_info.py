@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from penstock.broker import vhost_info
+from penstock.broker.operations import listings
 from penstock.broker.topology import SYSTEM
 from penstock.cli.list_verbs import COLUMNS
 from penstock.cli.main import cli
@@ -18,8 +18,8 @@ def rig() -> VHostRig:
     return VHostRig()
 
 
-def info_of(rig: VHostRig, name: str) -> vhost_info.Info:
-    (found,) = [one for one in vhost_info.list_queues(rig.vhost) if one["name"] == name]
+def info_of(rig: VHostRig, name: str) -> listings.Info:
+    (found,) = [one for one in listings.list_queues(rig.vhost) if one["name"] == name]
     return found
 
 
@@ -35,8 +35,8 @@ def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
     filled(rig)
     rig.queue("stored")
     rig.vhost.declare_queue("stream", durable=True, arguments={"x-queue-type": "stream"})
-    told = set[str]().union(*vhost_info.list_queues(rig.vhost))
-    told |= set[str]().union(*vhost_info.list_queues(rig.restart()))
+    told = set[str]().union(*listings.list_queues(rig.vhost))
+    told |= set[str]().union(*listings.list_queues(rig.restart()))
     first, others = COLUMNS["list_queues"]
     assert sorted(told) == sorted((*first, *others))
     done = CliRunner().invoke(cli, ["list_queues", "--help"])
@@ -46,7 +46,7 @@ def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
 
 def test_an_open_queue(rig: VHostRig) -> None:
     filled(rig)
-    rig.consume(rig.vhost.find_queue("q"), TakingChannel(), no_ack=False)
+    rig.consume(rig.vhost.table.find_queue("q"), TakingChannel(), no_ack=False)
     found = info_of(rig, "q")
     expected = {
         "name": "q", "vhost": "test", "type": "classic", "durable": True, "exclusive": False,
@@ -110,7 +110,7 @@ def test_a_queue_that_nobody_has_named(rig: VHostRig) -> None:
     assert "idle" not in rig.vhost.queues
     found = info_of(rig, "idle")
     assert "idle" not in rig.vhost.queues
-    rig.vhost.find_queue("idle")
+    rig.vhost.table.find_queue("idle")
     opened = info_of(rig, "idle")
     assert found["messages"] == 2
     # All is in delta, until somebody has a look at the head.
@@ -121,7 +121,7 @@ def test_a_queue_that_nobody_has_named(rig: VHostRig) -> None:
 def test_exclusive_and_passing_queues(rig: VHostRig) -> None:
     rig.vhost.declare_queue("mine", durable=True, exclusive=True, owner="me")
     rig.vhost.declare_queue("passing")
-    found = [(q["name"], q["durable"], q["exclusive"]) for q in vhost_info.list_queues(rig.vhost)]
+    found = [(q["name"], q["durable"], q["exclusive"]) for q in listings.list_queues(rig.vhost)]
     assert found == [("mine", False, True), ("passing", False, False)]
 
 
@@ -135,10 +135,10 @@ def test_a_crashed_queue_is_listed(rig: VHostRig) -> None:
 
 def test_exchanges_and_bindings(rig: VHostRig) -> None:
     rig.queue()
-    rig.vhost.declare_exchange("x", "topic", auto_delete=True, arguments={"a": 1})
+    rig.vhost.topology.declare_exchange("x", "topic", auto_delete=True, arguments={"a": 1})
     rig.vhost.bind_queue("q", "x", "k.#", {"b": 2})
-    rig.vhost.bind_exchange("x", "amq.topic", "#")
-    exchanges = vhost_info.list_exchanges(rig.vhost)
+    rig.vhost.topology.bind_exchange("x", "amq.topic", "#")
+    exchanges = listings.list_exchanges(rig.vhost)
     assert [one["name"] for one in exchanges] == sorted([*SYSTEM, "x"])
     assert exchanges[-1] == {
         "name": "x", "vhost": "test", "type": "topic", "durable": False, "auto_delete": True,
@@ -146,7 +146,7 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
     }  # fmt: skip
     found = [
         (b["source_name"], b["destination_kind"], b["destination_name"], b["routing_key"])
-        for b in vhost_info.list_bindings(rig.vhost)
+        for b in listings.list_bindings(rig.vhost)
     ]
     assert found == [
         ("", "queue", "q", "q"),
@@ -158,7 +158,7 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
 def test_status(rig: VHostRig) -> None:
     rig.put(rig.queue(), b"abc")
     rig.vhost.add_other(5)
-    found = vhost_info.status(rig.vhost)
+    found = listings.status(rig.vhost)
     assert (found["queues"], found["queues_open"], found["messages_persistent"]) == (1, 1, 1)
     assert (found["durability"], found["other_bytes"], found["blocked_reason"]) == ("disk", 5, "")
     json.dumps(found)

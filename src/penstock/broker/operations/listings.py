@@ -1,21 +1,26 @@
-"""VHostInfo: what a vhost tells people of its queues, exchanges and bindings: plain dicts.
+"""Listings of a vhost: queues, exchanges, bindings, channels, consumers, alerts, and its status.
 
-The names of the fields are those of RabbitMQ's listings, where it has the thing: messages are ready
-and unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
+Rows are dicts with the names of RabbitMQ's listings, where it has the thing: messages are ready and
+unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
 RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
-`delayed`. Values are what JSON has; arguments may hold bytes, times and decimals as a client gave
-them.
+`delayed`. Values are those of JSON; arguments may hold bytes, times and decimals as a client gave
+them. Each list is made in one go, between two turns.
 
-Nothing is opened for being listed: of a durable queue that nobody has named since the start the
-counts come from its indexes, in a moment, and all that it holds is in delta.
+Listing opens nothing. The counts of a durable queue that nobody has named since the start come from
+its indexes, and all that it holds is in delta.
 
-Not here: connections, channels and consumers (connection_handler.py), who asks (operations.py).
+The server's process lists connections, because it also knows those that are being handed over.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from penstock.broker.arguments import CLASSIC
+from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
+from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.operations.call import WATCHERS, Operation
 from penstock.broker.queue_table import bytes_of, indexes_of, text_of
-from penstock.broker.served_queue import Served, ServedQueue
-from penstock.broker.served_stream import ServedStream
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
@@ -30,15 +35,15 @@ from penstock.storage.queue_index import QueueIndex
 Info = dict[str, object]
 
 
-def queue_info(vhost: VHost, queue: Served) -> Info:
+def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     """Of one queue or stream that is open."""
     found = _head(
         vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
         auto_delete=queue.is_auto_delete, arguments=queue.arguments,
     )  # fmt: skip
-    if isinstance(queue, ServedStream):
+    if isinstance(queue, BrokerStream):
         return found | _stream_counts(queue)
-    assert isinstance(queue, ServedQueue), "there is no third kind"
+    assert isinstance(queue, BrokerQueue), "there is no third kind"
     if queue.is_crashed:
         state = "down" if queue.name in vhost.table.kept_down else "crashed"
         counts = _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), state, queue.why)
@@ -90,7 +95,7 @@ def _limit(value: float | str) -> float | str | None:
     return None if value >= UNLIMITED else value
 
 
-def _stream_counts(stream: ServedStream) -> Info:
+def _stream_counts(stream: BrokerStream) -> Info:
     """All its records are ready, for whoever reads them; nothing of them is in RAM."""
     count, size = stream.len(), stream.size_bytes()
     consumers = stream.consumers.all()
@@ -272,3 +277,71 @@ def status(vhost: VHost) -> Info:
         "is_disk_full": bool(memory["is_disk_full"]),
         "blocked_reason": vhost.blocked_reason,
     }
+
+
+def list_channels(vhost: VHost) -> list[Info]:
+    """Of all channels, by connection and number."""
+    found: list[Info] = []
+    for owner in vhost.handlers:
+        assert isinstance(owner, ChannelOwner)
+        found += [channel_info(vhost, channel) for channel in owner.channels.values()]
+    return sorted(found, key=lambda row: (str(row["connection"]), str(row["number"]).zfill(5)))
+
+
+def channel_info(vhost: VHost, channel: Channel) -> Info:
+    """Of one channel."""
+    name = f"{channel.handler.name} ({channel.number})"
+    return {"name": name, "user": channel.identity.name, "vhost": vhost.name, **channel.info()}
+
+
+def list_alerts(vhost: VHost) -> list[Info]:
+    """What is on, and the last of what was, the oldest first."""
+    return vhost.alerts.list.rows()
+
+
+def list_consumers(vhost: VHost) -> list[Info]:
+    """Of all consumers, by queue."""
+    return [
+        consumer_info(vhost, queue, consumer)
+        for _, queue in sorted(vhost.table.served.items())
+        for consumer in queue.consumers.all()
+    ]
+
+
+def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Info:
+    """Of one consumer. active: it is given messages: always, but for a single active consumer."""
+    consumers = queue.consumers
+    channel = consumer.channel
+    found: Info = {
+        "queue_name": queue.name,
+        "vhost": vhost.name,
+        "consumer_tag": consumer.tag,
+        "ack_required": not consumer.no_ack,
+        "prefetch_count": consumer.prefetch,
+        "exclusive": consumer.is_exclusive,
+        "priority": consumer.priority,
+        "active": not consumers.is_single_active or consumers.active is consumer,
+        "unacked": consumer.unacked,
+        "delivered": consumer.delivered,
+        "arguments": consumer.arguments,
+    }
+    if isinstance(channel, Channel):
+        found["connection"] = channel.handler.name
+        found["channel"] = f"{channel.handler.name} ({channel.number})"
+        found["user"] = channel.identity.name
+    return found
+
+
+def _listing(name: str, rows: Callable[[VHost], object], help_text: str) -> Operation:
+    return Operation(name, lambda call: call.reply(rows(call.vhost)), help_text, tags=WATCHERS)
+
+
+OPERATIONS: Final = (
+    _listing("vhost_status", status, "Return counts, sizes, the log and the alarms of a vhost."),
+    _listing("list_queues", list_queues, "List the queues and streams, by name."),
+    _listing("list_exchanges", list_exchanges, "List the exchanges, by name."),
+    _listing("list_bindings", list_bindings, "List the bindings; those of the default first."),
+    _listing("list_consumers", list_consumers, "List the consumers, by queue."),
+    _listing("list_channels", list_channels, "List the channels, by connection and number."),
+    _listing("list_alerts", list_alerts, "List the alerts that are on and past, oldest first."),
+)

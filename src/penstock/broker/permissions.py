@@ -16,7 +16,6 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import DEAD_LETTER_EXCHANGE
-from penstock.broker.channel import Channel
 from penstock.broker.topology import ALTERNATE
 from penstock.broker.vhost import VHost
 
@@ -38,21 +37,6 @@ def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> 
         raise refusals.no_access(verb, kind, name, vhost.name, identity.name)
 
 
-def check_configure(channel: Channel, kind: str, name: str) -> None:
-    """ChannelError 403 unless the user may configure this queue or exchange."""
-    check(channel.vhost, channel.identity, CONFIGURE, kind, name)
-
-
-def check_write(channel: Channel, kind: str, name: str) -> None:
-    """ChannelError 403 unless the user may write to it."""
-    check(channel.vhost, channel.identity, WRITE, kind, name)
-
-
-def check_read(channel: Channel, kind: str, name: str) -> None:
-    """ChannelError 403 unless the user may read from it."""
-    check(channel.vhost, channel.identity, READ, kind, name)
-
-
 def queue_to_declare(
     vhost: VHost, identity: Identity, name: str, arguments: Mapping[str, object]
 ) -> str:
@@ -64,7 +48,7 @@ def queue_to_declare(
     elif name.startswith("amq."):
         raise refusals.reserved("queue", name)
     check(vhost, identity, CONFIGURE, "queue", name)
-    if not vhost.has_queue(name):
+    if not vhost.table.has(name):
         check_dead_letters(vhost, identity, name, arguments)
     return name
 

@@ -1,22 +1,21 @@
-"""Operations that take long: a checkpoint, a backup. They are jobs, done in steps between turns.
+"""Operations that take long: checkpoint and backup. They are jobs, done in steps between turns.
 
-`checkpoint` and `backup` begin a job and answer at once with its number; `job` answers when it has
-ended, or after wait_ms with is_done false, to be asked again. So no call is open for longer than a
-minute, whatever the size of the vhost. Who goes away leaves the job to itself: it ends as it would
-have.
+`checkpoint` and `backup` begin a job and reply at once with its number. `job` replies when the job
+has ended, or after wait_ms with is_done false, to be called again. So no call is open for longer
+than a minute, whatever the size of the vhost. A job goes on when its caller has left.
 
-Each tick of the vhost gives a job a slice of a few milliseconds. The last few jobs that have ended
-are remembered, with their result or error.
-
-Not here: how a checkpoint or a backup is made (penstock.storage).
+Each tick of the vhost gives a job a slice of a few milliseconds. The last jobs that have ended are
+remembered, with their result or error.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.operation_args import OperationArgs, Reply, refused
-from penstock.broker.operations_messages import WAIT_MS_MAX, operators
+from penstock.broker.operations.arguments import matching_text, whole
+from penstock.broker.operations.call import OPERATORS, Call, Operation
+from penstock.broker.operations.messages import WAIT_MS_MAX, operators
+from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import NOT_FOUND, RESOURCE_ERROR
 from penstock.errors import AMQPError, ChannelError, DiskFullError, PenstockError
@@ -63,7 +62,7 @@ class Job(ABC):
             for waiter in waiters:
                 waiter()
         else:
-            self.vhost.call_at(clock.monotonic() + pause, self.run)
+            self.vhost.timers.call_at(clock.monotonic() + pause, self.run)
 
     def failed(self, error: Exception) -> None:
         """What it failed with."""
@@ -126,30 +125,33 @@ class BackupJob(Job):
         self._fresh.abandon()
 
 
-def checkpoint(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """{job}: its number."""
-    args.done()
-    _begin(vhost, CheckpointJob(vhost), reply)
+def _checkpoint(call: Call) -> None:
+    _begin(call, CheckpointJob(call.vhost))
 
 
-def backup(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """{job}: its number. ChannelError 406: `path` is no absolute one, or not free."""
-    path = args.text("path")
-    args.done()
-    if not path.startswith("/") or "\0" in path:
-        raise refused(f"backup: argument 'path': given {path!r}, expected an absolute path")
+def _backup(call: Call) -> None:
     try:
-        job = BackupJob(vhost, path)
+        job = BackupJob(call.vhost, call.args.text("path"))
     except (PenstockError, OSError) as error:
-        raise refused(f"backup: {error}") from error
-    _begin(vhost, job, reply)
+        raise precondition_failed(f"backup: {error}") from error
+    _begin(call, job)
 
 
-def wait_for_job(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """{is_done, result}: of the job `job`, within wait_ms. Its error is the error of this."""
-    number = args.whole("job", None, 1, 1 << 62)
-    wait_ms = args.whole("wait_ms", 0, 0, WAIT_MS_MAX)
-    args.done()
+def _begin(call: Call, job: Job) -> None:
+    vhost = call.vhost
+    known = operators(vhost)
+    known.last_job += 1
+    known.jobs[known.last_job] = job
+    ended = [n for n, one in known.jobs.items() if isinstance(one, Job) and one.is_done]
+    for number in ended[:-JOBS_KEPT]:
+        del known.jobs[number]
+    vhost.timers.call_at(vhost.clock.monotonic(), job.run)
+    call.reply({"job": known.last_job})
+
+
+def _wait_for_job(call: Call) -> None:
+    vhost, reply = call.vhost, call.reply
+    number, wait_ms = call.args.whole("job"), call.args.whole("wait_ms")
     job = operators(vhost).jobs.get(number)
     if not isinstance(job, Job):
         raise ChannelError(NOT_FOUND, f"no job {number}")
@@ -167,15 +169,25 @@ def wait_for_job(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
         answer()
         return
     job.waiters.append(answer)
-    vhost.call_at(vhost.clock.monotonic() + wait_ms / 1000, answer)
+    vhost.timers.call_at(vhost.clock.monotonic() + wait_ms / 1000, answer)
 
 
-def _begin(vhost: VHost, job: Job, reply: Reply) -> None:
-    known = operators(vhost)
-    known.last_job += 1
-    known.jobs[known.last_job] = job
-    ended = [n for n, one in known.jobs.items() if isinstance(one, Job) and one.is_done]
-    for number in ended[:-JOBS_KEPT]:
-        del known.jobs[number]
-    vhost.call_at(vhost.clock.monotonic(), job.run)
-    reply({"job": known.last_job})
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
+
+
+OPERATIONS: Final = (
+    Operation(
+        "checkpoint", _checkpoint, "Begin a checkpoint: {job}, its number.", audience=OPERATORS
+    ),
+    Operation(
+        "backup", _backup,
+        "Begin a backup into a directory that does not exist or is empty: {job}, its number.",
+        (matching_text("path", "an absolute path", _is_path),), audience=OPERATORS,
+    ),
+    Operation(
+        "job", _wait_for_job,
+        "Wait for a job for at most wait_ms: {is_done, result}. A job's error is the answer.",
+        (whole("job", 1, 1 << 62), whole("wait_ms", 0, WAIT_MS_MAX, 0)), audience=OPERATORS,
+    ),
+)  # fmt: skip

@@ -1,34 +1,42 @@
-"""Operations on messages: publish, get and settle, peek; and the sessions that hold what was got.
+"""Operations on messages: publish, get and settle, peek; and operators' sessions.
 
-    publish   a batch by one route, confirmed as a whole once the log says so
+    publish   a batch by one route, confirmed as a whole once the log is durable
     get       the next messages of a queue; they are pending, held by the caller's session, until
     settle    acknowledges them, or puts them back: an attempt is not counted then
-    peek      looks at ready messages, some at a time, and changes nothing
+    peek      returns ready messages and changes nothing
 
-A session has a name of the caller's choice and ends with the caller's connection to the control
+The caller chooses the session's name. A session ends with the caller's connection to the control
 socket (`session_closed`): what it holds then goes back to its place. A get that waits is woken when
-a message may be there; if its session has ended by then it takes nothing.
+a message may be there; if its session has ended by then, it takes nothing.
 
-What a queue restart or a deletion made somebody else's is not touched: each held tag is remembered
-with the AMQQueue that it was pending in.
-
-Not here: AMQP's own ways of doing this (publish.py, channel.py), checks of arguments.
+Each held tag is remembered with the AMQQueue in which it is pending, so that a tag is not settled
+in another queue after a restart or a deletion of the first.
 """
 
-from collections.abc import Callable
 from typing import Final
 
-from penstock.access.permissions import Identity
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.dispatch import Reply
 from penstock.broker.fan_out import fan_out
-from penstock.broker.operation_args import OperationArgs, Reply, refused
+from penstock.broker.operations.arguments import (
+    bodies,
+    flag,
+    numbers,
+    short_text,
+    table,
+    text,
+    whole,
+    whole_or_null,
+)
+from penstock.broker.operations.call import OPERATORS, Call, Operation
 from penstock.broker.output import Output
+from penstock.broker.permissions import READ
 from penstock.broker.publish import Publisher
-from penstock.broker.refusals import called, not_found
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, DiskFullError, QueueFullError
+from penstock.errors import ChannelError, DiskFullError, QueueFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 
@@ -48,7 +56,7 @@ class OperatorSession:
 
     def __init__(self) -> None:
         self.is_closed: bool = False
-        self.held: dict[str, dict[int, tuple[ServedQueue, AMQQueue]]] = {}
+        self.held: dict[str, dict[int, tuple[BrokerQueue, AMQQueue]]] = {}
 
 
 class Operators:
@@ -61,7 +69,7 @@ class Operators:
 
 
 def operators(vhost: VHost) -> Operators:
-    """What operators of this vhost hold."""
+    """Return the sessions and jobs of this vhost's operators."""
     if vhost.operations is None:
         vhost.operations = Operators()
     known = vhost.operations
@@ -72,37 +80,36 @@ def operators(vhost: VHost) -> Operators:
 # ---- publish -------------------------------------------------------------------------------------
 
 
-def publish(vhost: VHost, identity: Identity, args: OperationArgs, reply: Reply) -> None:
-    """{published}: how many, all of them as safe as the vhost's durability says. ChannelError: 312
-    (no queue gets it), 403, 404, 406, 506 (a queue or the disk is full; {published} of them are
-    in)."""
-    exchange = args.name("exchange", "")
-    key = args.name("routing_key", "")
-    given = args.table("properties")
-    bodies = args.bodies("bodies")
-    args.done()
-    for body in bodies:
+def _publish(call: Call) -> None:
+    """ChannelError: 312 (no queue gets it), 403, 404, 406, 506 (a queue or the disk is full; the
+    text says how many were published)."""
+    vhost = call.vhost
+    exchange = call.args.text("exchange")
+    key = call.args.text("routing_key")
+    given = call.args.table("properties")
+    given_bodies = call.args.bodies("bodies")
+    for body in given_bodies:
         if len(body) > BODY_BYTES_MAX:
-            raise refused(
+            raise precondition_failed(
                 f"message size {len(body)} is larger than configured max size {BODY_BYTES_MAX}"
             )
-    if vhost.blocked_reason:
-        text = f"publishing is blocked, short of {vhost.blocked_reason}"
+    if call.vhost.blocked_reason:
+        text = f"publishing is blocked, short of {call.vhost.blocked_reason}"
         raise ChannelError(RESOURCE_ERROR, text)
-    publisher = Publisher(vhost, identity, 0, Output(vhost.dispatch, FRAME_MAX))
+    publisher = Publisher(vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
     route = publisher.route(_short(exchange) + _short(key) + bytes((MANDATORY,)))
     props = encoded_properties(given)
     facts, targets, props = publisher.facts_of(route, props, scan(props))
     if not targets.queues and not targets.streams:
         place = (
-            called("exchange", exchange, vhost.name)
+            called("exchange", exchange, call.vhost.name)
             if exchange
-            else called("queue", key, vhost.name)
+            else called("queue", key, call.vhost.name)
         )
         raise ChannelError(NO_ROUTE, f"no queue gets it: key '{key}', {place}")
     lsn = 0
     count = 0
-    for body in bodies:
+    for body in given_bodies:
         try:
             one, is_refused = fan_out(
                 vhost, targets.queues, targets.streams, route.front + props, body, facts
@@ -115,15 +122,7 @@ def publish(vhost: VHost, identity: Identity, args: OperationArgs, reply: Reply)
         if is_refused:
             raise ChannelError(RESOURCE_ERROR, f"a queue is full; {count} were published")
         count += 1
-    answer_when_settled(vhost, lsn, {"published": count}, reply)
-
-
-def answer_when_settled(vhost: VHost, lsn: int, answer: object, reply: Reply) -> None:
-    """Reply once the LSN is settled in the vhost's mode; 0: at once."""
-    if not lsn:
-        reply(answer)
-        return
-    vhost.when_settled(lsn, vhost.mode, lambda: reply(answer))
+    call.settled(lsn, {"published": count})
 
 
 def encoded_properties(given: dict[str, object]) -> bytes:
@@ -132,7 +131,9 @@ def encoded_properties(given: dict[str, object]) -> bytes:
     for name, value in given.items():
         if name not in PROPERTY_NAMES:
             expected = ", ".join(PROPERTY_NAMES)
-            raise refused(f"publish: unknown property {name!r}, expected one of {expected}")
+            raise precondition_failed(
+                f"publish: unknown property {name!r}, expected one of {expected}"
+            )
         if value is None:
             continue
         if name in ("delivery_mode", "priority", "timestamp"):
@@ -142,12 +143,12 @@ def encoded_properties(given: dict[str, object]) -> bytes:
         else:
             is_right = isinstance(value, str)
         if not is_right:
-            raise refused(f"publish: property {name!r}: given {value!r}")
+            raise precondition_failed(f"publish: property {name!r}: given {value!r}")
         setattr(properties, name, value)
     try:
         return properties.encode()
     except (ValueError, OverflowError, TypeError) as error:
-        raise refused(f"publish: properties that AMQP cannot carry: {error}") from error
+        raise precondition_failed(f"publish: properties that AMQP cannot carry: {error}") from error
 
 
 def _short(text: str) -> bytes:
@@ -158,24 +159,23 @@ def _short(text: str) -> bytes:
 # ---- get and settle ------------------------------------------------------------------------------
 
 
-def get(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """{messages}: up to `count` of them, held by the session; none if none came in wait_ms."""
-    queue = vhost.find_messages(args.name("queue"), None, "get")
-    count = args.whole("count", 1, 1, GET_MAX)
-    name = args.text("session")
-    wait_ms = args.whole("wait_ms", 0, 0, WAIT_MS_MAX)
-    args.done()
+def _get(call: Call) -> None:
+    vhost = call.vhost
+    queue = vhost.table.find_messages(call.args.text("queue"), None, "get")
+    count = call.args.whole("count")
+    wait_ms = call.args.whole("wait_ms")
+    name = call.args.text("session")
     session = operators(vhost).sessions.setdefault(name, OperatorSession())
     queue.serve()
-    queue.used_at_ms = vhost.clock.wall_ms()
-    _Get(vhost, queue, session, count, reply).begin(wait_ms)
+    queue.used_at_ms = call.vhost.clock.wall_ms()
+    _Get(vhost, queue, session, count, call.reply).begin(wait_ms)
 
 
 class _Get:
     """One call of get, which may have to wait."""
 
     def __init__(
-        self, vhost: VHost, queue: ServedQueue, session: OperatorSession, count: int, reply: Reply
+        self, vhost: VHost, queue: BrokerQueue, session: OperatorSession, count: int, reply: Reply
     ) -> None:
         self._vhost = vhost
         self._queue = queue
@@ -192,7 +192,7 @@ class _Get:
         if self._try() or self._gives_up():
             return
         wait_s = (wait_ms or HELD_MS) / 1000
-        self._vhost.call_at(self._vhost.clock.monotonic() + wait_s, self._too_late)
+        self._vhost.timers.call_at(self._vhost.clock.monotonic() + wait_s, self._too_late)
         self._wait()
 
     def _gives_up(self) -> bool:
@@ -204,7 +204,7 @@ class _Get:
 
     def _try(self) -> bool:
         """Whether there is something to answer, which is done then."""
-        found = taken(self._vhost, self._queue, self._session, self._count)
+        found = _take(self._vhost, self._queue, self._session, self._count)
         if found:
             self._answer(found)
         return bool(found)
@@ -214,14 +214,14 @@ class _Get:
         if held is None:
             self._queue.waiters.append(self._woken)
         else:
-            self._vhost.when_settled(held[0], held[1], self._woken)
+            self._vhost.dispatch.when_settled(held[0], held[1], self._woken)
 
     def _woken(self) -> None:
         if self._is_done or self._session.is_closed:
             return
         name = self._queue.name
-        queue = self._vhost.served(name)  # it may have been restarted, and be another one
-        if not isinstance(queue, ServedQueue):
+        queue = self._vhost.table.usable(name)  # it may have been restarted, and be another one
+        if not isinstance(queue, BrokerQueue):
             self._is_done = True
             self._reply(not_found(called("queue", name, self._vhost.name)))
             return
@@ -240,10 +240,10 @@ class _Get:
         self._reply({"messages": messages})
 
 
-def taken(
-    vhost: VHost, queue: ServedQueue, session: OperatorSession, count: int
+def _take(
+    vhost: VHost, queue: BrokerQueue, session: OperatorSession, count: int
 ) -> list[dict[str, object]]:
-    """Up to `count` of the next messages, which the session holds from now on."""
+    """Return up to `count` of the next messages; the session holds them now."""
     amq = queue.amq
     found: list[dict[str, object]] = []
     size = 0
@@ -254,7 +254,7 @@ def taken(
                 continue
             break
         session.held.setdefault(queue.name, {})[delivery.tag] = (queue, amq)
-        found.append(told(vhost, queue, delivery))
+        found.append(_message(vhost, queue, delivery))
         size += delivery.message.size
         if delivery.is_redelivered:
             queue.redelivered += 1
@@ -264,8 +264,8 @@ def taken(
     return found
 
 
-def told(vhost: VHost, queue: ServedQueue, delivery: Delivery) -> dict[str, object]:
-    """A message as operators get it; its body as bytes."""
+def _message(vhost: VHost, queue: BrokerQueue, delivery: Delivery) -> dict[str, object]:
+    """Return a message as operators get it; its body is bytes."""
     message = delivery.message
     address, props = vhost.headers.parts(message.header, queue.name)
     if delivery.attempts:
@@ -283,35 +283,29 @@ def told(vhost: VHost, queue: ServedQueue, delivery: Delivery) -> dict[str, obje
     }
 
 
-def settle(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """{settled}: how many of the tags the session still held; they are acknowledged, or with
-    `requeue` back at their places."""
-    name = args.name("queue")
-    session = operators(vhost).sessions.get(args.text("session"))
-    tags = args.numbers("tags")
-    is_back = args.flag("requeue")
-    args.done()
-    held = {} if session is None else session.held.get(name, {})
-    reply({"settled": _settle(vhost, held, tags, is_back=is_back)})
+def _settle_messages(call: Call) -> None:
+    args = call.args
+    session = operators(call.vhost).sessions.get(args.text("session"))
+    held = {} if session is None else session.held.get(args.text("queue"), {})
+    tags, is_back = args.numbers("tags"), args.flag("requeue")
+    call.reply({"settled": _settle(call.vhost, held, tags, is_back=is_back)})
 
 
-def session_closed(vhost: VHost, args: OperationArgs, reply: Reply) -> None:
-    """What the session holds goes back. Unknown ones are no error: they held nothing."""
-    session = operators(vhost).sessions.pop(args.text("session"), None)
-    args.done()
+def _session_closed(call: Call) -> None:
+    session = operators(call.vhost).sessions.pop(call.args.text("session"), None)
     count = 0
     if session is not None:
         session.is_closed = True
         for held in session.held.values():
-            count += _settle(vhost, held, list(held), is_back=True)
-    reply({"released": count})
+            count += _settle(call.vhost, held, list(held), is_back=True)
+    call.reply({"released": count})
 
 
 def _settle(
-    vhost: VHost, held: dict[int, tuple[ServedQueue, AMQQueue]], tags: list[int], *, is_back: bool
+    vhost: VHost, held: dict[int, tuple[BrokerQueue, AMQQueue]], tags: list[int], *, is_back: bool
 ) -> int:
     count = 0
-    by_queue: dict[ServedQueue, list[int]] = {}
+    by_queue: dict[BrokerQueue, list[int]] = {}
     for tag in tags:
         known = held.pop(tag, None)
         if known is None:
@@ -333,48 +327,61 @@ def _settle(
 # ---- peek ----------------------------------------------------------------------------------------
 
 
-def peek(vhost: VHost, owner: object | None, args: OperationArgs, reply: Reply) -> None:
-    """{messages, after}: ready messages behind the tag `after`, and the last one's tag."""
-    queue = vhost.find_messages(args.name("queue"), owner, "peek")
-    count = args.whole("count", 1, 1, GET_MAX)
-    after = args.whole_or_none("after")
-    args.done()
+def _peek(call: Call) -> None:
+    vhost = call.vhost
+    queue = vhost.table.find_messages(call.args.text("queue"), call.owner, "peek")
+    count = call.args.whole("count")
+    after = call.args.whole_or_none("after")
     found: list[dict[str, object]] = []
     size = 0
     step = 1
     while len(found) < count and size < REPLY_BYTES:
         deliveries = queue.amq.browse(after, min(count - len(found), step))
         for delivery in deliveries:
-            found.append(told(vhost, queue, delivery))
+            found.append(_message(vhost, queue, delivery))
             size += delivery.message.size
             after = delivery.tag
         step = PEEK_SLICE if size < len(found) * SMALL_BYTES else 1  # all bodies are in RAM at once
         if not deliveries:
             break
-    reply({"messages": found, "after": after})
+    call.reply({"messages": found, "after": after})
 
 
-def answer_errors(vhost: VHost, do: Callable[[], None], reply: Reply) -> None:
-    """The rest of an operation that had to wait: an error of it is the answer."""
-    try:
-        do()
-    except Exception as error:  # noqa: BLE001 - it is answered or raised
-        answer_error(vhost, error, reply)
+QUEUE: Final = short_text("queue")
+SESSION: Final = text("session")
 
-
-def answer_error(vhost: VHost, error: Exception, reply: Reply) -> None:
-    """Answer with the AMQP error that it stands for; one that stands for none, or that comes of a
-    failed engine, is raised."""
-    told = error_of(error)
-    if told is None or vhost.engine.failed is not None:
-        raise error
-    reply(told)
-
-
-def error_of(error: Exception) -> AMQPError | None:
-    """The AMQP error that an error of a queue stands for; None if it is none of these."""
-    if isinstance(error, AMQPError):
-        return error
-    if isinstance(error, DiskFullError | QueueFullError):
-        return ChannelError(RESOURCE_ERROR, str(error))
-    return None
+OPERATIONS: Final = (
+    Operation(
+        "publish", _publish,
+        "Publish messages by one route: {published}, once they are as safe as the vhost's "
+        "durability says. No route for them is an error.",
+        (
+            short_text("exchange", ""), short_text("routing_key", ""), table("properties"),
+            bodies("bodies"),
+        ),
+        needs_text="write on the exchange",
+    ),
+    Operation(
+        "peek", _peek,
+        "Return ready messages after the tag `after`, and the last one's tag: {messages, after}.",
+        (QUEUE, whole("count", 1, GET_MAX, 1), whole_or_null("after")),
+        ((READ, "queue", "queue"),),
+    ),
+    Operation(
+        "get", _get,
+        "Take up to `count` messages, which the session holds: {messages}; none if none comes "
+        "within wait_ms.",
+        (QUEUE, whole("count", 1, GET_MAX, 1), SESSION, whole("wait_ms", 0, WAIT_MS_MAX, 0)),
+        audience=OPERATORS,
+    ),
+    Operation(
+        "settle", _settle_messages,
+        "Acknowledge messages that the session holds, or put them back: {settled}, how many.",
+        (QUEUE, SESSION, numbers("tags"), flag("requeue")), audience=OPERATORS,
+    ),
+    Operation(
+        "session_closed", _session_closed,
+        "Put back what a session holds: {released}, how many; an unknown session holds nothing.",
+        (SESSION,), audience=OPERATORS,
+    ),
+)  # fmt: skip

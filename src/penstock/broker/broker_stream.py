@@ -1,9 +1,42 @@
-"""ServedStream: a stream as the broker has it: its partitions, and who reads them.
+"""Stream arguments: what a consumer of a stream asks for, and from where it reads.
+
+    x-stream-offset      "first", "last", "next"; an offset; a time (AMQP's timestamp, seconds); an
+                         interval before now, "1h"; without it "next", or where the reader is
+    x-stream-reader      the name of a reader, whose position the server keeps (ours)
+    x-stream-partition   read this partition alone (ours)
+
+As RabbitMQ's streams guide has them, with two differences: "last" is the last record, not the last
+chunk, and a time is met to the record. An offset holds for every partition that is read. What makes
+no sense is 406; RabbitMQ 3.10 ends the connection with an internal error for some of it.
+
+x-stream-filter and what else is not known here is passed over.
+
+StreamReading: one consumer's own way through a stream, from chunk to delivery and back.
+
+A queue gives each message to one of its consumers; of a stream every consumer reads everything, by
+itself. So each has a reading of its own, and that is what the dispatch has on its list: it delivers
+as long as its consumer's prefetch and its client's transport have room, a slice in each turn. It
+is marked again when a head moves (a turn's records are settled), when its client acknowledges, and
+when its transport takes more.
+
+A delivery is never the queue's again. So all ways to settle one give the consumer room for another,
+and none brings it back: basic.nack and basic.reject as well, as RabbitMQ has it since 3.12 (before,
+it ended the connection). To a *named reader* they make a difference: what is acknowledged, or
+rejected without requeue, is done with; what is requeued, or unacked when the channel ends, is not,
+and the reader's position stays at the first of these (stream_cursor.py). Positions are logged at
+most once per turn and partition, and force no sync: a crash may bring back what was acknowledged.
+
+What cannot be read (a damaged page) ends this consumer alone: it is cancelled, people are told, the
+stream goes on.
+
+Hot: `deliver` runs for each record delivered.
+
+BrokerStream: a stream as the broker has it: its partitions, and who reads them.
 
 Streams are what RabbitMQ's streams guide says: a queue type (x-queue-type=stream) that is appended
 to and read, any number of times, never consumed. Records go away from its oldest end only, by age,
 bytes or number. To clients it is a queue: it is declared, bound, published to, consumed and deleted
-as one, and `Served` is what the two have in common.
+as one, and `QueueOrStream` is what the two have in common.
 
     publish    `append`: the partition by the routing key; one STREAM record of the log
     consume    `attach`: the arguments (stream_arguments.py), a StreamReading for the consumer
@@ -19,26 +52,222 @@ would move one position against each other. Several may share the partitions.
 Not here: which streams there are (stream_table.py), the bytes (penstock.storage).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
-from penstock.broker.arguments import of_type
-from penstock.broker.consumers import Consumer
+from penstock.broker.arguments import of_type, shown
+from penstock.broker.broker_queue import Consumer, QueueOrStream
+from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.refusals import NOT_IMPLEMENTED, access_refused, called, precondition_failed
-from penstock.broker.served_queue import Served
-from penstock.broker.stream_arguments import NEXT, Start, partition_of, reader_of, start_of
-from penstock.broker.stream_reading import StreamReading
 from penstock.codec.spec import RESOURCE_ERROR
 from penstock.errors import AMQPConnectionError, ChannelError, CorruptionError, DiskFullError
+from penstock.message import Message
 from penstock.queues import stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
+from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTaker
 from penstock.queues.stream_cursor import Place, StreamCursor
-from penstock.queues.stream_options import KEPT_S, STREAM, StreamOptions
+from penstock.queues.stream_headers import Placer
+from penstock.queues.stream_options import KEPT_S, STREAM, StreamOptions, age_s
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.streams import ReaderOffset, Stream
 from penstock.storage.transaction import Appended, Transaction
+
+OFFSET: Final = "x-stream-offset"
+READER: Final = "x-stream-reader"
+PARTITION: Final = "x-stream-partition"
+
+FIRST: Final = "first"
+LAST: Final = "last"
+NEXT: Final = "next"
+WORDS: Final = (FIRST, LAST, NEXT)
+OFFSET_MAX: Final = (1 << 53) - 1
+READER_BYTES_MAX: Final = 255
+EXPECTED: Final = (
+    '"first", "last", "next", an offset from 0, a timestamp, or an interval such as "1h"'
+)
+
+
+class Start:
+    """Where to begin: a word, or an offset (not negative), or a time in us since 1970."""
+
+    __slots__ = ("offset", "time_us", "word")
+
+    def __init__(self, word: str = "", offset: int = -1, time_us: int = 0) -> None:
+        self.word: str = word
+        self.offset: int = offset
+        self.time_us: int = time_us
+
+    def offset_in(self, stream: Stream) -> int:
+        """The offset to begin at in this partition, which may be below the first or above the head.
+        CorruptionError, OSError: its index cannot be read."""
+        if self.offset >= 0:
+            return self.offset
+        if self.word == FIRST:
+            return stream.first_offset
+        if self.word == LAST:
+            return max(stream.head_offset - 1, stream.first_offset)
+        if self.word == NEXT:
+            return stream.next_offset
+        return stream.queue.find(self.time_us)
+
+
+def start_of(what: str, arguments: Mapping[str, object], now_ms: int) -> Start | None:
+    """Where a consumer asks to begin; None: it does not say. what: the stream, as `refusals.called`
+    has it. ChannelError 406."""
+    if OFFSET not in arguments:
+        return None
+    given = arguments[OFFSET]
+    if isinstance(given, str):
+        if given in WORDS:
+            return Start(given)
+        seconds = age_s(given)
+        if seconds is not None:
+            return Start(time_us=max(now_ms - seconds * 1000, 0) * 1000)
+    elif isinstance(given, datetime):
+        whole = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+        return Start(time_us=max(int(whole.timestamp()), 0) * 1_000_000)
+    elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= OFFSET_MAX:
+        return Start(offset=given)
+    raise invalid(OFFSET, what, given, EXPECTED)
+
+
+def reader_of(what: str, arguments: Mapping[str, object]) -> str:
+    """The name of the reader, "" for none. ChannelError 406."""
+    given = arguments.get(READER)
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not is_reader(given):
+        raise invalid(READER, what, given, f"a text of 1 to {READER_BYTES_MAX} bytes of UTF-8")
+    return given
+
+
+def is_reader(name: str) -> bool:
+    """Whether a reader may be called so."""
+    try:
+        return 0 < len(name.encode()) <= READER_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+def partition_of(what: str, arguments: Mapping[str, object], count: int) -> int | None:
+    """The partition that is asked for, of so many; None for all of them. ChannelError 406."""
+    given = arguments.get(PARTITION)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < count:
+        raise invalid(PARTITION, what, given, f"a partition from 0 to {count - 1}")
+    return given
+
+
+def invalid(name: str, what: str, given: object, expected: str) -> Exception:
+    """406 for a consumer's argument."""
+    return precondition_failed(
+        f"invalid arg '{name}' for {what}: received {shown(given)}, expected {expected}"
+    )
+
+
+READING_SLICE: Final = 1024  # records that one reading delivers before others have their turn
+US_PER_S: Final = 1_000_000
+
+
+class StreamReading(Source):
+    """Of one consumer of `stream`. reader: its name, "" for none."""
+
+    def __init__(
+        self, stream: "BrokerStream", consumer: Consumer, cursor: StreamCursor, reader: str
+    ) -> None:
+        self.is_touched = True  # no tick has to do with it
+        self.stream: BrokerStream = stream
+        self.consumer: Consumer = consumer
+        self.reader: str = reader
+        self.cursor: StreamCursor = cursor
+        self._placer: Placer = Placer(stream.name)
+        self._counted_bytes: int = 0
+
+    # ---- delivery ------------------------------------------------------------------------------
+
+    def deliver(self, dispatch: Dispatch) -> int:
+        n = 0
+        try:
+            self.save()
+            n = self._deliver_run(dispatch)
+        except Exception as error:
+            if dispatch.engine.failed is not None:
+                raise
+            self.stream.reading_failed(self, error)
+        self._account()
+        if self.consumer.is_cancelled and not self.consumer.unacked:
+            self.stream.forget(self)
+        return n
+
+    def _deliver_run(self, dispatch: Dispatch) -> int:
+        cursor = self.cursor
+        consumer = self.consumer
+        channel = consumer.channel
+        placer = self._placer
+        n = 0
+        while consumer.is_ready():
+            if n >= READING_SLICE:
+                dispatch.mark(self)
+                break
+            record = cursor.fetch()
+            if record is None:
+                break
+            n += 1
+            offset = record.offset
+            partition = cursor.partition
+            header = placer.header(record.meta, offset, partition, record.time_us, cursor.gap)
+            body = record.payload
+            message = Message(offset, header, body, len(body), record.time_us // US_PER_S)
+            tag = cursor.tag(offset, partition)
+            channel.deliver(consumer, Delivery(tag, message, False, 0))
+        if n:
+            self.stream.delivered += n
+        if consumer.is_cancelled:
+            cursor.drop_chunk()
+        return n
+
+    def _account(self) -> None:
+        change = self.cursor.chunk_bytes - self._counted_bytes
+        if change:
+            self._counted_bytes += change
+            self.stream.add_other(change)
+
+    def end(self) -> None:
+        """The consumer is no more: what was acknowledged so far is kept, the chunk is not."""
+        self.cursor.drop_chunk()
+        self._account()
+
+    def save(self) -> None:
+        """Have the position kept, if it is a named reader's and has moved."""
+        if not self.reader:
+            return
+        stream = self.stream
+        for place in self.cursor.moved():
+            position = place.position()
+            if stream.reads_as(self, place.partition) and stream.set_reader(
+                place.stream, self.reader, position
+            ):
+                place.saved = position
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int]) -> None:
+        self.cursor.ack(tags)
+        self.stream.acked += len(tags)
+
+    def requeue(self, tags: list[int]) -> None:
+        self.cursor.hold(tags)
+
+    def discard(self, tags: list[int]) -> None:
+        self.cursor.ack(tags)
+
+    def release(self, tags: list[int]) -> None:
+        self.cursor.hold(tags)
+
 
 PARTITION_BYTES: Final = 4 << 10  # measured: one more, without records
 PRIORITY: Final = "x-priority"
@@ -47,7 +276,7 @@ CHUNK_RECORDS_MIN: Final = 64  # read at once, also for a small prefetch
 _CODEC: Final = AmqpHeaders()
 
 
-class ServedStream(Served):
+class BrokerStream(QueueOrStream):
     """One stream of a vhost. parts: its partitions, one at least. add_other(bytes): so much more
     is in RAM. on_failure(what, error): a reading could not read on. hold_age_s, hold_bytes: how
     much more than the limits keep its readers may ask to keep, None for no bound."""
@@ -301,8 +530,8 @@ class StreamAppend:
 
     __slots__ = ("_appended", "_partition", "_stream")
 
-    def __init__(self, stream: ServedStream, partition: int, appended: Appended) -> None:
-        self._stream: ServedStream = stream
+    def __init__(self, stream: BrokerStream, partition: int, appended: Appended) -> None:
+        self._stream: BrokerStream = stream
         self._partition: int = partition
         self._appended: Appended = appended
 
@@ -318,8 +547,8 @@ class StreamAppend:
 class DeadLetterStream(StreamTaker):
     """A stream as a target of dead letters."""
 
-    def __init__(self, stream: ServedStream) -> None:
-        self._stream: ServedStream = stream
+    def __init__(self, stream: BrokerStream) -> None:
+        self._stream: BrokerStream = stream
 
     def enter(self, transaction: Transaction, header: bytes, body: bytes) -> None:
         self._stream.begin_append(transaction, header, body)

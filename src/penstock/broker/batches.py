@@ -1,4 +1,27 @@
-"""BatchDesk: batches of the exactly-once sink: who waits for whom, and what is swept away.
+"""Batch claims: whose a query of the exactly-once sink is, and whether a commit was done already.
+
+**Owners.** A query belongs to the user who staged or committed for it first, with the target of
+that. Only this user, users who may write to that target, and administrators stage, commit, abort
+and release for it; others get a 403, and nothing changes. Before the first batch is decided the
+owner stands in a file beside the staged pages (staging.py), afterwards in the record of the last
+batch. A batch that a version without owners decided belongs to whoever may write to its target.
+
+**Repeated commits.** Spark commits a batch again when it does not know what became of the first
+commit. That is answered "already done" if the batch is the same: its number is that of the query's
+last batch, its target is, and so are the number and the checksum of its rows; partitions, order and
+attempts may differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is written:
+
+    same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
+    a smaller number                     the same, or a checkpoint was restored from an older copy
+    a number behind a gap                batches of a sink that reports each one (`previous`) are
+                                         missing: the broker was restored from an older backup
+    a number far ahead                   no query of Spark's
+
+A batch that a version without checksums decided is compared by number and target only.
+
+Not here: waiting and deciding (batch_desk.py), the format of the record (penstock.storage.batches).
+
+BatchManager: batches of the exactly-once sink: who waits for whom, and what is swept away.
 
     commit    waits until the batch before it of the same query is done, looks at the target and at
               the keys that must lead somewhere, and then decides: one record of the log. The answer
@@ -20,26 +43,224 @@ Not here: arguments and permissions (operations_batches.py), the record (penstoc
 """
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
 from penstock.access.permissions import Identity, everything
-from penstock.broker.batch_claims import (
-    BatchCommit,
-    QueryClaims,
-    check_owner,
-    is_repeated,
-    owner_of,
-)
-from penstock.broker.batch_moves import BatchMove
-from penstock.broker.batch_target import BatchTarget
-from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore
-from penstock.broker.operation_args import Reply, refused
+from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask
+from penstock.broker.batch_moves import BatchMove, BatchTarget, StreamClaims
+from penstock.broker.dispatch import Reply
+from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
+from penstock.codec.spec import INTERNAL_ERROR, NO_ROUTE, RESOURCE_ERROR
 from penstock.errors import AMQPError, ChannelError, CorruptionError, PenstockError
 from penstock.storage import staging
-from penstock.storage.batches import Batch, QueryOwner
+from penstock.storage.batches import Batch, BatchFacts, QueryOwner, StagedPage
 from penstock.storage.durability import DISK
+
+CONFLICT: Final = 409
+JUMP_MAX: Final = 1 << 20
+FIRST_NUMBER_MAX: Final = 1 << 40
+REMEMBERED_MAX: Final = 1000
+
+Looked = Callable[[QueryOwner | None], None]
+Failed = Callable[[BaseException], None]
+
+
+class BatchCommit(NamedTuple):
+    """What a commit asks for. rows, checksum: of all pages. keys: (exchange, routing key) that must
+    lead to a queue. previous: the number of the batch before, if the sink reports each batch, also
+    those without rows; -1: there is none; None: it does not. is_first_kept: a batch with this
+    number that was decided counts, whatever rows this one has."""
+
+    query: str
+    number: int
+    target: BatchTarget
+    pages: list[StagedPage]
+    rows: int
+    checksum: int
+    keys: list[tuple[str, str]]
+    previous: int | None = None
+    is_first_kept: bool = False
+
+    def facts(self, owner: QueryOwner) -> BatchFacts:
+        """For its decision."""
+        return BatchFacts(owner, self.rows, self.checksum, self.previous is not None)
+
+
+# ---- owners --------------------------------------------------------------------------------------
+
+
+def owner_of(batch: Batch) -> QueryOwner:
+    """Whose query this is the last batch of."""
+    return QueryOwner("", batch.target) if batch.facts is None else batch.facts.owner
+
+
+def may_use(identity: Identity, owner: QueryOwner) -> bool:
+    """Whether the user may stage, commit, abort and release for a query of this owner."""
+    if identity.is_administrator or (owner.user and identity.name == owner.user):
+        return True
+    if not owner.target:
+        return False
+    try:
+        return BatchTarget.from_text(owner.target).is_writable(identity)
+    except ValueError:
+        return False
+
+
+def check_owner(identity: Identity, owner: QueryOwner, query: str, vhost: str) -> None:
+    """ChannelError 403 unless `may_use`."""
+    if not may_use(identity, owner):
+        whose = f"belongs to user '{owner.user}'" if owner.user else "writes to another target"
+        raise access_refused(
+            f"query '{query}' in vhost '{vhost}' {whose}: user '{identity.name}' needs write "
+            "permission on its target, or another queryId"
+        )
+
+
+class QueryClaims:
+    """The owners of a vhost's queries; one per BatchManager."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self._vhost: VHost = vhost
+        self._staged: dict[str, QueryOwner] = {}  # of queries without a batch
+
+    def known(self, query: str) -> QueryOwner | None:
+        """The owner, if no file must be read to know it."""
+        batch = self._vhost.engine.batches.batch(query)
+        return self._staged.get(query) if batch is None else owner_of(batch)
+
+    def read_owner(self, query: str, looked: Looked, failed: Failed) -> None:
+        """Have the file of staged pages read, in a worker; looked(None): nobody has staged."""
+        engine = self._vhost.engine
+        fs, path = engine.fs, engine.path
+
+        def done(found: object) -> None:
+            assert found is None or isinstance(found, QueryOwner)
+            looked(found)
+
+        engine.submit(lambda: staging.read_owner(fs, path, query), done, failed)
+
+    def claim(self, query: str, owner: QueryOwner, looked: Looked, failed: Failed) -> None:
+        """Have the query belong to this owner if it belongs to nobody; looked: told whose it is,
+        durably."""
+        known = self.known(query)
+        if known is not None:
+            looked(known)
+            return
+        engine = self._vhost.engine
+        fs, path = engine.fs, engine.path
+
+        def done(found: object) -> None:
+            assert isinstance(found, QueryOwner)
+            if len(self._staged) >= REMEMBERED_MAX:
+                self._staged.clear()
+            self._staged[query] = found
+            looked(found)
+
+        engine.submit(lambda: staging.claim(fs, path, query, owner), done, failed)
+
+    def forget(self, query: str) -> None:
+        """It is over."""
+        self._staged.pop(query, None)
+
+    def swept(self) -> None:
+        """Files went."""
+        self._staged.clear()
+
+
+# ---- repeated commits ----------------------------------------------------------------------------
+
+
+def is_repeated(last: Batch | None, asked: BatchCommit) -> bool:
+    """Whether the commit is of the query's last batch, which is decided. False: it is to be
+    decided. ChannelError 406: it cannot be; 409: the batch is another one, see this module's head.
+    """
+    if last is not None and asked.number == last.number:
+        _check_same(last, asked)
+        return True
+    if last is not None and asked.number < last.number:
+        raise _conflict(
+            f"{_said(asked)} is older than the last one, {_told(last)}, and whether its rows were "
+            "written is not known any more. Either two jobs use this queryId, or the job's "
+            "checkpoint was deleted, or restored from an older copy.",
+            asked.query,
+        )
+    _check_gap(last, asked)
+    if not asked.pages and asked.previous is None:
+        raise precondition_failed(f"commit_batch: {_said(asked)} has no pages")
+    return False
+
+
+def _check_same(last: Batch, asked: BatchCommit) -> None:
+    """ChannelError 409 unless it is the same batch."""
+    is_same = asked.target.is_same_place(last.target)
+    if is_same and last.facts is not None and not asked.is_first_kept:
+        is_same = (last.facts.rows, last.facts.checksum) == (asked.rows, asked.checksum)
+    if not is_same:
+        raise _conflict(
+            f"{_said(asked)} is not the batch of this number that was decided, {_told(last)}. "
+            "Either two jobs use this queryId, or the job's checkpoint was deleted, copied or "
+            "restored from an older copy, or its rows come out differently when it does a batch "
+            "again.",
+            asked.query,
+        )
+
+
+def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
+    """ChannelError 409 if batches before this one are missing, 406 if it is too far ahead."""
+    known = -1 if last is None else last.number
+    most = FIRST_NUMBER_MAX if last is None else last.number + JUMP_MAX
+    if asked.number > most:
+        raise precondition_failed(
+            f"commit_batch: batch {asked.number} of query '{asked.query}': the last one is "
+            f"{known}, expected a number up to {most}"
+        )
+    is_gapless = last is None or (last.facts is not None and last.facts.is_gapless)
+    if asked.previous is None or asked.previous == known or not is_gapless:
+        return
+    there = "no batch of this query" if last is None else f"{_told(last)}, and none after it"
+    missing = f"batch {known + 1} is" if known + 1 == asked.previous else (
+        f"batches {known + 1} to {asked.previous} are"
+    )  # fmt: skip
+    raise ChannelError(
+        CONFLICT,
+        f"{_said(asked)} follows batch {asked.previous}, but this broker knows {there}: {missing} "
+        "missing here. Either the broker was restored from a backup that is older than the job's "
+        "checkpoint, or the query was released. Nothing was written. Start the job with a new "
+        "checkpoint to write them again, or once with the option failOnDataLoss=false to go on "
+        "without them",
+    )
+
+
+def _conflict(text: str, query: str) -> ChannelError:
+    return ChannelError(
+        CONFLICT,
+        f"{text} Nothing was written. Give the job a queryId of its own (a stream: a new "
+        f"checkpoint), or, if the other job is over: penstock release_query '{query}'",
+    )
+
+
+def _said(asked: BatchCommit) -> str:
+    return (
+        f"batch {asked.number} of query '{asked.query}' ({asked.rows} rows with checksum "
+        f"{asked.checksum:016x} for {asked.target.called()})"
+    )
+
+
+def _told(last: Batch) -> str:
+    """Of the batch that was decided."""
+    at = datetime.fromtimestamp(last.time_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        target = BatchTarget.from_text(last.target).called()
+    except ValueError:
+        target = last.target
+    rows, checksum = last.rows, "an unknown checksum"
+    if last.facts is not None:
+        rows, checksum = last.facts.rows, f"checksum {last.facts.checksum:016x}"
+    return f"batch {last.number} of {at} ({rows} rows with {checksum} for {target})"
+
 
 Info = dict[str, object]
 
@@ -52,15 +273,15 @@ COMMITTED: Final = "committed"
 ALREADY: Final = "already done"
 
 
-class CommitCall(Chore):
+class CommitRequest(BackgroundTask):
     """A commit that a user asks for."""
 
     def __init__(
-        self, desk: "BatchDesk", asked: BatchCommit, identity: Identity, reply: Reply
+        self, manager: "BatchManager", asked: BatchCommit, identity: Identity, reply: Reply
     ) -> None:
         self.query: str = asked.query
-        self._desk = desk
-        self._vhost: VHost = desk.vhost
+        self._manager = manager
+        self._vhost: VHost = manager.vhost
         self._asked = asked
         self._identity = identity
         self._keys = asked.keys
@@ -75,14 +296,14 @@ class CommitCall(Chore):
     def step(self) -> int:
         if self.is_over:
             return DONE
-        desk, asked = self._desk, self._asked
-        last = desk.batch(self.query)
+        manager, asked = self._manager, self._asked
+        last = manager.batch(self.query)
         if last is not None:
             self._take_owner(owner_of(last))
         if is_repeated(last, asked):
-            return self._answer(ALREADY, asked.number, desk.decided_lsn(self.query))
+            return self._answer(ALREADY, asked.number, manager.decided_lsn(self.query))
         if last is not None and not last.is_done:
-            return ASLEEP  # `desk.moved` wakes it
+            return ASLEEP  # BatchManager._moved wakes it
         asked.target.check(self._vhost)
         if self._checked < len(self._keys):
             self._check_keys()
@@ -92,7 +313,7 @@ class CommitCall(Chore):
         if not self._is_checked:
             self._check_pages()
             return ASLEEP
-        lsn = desk.decide(asked, self._owner or self._first_owner())
+        lsn = manager.decide(asked, self._owner or self._first_owner())
         return self._answer(COMMITTED, asked.number, lsn)
 
     def _first_owner(self) -> QueryOwner:
@@ -129,11 +350,11 @@ class CommitCall(Chore):
                     self._take_owner(found)
             except ChannelError as error:
                 self._error = error
-            self._vhost.chores.wake(self)
+            self._vhost.background.wake(self)
 
         def failed(error: BaseException) -> None:
             self._error = error
-            self._vhost.chores.wake(self)
+            self._vhost.background.wake(self)
 
         engine.submit(look, done, failed)
 
@@ -146,7 +367,7 @@ class CommitCall(Chore):
             if self._asked.target.queue:
                 continue  # all of it goes there
             if exchange not in exchanges:
-                raise refused(
+                raise precondition_failed(
                     f"commit_batch: mandatory key {key!r} is of exchange '{exchange}', which is "
                     "not among those of the target"
                 )
@@ -158,11 +379,11 @@ class CommitCall(Chore):
         """It has waited for long enough."""
         if self.is_over:
             return
-        last = self._desk.batch(self.query)
+        last = self._manager.batch(self.query)
         why = "a commit before it has not ended"
         if last is not None and not last.is_done:
             why = f"batch {last.number} is at page {last.page} of {last.page_count}"
-            waits_for = self._desk.waits_for(self.query)
+            waits_for = self._manager.waits_for(self.query)
             if waits_for:
                 why += f", and waits: {waits_for}"
         text = f"batch {self._asked.number} of query '{self.query}' cannot be committed yet: {why}"
@@ -173,12 +394,12 @@ class CommitCall(Chore):
         if isinstance(error, AMQPError):
             self._over(error)
         elif isinstance(error, ValueError | CorruptionError | staging.StagingError):
-            self._over(refused(f"commit_batch: {error}"))
+            self._over(precondition_failed(f"commit_batch: {error}"))
         elif isinstance(error, PenstockError | OSError):
             self._over(ChannelError(RESOURCE_ERROR, str(error)))
         else:
-            self._vhost.mistake(f"a commit of query {self.query!r}", error)
-            self._over(AMQPError(541, f"{type(error).__name__}: {error}"))
+            self._vhost.dispatch.internal_error(f"a commit of query {self.query!r}", error)
+            self._over(AMQPError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
 
     def _answer(self, status: str, batch: int, lsn: int) -> int:
         self._over({"status": status, "batch": batch}, lsn)
@@ -190,13 +411,13 @@ class CommitCall(Chore):
         self.is_over = True
         self._keys = []
         if lsn:
-            self._vhost.when_settled(lsn, DISK, lambda: self._reply(answer))
+            self._vhost.dispatch.when_settled(lsn, DISK, lambda: self._reply(answer))
         else:
             self._reply(answer)
-        self._desk.over(self)
+        self._manager.over(self)
 
 
-class BatchDesk:
+class BatchManager:
     """Of one vhost, see `batch_desk`. Batches are moved with an operator's permissions; those of
     users were asked when they were committed."""
 
@@ -205,12 +426,11 @@ class BatchDesk:
         self.claims = QueryClaims(vhost)
         self._timeout_s: float = vhost.settings.staging_timeout_s
         self._operator = everything("operator")
-        self._lines: dict[str, deque[CommitCall]] = {}
+        self._lines: dict[str, deque[CommitRequest]] = {}
         self._moves: dict[str, BatchMove] = {}
         self._decided: dict[str, int] = {}  # LSNs of decisions of this life
         self._swept_s: float = float("-inf")
-        self._claims: dict[str, BatchMove] = {}  # streams that are written into, by name
-        self._waiting: list[BatchMove] = []  # for a stream
+        self._stream_claims = StreamClaims()
         rolling = vhost.engine.batches.rolling()
         for batch in sorted(rolling, key=_is_not_begun):  # what holds a head goes first
             self._move(batch.query)
@@ -227,23 +447,23 @@ class BatchDesk:
 
     # ---- commits -------------------------------------------------------------------------------
 
-    def commit(self, call: CommitCall) -> None:
+    def commit(self, call: CommitRequest) -> None:
         """A call; it begins when those before it of that query have ended."""
         line = self._lines.setdefault(call.query, deque())
         line.append(call)
         vhost = self.vhost
-        vhost.call_at(vhost.clock.monotonic() + WAIT_S, call.too_late)
+        vhost.timers.call_at(vhost.clock.monotonic() + WAIT_S, call.too_late)
         if len(line) == 1:
-            vhost.chores.wake(call)
+            vhost.background.wake(call)
 
-    def over(self, call: CommitCall) -> None:
+    def over(self, call: CommitRequest) -> None:
         """It has ended, in order or not: the next one."""
         line = self._lines[call.query]
         line.remove(call)
         if not line:
             del self._lines[call.query]
         elif not line[0].is_due:
-            self.vhost.chores.wake(line[0])
+            self.vhost.background.wake(line[0])
 
     def decide(self, asked: BatchCommit, owner: QueryOwner) -> int:
         """The decision, of pages that were looked at, for a query of this owner; its LSN.
@@ -267,31 +487,17 @@ class BatchDesk:
     def _move(self, query: str) -> None:
         move = self._moves.get(query)
         if move is None:  # the one of the batch before may not have noticed yet that it is done
-            move = self._moves[query] = BatchMove(self, query, self._operator)
-        self.vhost.chores.wake(move)
+            move = self._moves[query] = BatchMove(
+                self.vhost, query, self._operator, self._stream_claims, self._moved
+            )
+        self.vhost.background.wake(move)
 
-    def moved(self, move: BatchMove) -> None:
+    def _moved(self, move: BatchMove) -> None:
         """Its batch is done, or was forgotten: the next commit may go on."""
         self._moves.pop(move.query, None)
         line = self._lines.get(move.query)
         if line:
-            self.vhost.chores.wake(line[0])
-
-    def claim(self, stream: str, move: BatchMove) -> bool:
-        """Whether this one may write into the stream; else it is woken when it is free."""
-        if self._claims.setdefault(stream, move) is move:
-            return True
-        if move not in self._waiting:
-            self._waiting.append(move)
-        return False
-
-    def unclaim(self, move: BatchMove) -> None:
-        """It writes into none now."""
-        if move in self._claims.values():
-            self._claims = {name: one for name, one in self._claims.items() if one is not move}
-            waiting, self._waiting = self._waiting, []
-            for other in waiting:
-                other.wake()
+            self.vhost.background.wake(line[0])
 
     # ---- the end of a query --------------------------------------------------------------------
 
@@ -303,7 +509,7 @@ class BatchDesk:
             self._disown(query)
             return {"batch": None}
         if not batch.is_done and not is_forced:
-            raise refused(
+            raise precondition_failed(
                 f"batch {batch.number} of query '{query}' is not done (page {batch.page} of "
                 f"{batch.page_count}): its other messages would be lost; release it with force"
             )
@@ -369,14 +575,14 @@ class BatchDesk:
         }
 
 
-def batch_desk(vhost: VHost) -> BatchDesk:
+def batch_manager(vhost: VHost) -> BatchManager:
     """That of this vhost. Whoever opens a vhost calls this once: batches that were decided before
     go on then. It stands above the vhost, for what it does is to publish."""
     if vhost.batches is None:
-        vhost.batches = BatchDesk(vhost)
-    desk = vhost.batches
-    assert isinstance(desk, BatchDesk)
-    return desk
+        vhost.batches = BatchManager(vhost)
+    manager = vhost.batches
+    assert isinstance(manager, BatchManager)
+    return manager
 
 
 def _query_of(batch: Batch) -> str:

@@ -1,6 +1,11 @@
-"""AlertList: the alerts of a vhost that an operator sees: what is on, and the last of what was.
+"""Alerts of a vhost: the list for operators, lines of the log, and messages for clients.
 
-An alert is told once (a size, damage), or it begins and ends:
+    event            -> AlertList, at once
+      there is room  -> a line of the log, at once -> _outbox
+      there is none  -> _waiting: the newest of its kind, with the number of those before it
+    a later turn     -> what waited and has room; _outbox -> the exchange amq.penstock.alert
+
+**The list.** An alert is reported once (a size, damage), or it begins and ends:
 
     begins            ends              of
     flowed            recovered         a queue, or a part of it: RAM is not enough for it
@@ -12,54 +17,42 @@ An alert is told once (a size, damage), or it begins and ends:
     disk_full         disk_free         the vhost
     batch_waits       batch_goes_on     a query (part)
 
-    told once: size_up, page_out_failed, page_in_failed, lease_old, corruption
+    once: size_up, page_out_failed, page_in_failed, lease_old, corruption
 
 The same alert of the same queue and part again is the same row, with its last time and a count; so
-a queue that swings around its limit has two rows and does not push out all others.
+a queue that swings around its limit has two rows and does not push out all others. The list is in
+RAM alone: a vhost that starts has an empty one.
 
     _on     queue -> (kind, part) -> row    what has begun and not ended: never forgotten, at most
                                             a few for each queue that there is
     _past   key -> row                      all others, the oldest first, PAST_MAX at most
 
-A queue that is deleted or restarted ends what is on of it (`queue_gone`).
-
-In RAM alone: a vhost that starts has an empty list. Not here: what is logged and published of
-alerts, and how often (alert_desk.py).
-
-AlertManager: the alerts of a vhost reach somebody: its log, the list of operators, and clients.
-
-    event            -> AlertList, at once
-      there is room  -> a line of the log, at once -> _outbox
-      there is none  -> _waiting: the newest of its kind, with the number of those before it
-    a later turn     -> what waited and has room; _outbox -> amq.penstock.alert
-
-**The exchange** is a topic exchange that every vhost has, internal as amq.rabbitmq.event is there.
-Clients bind to it as to any other. A message is transient:
+**The exchange** is a topic exchange that every vhost has, internal as amq.rabbitmq.event is in
+RabbitMQ. Clients bind to it as to any other. A message is transient:
 
     routing key   <kind>.<queue>, or <kind> alone if it is of the whole vhost; cut to 255 bytes
     headers       vhost, queue, kind, timestamp_in_ms; the property timestamp, in seconds
     body          JSON in UTF-8, the row of the list as it was then
 
-While nobody has bound it nothing is made for it. While the disk is full nothing is published; the
-last OUTBOX_MAX alerts of that time are when there is space. What one queue refuses the others get.
+No message is made while nothing is bound to the exchange. While the disk is full nothing is
+published; the last OUTBOX_MAX alerts of that time are published when there is space. If one queue
+refuses an alert, the others get it.
 
-**How much.** A pair of kinds of one queue (flowed and recovered) is told KEY_BURST times at once
-and then once in ten seconds: when there is room the newest is told, so whoever reads knows how it
-ended. All queues together have ALL_BURST and then ten in a second; memory, disk and blocked do not
-wait for those of queues. WAITING_MAX wait; the oldest beyond that are left out, which the next line
-says.
+**Rates.** A pair of kinds of one queue (flowed and recovered) is reported KEY_BURST times at once
+and then once in ten seconds: when there is room the newest is reported, so the reader knows the
+present state. All queues together have ALL_BURST and then ten in a second; alerts of memory, disk
+and blocking do not wait for those of queues. WAITING_MAX wait; the oldest beyond that are left out,
+and the next line says how many.
 
 **Damage.** A damaged file is one line and one message for each start of the vhost, written in the
-next turn with the number of places that were found by then; the list counts on.
+next turn with the number of places found by then; the list counts on.
 
-**No circles.** An alert about a queue is not published to that queue. One that comes about while an
-alert is being published is published too (a queue of alerts may have an alert); one that comes
-about by that is not: it is in the log and in the list.
+**No circles.** An alert about a queue is not published to that queue. An alert that is caused by
+publishing an alert is published too (a queue of alerts may have an alert); one that is caused by
+that is only in the log and in the list.
 
-Nothing of this is done on the way of a message but `event`, and nothing fails there: what is
-published is published between turns, and an error of that is reported as a mistake.
-
-Not here: when a queue alerts (penstock.queues), what a row says (alert_list.py).
+The path of a message does nothing of this but call `event`, which does not fail. Publishing is done
+between turns, and an error in it is reported as an internal error.
 """
 
 import json
@@ -102,8 +95,9 @@ Info = dict[str, object]
 
 
 class ListedAlert:
-    """A row. part: which of several, where a queue or the vhost has more than one. is_on: None for
-    what neither begins nor ends. count: how often since first_ms; times are ms since 1970."""
+    """A row of the list. part: which of several, where a queue or the vhost has more than one.
+    is_on: None for an alert that neither begins nor ends. count: how often since first_ms; times
+    are ms since 1970."""
 
     __slots__ = (
         "count", "first_ms", "is_on", "kind", "number", "part", "queue", "text", "threshold",
@@ -124,7 +118,7 @@ class ListedAlert:
         self.threshold: int | None = None
 
     def info(self, vhost: str) -> Info:
-        """As people, operations and clients get it."""
+        """Return the row as operators and clients get it."""
         return {
             "time": date(self.time_ms),
             "first_time": date(self.first_ms),
@@ -140,7 +134,7 @@ class ListedAlert:
 
 
 class AlertList:
-    """Of one vhost, whose name its rows say."""
+    """The alerts of one vhost, whose name its rows contain."""
 
     def __init__(self, vhost: str) -> None:
         self._vhost = vhost
@@ -152,8 +146,8 @@ class AlertList:
         self, kind: str, text: str, now_ms: int, *, queue: str = "", part: str = "",
         value: int | None = None, threshold: int | None = None,
     ) -> ListedAlert:  # fmt: skip
-        """An alert, one of KINDS; its row. value, threshold: of a queue's threshold
-        that was crossed."""
+        """Add an alert, one of KINDS; return its row. value, threshold: of a queue's threshold that
+        was crossed."""
         assert kind in KINDS, kind
         begin = BEGINS.get(kind)
         if begin is not None:
@@ -175,13 +169,13 @@ class AlertList:
         return row
 
     def queue_gone(self, queue: str) -> None:
-        """What is on of this queue has ended, without a word: it was deleted, or is another one."""
+        """End all alerts of this queue: it was deleted or restarted."""
         for row in self._on.pop(queue, {}).values():
             row.is_on = False
             self._add_past(row)
 
     def rows(self) -> list[Info]:
-        """What is on and what was, the oldest first."""
+        """Return the rows of alerts that are on and past, the oldest first."""
         found = list(self._past.values())
         for of_queue in self._on.values():
             found += of_queue.values()
@@ -215,14 +209,14 @@ def _number(row: ListedAlert) -> int:
 
 KEY_BURST: Final = 4
 KEY_PER_S: Final = 0.1
-KEYS_MAX: Final = 1024  # queues of which it is remembered how much they told
+KEYS_MAX: Final = 1024  # queues whose rates are remembered
 ALL_BURST: Final = 200
 ALL_PER_S: Final = 10.0
 WAITING_MAX: Final = 1000
 OUTBOX_MAX: Final = 1000
-FILES_MAX: Final = 4096  # damaged ones; those beyond are counted as one
-CIRCLES_MAX: Final = 1  # alerts that come about by publishing alerts
-SLICE: Final = 32  # published at once
+FILES_MAX: Final = 4096  # damaged files; those beyond are counted as one
+CIRCLES_MAX: Final = 1  # depth up to which alerts caused by alerts are published
+SLICE: Final = 32  # alerts published in one step
 KEY_BYTES_MAX: Final = 255
 CHARACTER_BYTES_MAX: Final = 4
 LOOK_S: Final = 1.0  # between two looks at those that wait
@@ -233,8 +227,9 @@ URGENT: Final = frozenset(
 
 
 class PendingAlert:
-    """An alert on its way. before: how many were left out since the last that was told. depth: how
-    many times over it came about by publishing an alert. info: its row when it was told."""
+    """An alert that is to be logged and published. before: how many were left out since the last
+    report. depth: how many times over it was caused by publishing an alert. info: its row at the
+    report."""
 
     __slots__ = ("before", "depth", "info", "row")
 
@@ -246,7 +241,7 @@ class PendingAlert:
 
 
 class Damage:
-    """Of one file: what was found first, and how many places since."""
+    """The damage of one file: the first place found, and how many since."""
 
     __slots__ = ("count", "first", "queue")
 
@@ -257,13 +252,13 @@ class Damage:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Return the damage in words."""
         more = self.count - 1
         return f"{self.first}; and {more} more in this file so far" if more else self.first
 
 
 class AlertManager(BackgroundTask):
-    """Of one vhost. log(kind, text): writes a line."""
+    """The alerts of one vhost. log(kind, text): writes a line."""
 
     def __init__(self, vhost: str, clock: Clock, log: Callable[[str, str], None]) -> None:
         self.list: AlertList = AlertList(vhost)
@@ -275,9 +270,9 @@ class AlertManager(BackgroundTask):
         self._waiting: OrderedDict[Key, PendingAlert] = OrderedDict()
         self._outbox: deque[PendingAlert] = deque(maxlen=OUTBOX_MAX)
         self._damaged: dict[str, Damage] = {}
-        self._is_damage_new: bool = False  # it is told in the next turn
+        self._is_damage_new: bool = False  # it is reported in the next turn
         self._looked_s: float = 0.0
-        self._depth: int = 0  # of what comes about now
+        self._depth: int = 0  # of alerts that are caused now
         self._is_open: bool = False
         self._background: BackgroundTasks
         self._dispatch: Dispatch
@@ -305,7 +300,7 @@ class AlertManager(BackgroundTask):
         self, kind: str, text: str, queue: str = "", part: str = "", value: int | None = None,
         threshold: int | None = None,
     ) -> bool:  # fmt: skip
-        """Take an event, if it is an alert; False if it is none. part: which of several, where the
+        """Take an event; return False if it is not an alert. part: which of several, where the
         queue or the vhost has more than one."""
         if kind not in KINDS:
             return False
@@ -325,18 +320,18 @@ class AlertManager(BackgroundTask):
         return True
 
     def threshold(self, alert: Alert) -> None:
-        """A queue has reached the threshold of an alert, or is below it again."""
+        """Report that a queue has reached the threshold of an alert, or is below it again."""
         kind = f"{alert.kind}_{'down' if alert.is_over else 'up'}"
         self.event(kind, alert.text(), alert.queue, "", alert.value, alert.threshold)
 
     def queue_event(self, queue: str, kind: str, text: str) -> bool:
-        """The same as `event`, of a queue whose parts tell for themselves: the text begins with
-        which it is (Paging.tell)."""
+        """Take an event of a queue, as `event` does. Its parts report separately: the text begins
+        with the part's name (Paging.tell)."""
         part = text.rpartition(": ")[0] if kind in ("flowed", "recovered") else ""
         return self.event(kind, text, queue, part)
 
     def queue_gone(self, queue: str) -> None:
-        """It was deleted, or restarted: nothing of it is on."""
+        """End all alerts of this queue: it was deleted or restarted."""
         self.list.queue_gone(queue)
 
     def _found_damage(self, text: str, queue: str) -> None:
@@ -384,7 +379,7 @@ class AlertManager(BackgroundTask):
             self._of_all.left_out += 1 + oldest.before
 
     def tick(self, now_s: float) -> None:
-        """Time has passed: what waited may have room now."""
+        """Report alerts that waited and have room now."""
         if self._waiting and now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._report_waiting()
@@ -413,8 +408,8 @@ class AlertManager(BackgroundTask):
         self._wake()
 
     def flush(self) -> None:
-        """Log what waits, for there may be no other turn: as much as all together may now, and how
-        many others there are."""
+        """Log the alerts that wait, because there may be no other turn: as many as the common rate
+        allows, and how many others there are."""
         for key in list(self._waiting):
             pending = self._waiting[key]
             if self._of_all.has_room(self._clock.monotonic()):
@@ -432,7 +427,7 @@ class AlertManager(BackgroundTask):
             self._background.wake(self)
 
     def step(self) -> int:
-        """Between turns: tell what has room now, and publish some."""
+        """Report alerts that have room and publish a slice of the outbox."""
         if self._is_damage_new:
             self._is_damage_new = False
             self._report_waiting()
@@ -443,7 +438,7 @@ class AlertManager(BackgroundTask):
         return AGAIN
 
     def failed(self, error: Exception) -> None:
-        """One could not be published, which is a mistake of ours; the others are."""
+        """Raise the error, so that it is reported, and continue with the other alerts."""
         self._wake()
         raise error
 
@@ -481,11 +476,12 @@ class AlertManager(BackgroundTask):
                 queue.published += 1
                 dispatch.mark(queue)
         except (DiskFullError, QueueFullError):
-            pass  # the others get it; who was refused has it in the list
+            pass  # the other queues get it; the list has it in any case
 
 
 def routing_key(kind: str, queue: str) -> str:
-    """<kind>.<queue>, or <kind>; cut to what a routing key may have, between two characters."""
+    """Return <kind>.<queue>, or <kind>, cut between two characters to the length of a routing
+    key."""
     if not queue:
         return kind
     data = f"{kind}.{queue}".encode("utf-8", "surrogateescape")

@@ -1,42 +1,33 @@
-"""Consumers: who wants a queue's messages, and whose turn it is.
-
-A consumer is ready when its channel may be given something (its client reads, its prefetch has
-room) and its own prefetch has room. Among the ready ones the highest priority wins; within a
-priority they take turns, one message each: fair round robin. With a single active consumer only the
-first that came is asked, until it goes; then the next becomes active.
-
-    x-priority 10   [c4 c7]      each a ring: who has been given a message goes to its end
-    x-priority  0   [c1 c2 c3]   parked: c5 c6
-
-Whether a consumer is ready changes with each delivery and each ack, so it is asked, with two
-comparisons, and not kept. But who was asked and was not ready is parked beside its ring, so that
-20,000 consumers that are all full are not asked again for each message; whoever makes room for it
-(an ack, a client that reads again) calls `Consumer.wake`, and it is the last of its ring again. So
-each ack pays for one question at most. Adding and removing one costs the same however many there
-are, and whatever their priorities.
-
-Hot: `next_ready` runs for each delivery.
-
-Not here: channels (channel.py), what a consumer is sent (deliver.py).
-
-BrokerQueue: a queue as the broker has it: an AMQQueue, who consumes it, and to whom it belongs.
+"""A queue as the broker has it: an AMQQueue, its consumers, whose turn it is, and its owner.
 
 What a queue does with messages is the AMQQueue's (penstock.queues), shared with the embedded
-library. What only a broker knows is here: its consumers, the connection that has it to itself, that
-it goes with its last consumer or when nobody uses it, and the counters that people look at. What
-queues and streams (served_stream.py) have in common as far as clients see it is `QueueOrStream`.
+library. This module has what only a broker needs: consumers, the connection that has the queue to
+itself, auto-delete and x-expires, and the counters that people look at. QueueOrStream is what
+queues and streams (broker_stream.py) have in common for clients.
 
-`serve` does the same before the turn ends: whoever waits is served before a limit, a ttl of 0, a
-get, a purge, a cancel or a delete that comes behind the messages, as RabbitMQ does by delivering at
-once. It costs a publish nothing unless one of these acts and there are consumers.
+**Consumers.** A consumer is ready when its channel may be given something (its client reads, its
+prefetch has room) and its own prefetch has room. Among the ready ones the highest priority wins;
+within a priority they take turns, one message each: fair round robin. With a single active consumer
+only the first one is asked, until it ends; then the next becomes active.
 
-`deliver` is what a turn does with a queue: consumers take turns until none is ready or nothing is
+    x-priority 10   [c4 c7]      each a ring: a consumer that was given a message goes to its end
+    x-priority  0   [c1 c2 c3]   parked: c5 c6
+
+Whether a consumer is ready changes with each delivery and each ack, so it is computed, with two
+comparisons, and not stored. A consumer that was not ready is parked beside its ring, so that 20,000
+consumers that are all full are not asked again for each message. What makes room for it (an ack, a
+client that reads again) calls `Consumer.wake`, which puts it at the end of its ring. So each ack
+costs one question at most. Adding and removing a consumer costs the same however many there are.
+
+**Delivery.** `deliver` is called in a turn: consumers take turns until none is ready or nothing is
 left. A queue whose head is held (a transaction's message that is not durable yet, or a first
 delivery beyond the settled delivered mark) is marked again when that is settled.
 
-Hot: `deliver` runs for each message delivered.
+`serve` does the same before the turn ends. Consumers that wait are served before a limit, a ttl of
+0, a get, a purge, a cancel or a delete takes messages, as RabbitMQ does by delivering at once. It
+costs a publish nothing unless one of these happens and there are consumers.
 
-Not here: when it is called (dispatch.py), declaring and deleting (vhost.py).
+Hot: `deliver` and `next_ready` run for each message delivered.
 """
 
 from abc import abstractmethod
@@ -59,7 +50,7 @@ CONSUMER_BYTES: Final = 500  # measured: a consumer without arguments
 
 
 NO_LIMIT: Final = 1 << 60  # messages
-# Which deliveries say x-delivery-count, and whether x-death says attempts: a sum of these.
+# Which deliveries have x-delivery-count, and whether x-death has attempts: a sum of these.
 NO_COUNTS: Final = 0
 COUNTS_OF_RETURNS: Final = 1  # of messages that came back
 ALL_COUNTS: Final = 2  # from 0: of basic.get from a queue of type quorum
@@ -69,19 +60,20 @@ COUNTS_OF_BOXES: Final = COUNTS_OF_RETURNS | COUNTS_OF_DEATHS
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConsumerChannel(Unconfirmed):
-    """A channel, as its consumers see it. `can_deliver`: it may be given another message; kept by
-    the channel whenever something changes that decides it. Consumers that share one prefetch take
-    turns, whatever queues they are of."""
+    """A channel, as its consumers see it. `can_deliver`: it may be given another message; the
+    channel updates it whenever something changes that decides it. Consumers that share one prefetch
+    take turns, also those of different queues."""
 
     can_deliver: bool = True
     is_shared: bool = False  # several consumers have one prefetch
 
     def before(self, consumer: "Consumer") -> "Consumer | None":
-        """With a shared prefetch: another consumer whose turn it is before this one's, or None."""
+        """Return another consumer whose turn comes first, if consumers share a prefetch; else
+        None."""
         return None
 
     def room(self) -> int:
-        """How many messages all its consumers together may be given now."""
+        """Return how many messages all its consumers together may be given now."""
         return NO_LIMIT if self.can_deliver else 0
 
     @abstractmethod
@@ -90,12 +82,12 @@ class ConsumerChannel(Unconfirmed):
 
     @abstractmethod
     def cancelled(self, consumer: "Consumer") -> None:
-        """The queue is gone: the consumer is no more, and its client is told if it wants to be."""
+        """Remove a consumer whose queue is gone, and notify the client if it supports that."""
 
 
 class Consumer:
-    """One basic.consume. prefetch: of its own, 0 for no limit. unacked: deliveries of it that are
-    not settled yet. source: where they come from: the queue, or its own reading of a stream."""
+    """One basic.consume. prefetch: its own limit, 0 for none. unacked: its deliveries that are not
+    settled yet. source: where they come from: the queue, or its own reading of a stream."""
 
     def __init__(
         self, tag: str, channel: ConsumerChannel, queue: "QueueOrStream", *, no_ack: bool,
@@ -115,7 +107,7 @@ class Consumer:
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last
         self.delivered: int = 0
-        # The basic.deliver frame in front of and behind the delivery tag, for the last address.
+        # The basic.deliver frame before and after the delivery tag, for the last address.
         self.address: bytes = b""
         self.front: bytes = b""
         self.fresh: bytes = b""
@@ -123,16 +115,16 @@ class Consumer:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The arguments of its basic.consume, which are kept encoded, decoded at each call."""
+        """Decode and return the arguments of its basic.consume."""
         return decode_table(self._arguments)[0] if self._arguments else {}
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in RAM, about."""
+        """Return about how many bytes of RAM it takes."""
         return CONSUMER_BYTES + len(self._arguments)
 
     def is_ready(self) -> bool:
-        """Whether it may be given a message now."""
+        """Return whether it may be given a message now."""
         return (
             self.channel.can_deliver
             and (not self.prefetch or self.unacked < self.prefetch)
@@ -140,11 +132,11 @@ class Consumer:
         )
 
     def room(self) -> int:
-        """How many messages more its own prefetch allows."""
+        """Return how many messages more its own prefetch allows."""
         return self.prefetch - self.unacked if self.prefetch else NO_LIMIT
 
     def wake(self) -> None:
-        """There may be room for another message: it is asked again."""
+        """Ask it again: it may have room for another message."""
         if self.is_parked:
             self.queue.consumers.unpark(self)
 
@@ -162,20 +154,20 @@ class Ring:
 
 
 class Consumers:
-    """Those of one queue. is_single_active: only one of them is given messages."""
+    """The consumers of one queue. is_single_active: only one of them is given messages."""
 
     def __init__(self, *, is_single_active: bool = False) -> None:
         self.count: int = 0
         self.is_single_active: bool = is_single_active
         self.active: Consumer | None = None
-        self._exclusive: int = 0  # that want to be alone
-        self._only: Consumer | None = None  # if there is but one
+        self._exclusive: int = 0  # how many are exclusive
+        self._only: Consumer | None = None  # the consumer, if there is just one
         self._rings: dict[int, Ring] = {}  # by priority
         self._order: list[int] = []  # priorities of all rings, negative: the highest first
-        self._asked: list[int] = []  # of those in which there is anybody to ask
+        self._asked: list[int] = []  # priorities of the rings that have consumers to ask
 
     def add(self, consumer: Consumer) -> None:
-        """One more; it is the last of its priority."""
+        """Add a consumer; it is the last of its priority."""
         ring = self._rings.get(consumer.priority)
         if ring is None:
             ring = self._rings[consumer.priority] = Ring(consumer.priority)
@@ -186,7 +178,7 @@ class Consumers:
         self._changed()
 
     def remove(self, consumer: Consumer) -> None:
-        """One less; unknown ones are ignored."""
+        """Remove a consumer; unknown ones are ignored."""
         ring = self._rings.get(consumer.priority)
         if ring is None or not (consumer in ring.ready or consumer in ring.parked):
             return
@@ -212,18 +204,18 @@ class Consumers:
             self.active = self._first()
 
     def _first(self) -> Consumer:
-        """The first of the highest priority. There is one."""
+        """Return the first consumer of the highest priority. There must be one."""
         ring = self._rings[-self._order[0]]
         return next(iter(ring.ready or ring.parked))
 
     def _ask(self, ring: Ring, consumer: Consumer) -> None:
-        """It is the last of those to ask."""
+        """Put the consumer at the end of those to ask."""
         if not ring.ready:
             insort(self._asked, -ring.priority)
         ring.ready[consumer] = None
 
     def unpark(self, consumer: Consumer) -> None:
-        """A parked one may be ready (Consumer.wake calls this)."""
+        """Ask a parked consumer again (Consumer.wake calls this)."""
         consumer.is_parked = False
         ring = self._rings.get(consumer.priority)
         if ring is not None and consumer in ring.parked:
@@ -231,8 +223,8 @@ class Consumers:
             self._ask(ring, consumer)
 
     def next_ready(self) -> Consumer | None:
-        """Whose turn it is; None if nobody may be given a message. Who is returned goes to the end
-        of its ring."""
+        """Return the consumer whose turn it is and put it at the end of its ring; None if none is
+        ready."""
         only = self.active if self.is_single_active else self._only
         if only is not None:
             return only if only.is_ready() else None
@@ -251,7 +243,7 @@ class Consumers:
         return None
 
     def room(self, most: int) -> int:
-        """How many messages they may be given now, as far as `most`."""
+        """Return how many messages they may be given now, `most` at most."""
         only = self.active if self.is_single_active else self._only
         if only is not None:
             return min(only.room(), only.channel.room(), most) if only.is_ready() else 0
@@ -271,7 +263,7 @@ class Consumers:
         return room
 
     def all(self) -> list[Consumer]:
-        """All of them, the highest priority first."""
+        """Return all consumers, the highest priority first."""
         found: list[Consumer] = []
         for priority in self._order:
             ring = self._rings[-priority]
@@ -280,11 +272,11 @@ class Consumers:
         return found
 
     def has_exclusive(self) -> bool:
-        """Whether the one that there is wants to be alone."""
+        """Return whether there is an exclusive consumer."""
         return self._exclusive > 0
 
     def cancel_all(self) -> None:
-        """The queue is gone: each of them is told."""
+        """Cancel all consumers: the queue is gone."""
         consumers = self.all()
         self._rings = {}
         self._order = []
@@ -299,7 +291,7 @@ class Consumers:
 
 
 def _take(priorities: list[int], priority: int) -> None:
-    """Take one that is there out of a sorted list."""
+    """Remove a priority from a sorted list that contains it."""
     del priorities[bisect_left(priorities, priority)]
 
 
@@ -311,11 +303,12 @@ QUEUE_SLICE: Final = 1024  # messages that one queue delivers before the others 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueueOrStream(Source):
-    """What clients declare, bind, publish to and consume: a queue, or a stream.
+    """What clients declare, bind, publish to and consume: a queue or a stream.
 
-    arguments: as they were declared; kept encoded, and decoded at each call. owner: the connection
-    that an exclusive queue belongs to.
-    used_at_ms: when it was last declared, got from or consumed (ms since 1970), for x-expires.
+    arguments: as declared; stored encoded, and decoded at each call. owner: the connection that an
+    exclusive queue belongs to. used_at_ms: when it was last declared, got from or consumed (ms
+    since 1970), for x-expires. waiters: called once when a message may be there, for those that
+    wait without being consumers.
     """
 
     def __init__(
@@ -331,12 +324,11 @@ class QueueOrStream(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
-        self.why: str = ""  # it is crashed
+        self.why: str = ""  # why it is crashed
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
-        self.on_parts: Callable[[int], None] = not_counted  # so many bytes more
+        self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one
         self.used_at_ms: int = 0
-        # Called, once, when a message may be there: whoever waits without being a consumer.
         self.waiters: list[Callable[[], None]] = []
         self.published: int = 0
         self.delivered: int = 0
@@ -346,7 +338,7 @@ class QueueOrStream(Source):
 
     @property
     def arguments(self) -> dict[str, object]:
-        """As the queue was declared."""
+        """Decode and return the arguments as declared."""
         return decode_arguments(self._arguments)
 
     @arguments.setter
@@ -355,46 +347,46 @@ class QueueOrStream(Source):
 
     @property
     def held_bytes(self) -> int:
-        """What the queue takes in RAM without a message in it, about."""
+        """Return about how many bytes of RAM the queue takes without messages."""
         return QUEUE_BYTES + 2 * len(self._arguments) + self.parts_bytes
 
     @abstractmethod
     def len(self) -> int:
-        """Messages that are ready: those that a queue.declare-ok tells."""
+        """Return how many messages are ready, as queue.declare-ok reports it."""
 
     def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
-        """Whether a channel whose consumers have this prefetch (0: no limit), or one limit for all
-        (is_global), may consume. ChannelError, AMQPConnectionError."""
+        """Check whether a channel may consume whose consumers have this prefetch (0: no limit), or
+        one limit for all (is_global). ChannelError, AMQPConnectionError."""
 
     def attach(self, consumer: Consumer) -> None:
-        """One consumer more. ChannelError, AMQPConnectionError: it asks for what is not to be had,
-        and nothing happened."""
+        """Add a consumer. ChannelError, AMQPConnectionError: it asks for something impossible, and
+        nothing happened."""
         self.consumers.add(consumer)
         self.had_consumer = True
 
     def detach(self, consumer: Consumer) -> None:
-        """One consumer less; unknown ones are ignored."""
+        """Remove a consumer; unknown ones are ignored."""
         self.consumers.remove(consumer)
 
     def serve(self, most: int = 0) -> int:
-        """Deliver at once what consumers have room for; how many messages they would take besides,
-        as far as `most`. What they have not got is held, and theirs once it is not. A stream's
-        readers miss nothing: there is nothing to be done."""
+        """Deliver at once what consumers have room for. Returns how many more messages they would
+        take, `most` at most: messages that are held go to them later. Streams do nothing, because
+        their readers miss nothing."""
         return 0
 
     def cancel_all(self) -> None:
-        """It is gone: its consumers are told."""
+        """Cancel all consumers: the queue is gone."""
         self.consumers.cancel_all()
 
     def wake_waiters(self) -> None:
-        """Something may be there, or the queue is gone."""
+        """Call the waiters: a message may be there, or the queue is gone."""
         if self.waiters:
             waiters, self.waiters = self.waiters, []
             for waiter in waiters:
                 waiter()
 
     def counters(self) -> dict[str, int]:
-        """How many messages were published, delivered, redelivered, got and acknowledged."""
+        """Return how many messages were published, delivered, redelivered, got and acknowledged."""
         return {
             "publish": self.published,
             "deliver": self.delivered,
@@ -427,9 +419,9 @@ class BrokerQueue(QueueOrStream):
             backing.on_opened = self._part_opened
             self.parts_bytes = PART_BYTES * (len(backing.parts) - 1)
             self.parts_bytes += OPEN_PART_BYTES * (len(backing.opened) - 1)
-        self._owed: list[int] = []  # tags of what was delivered without a need to acknowledge it
-        self.is_waiting: bool = False  # its head is held, and a call will come when it no longer is
-        self.due_ms: int = 0  # the time for which the vhost has noted it
+        self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
+        self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
+        self.due_ms: int = 0  # the time at which QueueTimers looks at it next, 0: none
 
     def len(self) -> int:
         return self.amq.len()
@@ -446,13 +438,13 @@ class BrokerQueue(QueueOrStream):
 
     def detach(self, consumer: Consumer) -> None:
         super().detach(consumer)
-        self._look_at_consumers()
+        self._update_consumers()
 
     def cancel_all(self) -> None:
         super().cancel_all()
-        self._look_at_consumers()
+        self._update_consumers()
 
-    def _look_at_consumers(self) -> None:
+    def _update_consumers(self) -> None:
         self.amq.has_consumers = self.consumers.count > 0
         if not self.consumers.count:
             self.amq.takers = 0
@@ -481,8 +473,8 @@ class BrokerQueue(QueueOrStream):
         amq = self.amq
         consumers = self.consumers
         n = 0
-        self._ack_owed()
-        done = self._owed
+        self._ack_delivered()
+        done = self._delivered_no_ack
         self._is_delivering = True
         try:
             while consumers.count and amq.backing.len():
@@ -512,7 +504,7 @@ class BrokerQueue(QueueOrStream):
                     break
         finally:
             self._is_delivering = False
-            self._ack_owed()
+            self._ack_delivered()
         if n:
             self.delivered += n
             amq.backing.inhale()
@@ -521,15 +513,15 @@ class BrokerQueue(QueueOrStream):
         return n
 
     def _raise_failure(self) -> None:
-        """What `serve` met is this turn's to deal with."""
+        """Raise the error that `serve` met; this turn handles it."""
         failure = self._failure
         if failure is not None:
             self._failure = None
             raise failure
 
     def _is_turn_of_others(self, consumer: Consumer, dispatch: Dispatch) -> bool:
-        """Whether a place that consumers share is for one of another queue; that queue comes first
-        then, and this one again."""
+        """Return whether a shared place is for a consumer of another queue. That queue delivers
+        first then, and this one again."""
         if consumer.no_ack or dispatch.is_serving or dispatch.is_taking_turns:
             return False
         first = consumer.channel.before(consumer)
@@ -539,13 +531,13 @@ class BrokerQueue(QueueOrStream):
         dispatch.again(self)
         return True
 
-    def _ack_owed(self) -> None:
-        """Acknowledge what was delivered without a need to. DiskFullError: the log has no room for
-        it now, and it stays owed."""
-        if self._owed:
-            self.amq.ack(self._owed, OS)
-            self.acked += len(self._owed)
-            self._owed.clear()
+    def _ack_delivered(self) -> None:
+        """Acknowledge deliveries to no_ack consumers. DiskFullError: the log has no room for it
+        now, and they are acknowledged later."""
+        if self._delivered_no_ack:
+            self.amq.ack(self._delivered_no_ack, OS)
+            self.acked += len(self._delivered_no_ack)
+            self._delivered_no_ack.clear()
 
     def _wait_for_head(self, dispatch: Dispatch) -> None:
         held = self.amq.held()
@@ -567,15 +559,16 @@ class BrokerQueue(QueueOrStream):
         self.acked += len(tags)
 
     def requeue(self, tags: list[int]) -> None:
-        """Back to their places, one attempt more. Without room to log that, they go back all the
-        same, and the attempt is not counted."""
+        """Put deliveries back, with one attempt more. If there is no room to log the attempt, they
+        are put back without it."""
         try:
             self.amq.requeue(tags, OS)
         except DiskFullError:
             self.amq.release(tags, OS)
 
     def discard(self, tags: list[int]) -> None:
-        """Dead-letter them, or drop them. Without room to move one, it goes back to its place."""
+        """Dead-letter deliveries, or drop them. One for which there is no room goes back to its
+        place."""
         for tag in tags:
             try:
                 self.amq.reject(tag, OS)
@@ -593,4 +586,4 @@ class BrokerQueue(QueueOrStream):
 
 
 def not_counted(_: int) -> None:
-    """Of a queue that no table has."""
+    """Do nothing: the queue is in no table."""

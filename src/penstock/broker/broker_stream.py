@@ -1,55 +1,47 @@
-"""Stream arguments: what a consumer of a stream asks for, and from where it reads.
+"""A stream as the broker has it: its partitions, and the consumers that read them.
+
+Streams are a queue type (x-queue-type=stream), as RabbitMQ's streams guide has them: appended to
+and read any number of times, never consumed. Records are deleted at the oldest end only, by age,
+bytes or number. Clients declare, bind, publish to, consume and delete a stream as a queue;
+QueueOrStream is what the two have in common.
+
+    publish    `append`: the partition by the routing key; one STREAM record of the log
+    consume    `attach`: the arguments below, a StreamReading for the consumer
+    on_head    `head_moved`: readings that have room are marked
+    tick       `retain`: whole pages are deleted (stream_table.py calls it)
+
+What RabbitMQ refuses for streams is refused with its texts: no basic.get, no purge, no consumer
+without prefetch or without acknowledgements, no limit of the whole channel, no consumer priorities.
+
+**Arguments of a consumer:**
 
     x-stream-offset      "first", "last", "next"; an offset; a time (AMQP's timestamp, seconds); an
                          interval before now, "1h"; without it "next", or where the reader is
     x-stream-reader      the name of a reader, whose position the server keeps (ours)
     x-stream-partition   read this partition alone (ours)
 
-As RabbitMQ's streams guide has them, with two differences: "last" is the last record, not the last
-chunk, and a time is met to the record. An offset holds for every partition that is read. What makes
-no sense is 406; RabbitMQ 3.10 ends the connection with an internal error for some of it.
+They differ from RabbitMQ's in two points: "last" is the last record, not the last chunk, and a time
+is met to the record. An offset holds for every partition that is read. Invalid values are a 406;
+RabbitMQ 3.10 ends the connection with an internal error for some. Other arguments, such as
+x-stream-filter, are ignored.
 
-x-stream-filter and what else is not known here is passed over.
+**Readings.** Every consumer of a stream reads everything, by itself, so each has a StreamReading,
+which is in the dispatch's list of work. It delivers as long as its consumer's prefetch and its
+client's transport have room, a slice in each turn. It is marked again when a head moves (a turn's
+records are settled), when its client acknowledges, and when its transport takes more.
 
-StreamReading: one consumer's own way through a stream, from chunk to delivery and back.
+A delivery never goes back to a stream, so every way to settle one makes room for another, and none
+brings it back; so do basic.nack and basic.reject, as in RabbitMQ since 3.12. For a *named reader*
+they differ: what is acknowledged, or rejected without requeue, is done; what is requeued, or
+unacked when the channel ends, is not, and the reader's position stays at the first of these
+(stream_cursor.py). Positions are logged at most once per turn and partition and force no sync, so
+after a crash, records that were acknowledged may be delivered again. One consumer at a time reads a
+partition under a name, because two would move one position. Several may share the partitions.
 
-A queue gives each message to one of its consumers; of a stream every consumer reads everything, by
-itself. So each has a reading of its own, and that is what the dispatch has on its list: it delivers
-as long as its consumer's prefetch and its client's transport have room, a slice in each turn. It
-is marked again when a head moves (a turn's records are settled), when its client acknowledges, and
-when its transport takes more.
-
-A delivery is never the queue's again. So all ways to settle one give the consumer room for another,
-and none brings it back: basic.nack and basic.reject as well, as RabbitMQ has it since 3.12 (before,
-it ended the connection). To a *named reader* they make a difference: what is acknowledged, or
-rejected without requeue, is done with; what is requeued, or unacked when the channel ends, is not,
-and the reader's position stays at the first of these (stream_cursor.py). Positions are logged at
-most once per turn and partition, and force no sync: a crash may bring back what was acknowledged.
-
-What cannot be read (a damaged page) ends this consumer alone: it is cancelled, people are told, the
+A page that cannot be read ends this consumer alone: it is cancelled, an event is reported, and the
 stream goes on.
 
-Hot: `deliver` runs for each record delivered.
-
-BrokerStream: a stream as the broker has it: its partitions, and who reads them.
-
-Streams are what RabbitMQ's streams guide says: a queue type (x-queue-type=stream) that is appended
-to and read, any number of times, never consumed. Records go away from its oldest end only, by age,
-bytes or number. To clients it is a queue: it is declared, bound, published to, consumed and deleted
-as one, and `QueueOrStream` is what the two have in common.
-
-    publish    `append`: the partition by the routing key; one STREAM record of the log
-    consume    `attach`: the arguments (stream_arguments.py), a StreamReading for the consumer
-    on_head    `head_moved`: readers that have room are marked
-    tick       `retain`: whole pages go (stream_table.py calls it)
-
-What RabbitMQ refuses for streams is refused with its texts: no basic.get, no purge, no consumer
-without prefetch or without acknowledgements, no limit of the whole channel, no consumer priorities.
-
-Named readers are ours (x-stream-reader). One consumer at a time reads a partition under a name: two
-would move one position against each other. Several may share the partitions.
-
-Not here: which streams there are (stream_table.py), the bytes (penstock.storage).
+Hot: `StreamReading.deliver` runs for each record delivered.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,7 +83,7 @@ EXPECTED: Final = (
 
 
 class Start:
-    """Where to begin: a word, or an offset (not negative), or a time in us since 1970."""
+    """Where a consumer begins: a word, or an offset (not negative), or a time in us since 1970."""
 
     __slots__ = ("offset", "time_us", "word")
 
@@ -101,8 +93,8 @@ class Start:
         self.time_us: int = time_us
 
     def offset_in(self, stream: Stream) -> int:
-        """The offset to begin at in this partition, which may be below the first or above the head.
-        CorruptionError, OSError: its index cannot be read."""
+        """Return the offset to begin at in this partition; it may be below the first or above the
+        head. CorruptionError, OSError: the index cannot be read."""
         if self.offset >= 0:
             return self.offset
         if self.word == FIRST:
@@ -115,8 +107,8 @@ class Start:
 
 
 def start_of(what: str, arguments: Mapping[str, object], now_ms: int) -> Start | None:
-    """Where a consumer asks to begin; None: it does not say. what: the stream, as `refusals.called`
-    has it. ChannelError 406."""
+    """Return where a consumer asks to begin; None if it does not say. what: the stream, as
+    `refusals.called` has it. ChannelError 406."""
     if OFFSET not in arguments:
         return None
     given = arguments[OFFSET]
@@ -135,7 +127,7 @@ def start_of(what: str, arguments: Mapping[str, object], now_ms: int) -> Start |
 
 
 def reader_of(what: str, arguments: Mapping[str, object]) -> str:
-    """The name of the reader, "" for none. ChannelError 406."""
+    """Return the name of the reader, "" for none. ChannelError 406."""
     given = arguments.get(READER)
     if given is None:
         return ""
@@ -145,7 +137,7 @@ def reader_of(what: str, arguments: Mapping[str, object]) -> str:
 
 
 def is_reader(name: str) -> bool:
-    """Whether a reader may be called so."""
+    """Return whether a reader may have this name."""
     try:
         return 0 < len(name.encode()) <= READER_BYTES_MAX
     except UnicodeEncodeError:
@@ -153,7 +145,8 @@ def is_reader(name: str) -> bool:
 
 
 def partition_of(what: str, arguments: Mapping[str, object], count: int) -> int | None:
-    """The partition that is asked for, of so many; None for all of them. ChannelError 406."""
+    """Return the partition that is asked for, of `count`; None means all of them.
+    ChannelError 406."""
     given = arguments.get(PARTITION)
     if given is None:
         return None
@@ -163,7 +156,7 @@ def partition_of(what: str, arguments: Mapping[str, object], count: int) -> int 
 
 
 def invalid(name: str, what: str, given: object, expected: str) -> Exception:
-    """406 for a consumer's argument."""
+    """Return a 406 for a consumer's argument."""
     return precondition_failed(
         f"invalid arg '{name}' for {what}: received {shown(given)}, expected {expected}"
     )
@@ -174,7 +167,7 @@ US_PER_S: Final = 1_000_000
 
 
 class StreamReading(Source):
-    """Of one consumer of `stream`. reader: its name, "" for none."""
+    """The reading of one consumer of `stream`. reader: its name, "" for none."""
 
     def __init__(
         self, stream: "BrokerStream", consumer: Consumer, cursor: StreamCursor, reader: str
@@ -237,12 +230,12 @@ class StreamReading(Source):
             self.stream.add_other(change)
 
     def end(self) -> None:
-        """The consumer is no more: what was acknowledged so far is kept, the chunk is not."""
+        """Release the chunk: the consumer is gone. What was acknowledged so far is kept."""
         self.cursor.drop_chunk()
         self._account()
 
     def save(self) -> None:
-        """Have the position kept, if it is a named reader's and has moved."""
+        """Log the position, if it is a named reader's and has moved."""
         if not self.reader:
             return
         stream = self.stream
@@ -277,9 +270,9 @@ _CODEC: Final = AmqpHeaders()
 
 
 class BrokerStream(QueueOrStream):
-    """One stream of a vhost. parts: its partitions, one at least. add_other(bytes): so much more
-    is in RAM. on_failure(what, error): a reading could not read on. hold_age_s, hold_bytes: how
-    much more than the limits keep its readers may ask to keep, None for no bound."""
+    """One stream of a vhost. parts: its partitions, at least one. add_other(bytes): counts RAM.
+    on_failure(what, error): a reading failed. hold_age_s, hold_bytes: how much more than the limits
+    allow its readers may ask to keep, None for no bound."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, name: str, parts: list[Stream],
@@ -310,13 +303,13 @@ class BrokerStream(QueueOrStream):
         return sum([part.head_offset - part.first_offset for part in self.parts])
 
     def size_bytes(self) -> int:
-        """Of all pages."""
+        """Return the bytes of all pages."""
         return sum([part.queue.bytes for part in self.parts])
 
     # ---- appending -----------------------------------------------------------------------------
 
     def partition_for(self, header: bytes) -> int:
-        """The partition that a message with this header belongs into."""
+        """Return the partition for a message with this header."""
         count = len(self.parts)
         if count == 1:
             return 0
@@ -328,7 +321,7 @@ class BrokerStream(QueueOrStream):
         return stream_options.partition_of(key, count)
 
     def append(self, header: bytes, body: bytes, mode: int) -> int:
-        """A record more; its LSN. DiskFullError: nothing happened."""
+        """Append a record; return its LSN. DiskFullError: nothing happened."""
         engine = self._engine
         number = self.partition_for(header)
         self.last_offset = engine.append_stream(self.parts[number], header, body, mode)
@@ -337,7 +330,8 @@ class BrokerStream(QueueOrStream):
         return engine.last_lsn
 
     def begin_append(self, transaction: Transaction, header: bytes, body: bytes) -> "StreamAppend":
-        """A record more when the transaction commits; the caller then calls its `done`."""
+        """Append a record when the transaction commits; the caller calls `done` of the result
+        afterwards."""
         number = self.partition_for(header)
         return StreamAppend(
             self, number, transaction.append_stream(self.parts[number], header, body)
@@ -345,17 +339,17 @@ class BrokerStream(QueueOrStream):
 
     @property
     def last_place(self) -> tuple[int, int]:
-        """(partition, offset) of the last record appended here."""
+        """Return (partition, offset) of the last record appended here."""
         return self.last_partition, self.last_offset
 
     # ---- reading -------------------------------------------------------------------------------
 
     def deliver(self, dispatch: object) -> int:
-        """Nothing: its readings deliver."""
+        """Return 0: its readings deliver."""
         return 0
 
     def attach(self, consumer: Consumer) -> None:
-        """One reader more; it begins where its arguments say. ChannelError 403, 406, 506."""
+        """Add a reader; it begins where its arguments say. ChannelError 403, 406, 506."""
         arguments = consumer.arguments
         if PRIORITY in arguments:
             raise precondition_failed(f"invalid arg '{PRIORITY}' for {self.what} {of_type(STREAM)}")
@@ -389,11 +383,11 @@ class BrokerStream(QueueOrStream):
         return Start(NEXT).offset_in(part) if known is None else known.offset
 
     def unreadable(self, error: Exception) -> ChannelError:
-        """506: pages or indexes are damaged."""
+        """Return a 506: pages or indexes are damaged."""
         return ChannelError(RESOURCE_ERROR, f"{self.what} could not be read: {error}")
 
     def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
-        """What RabbitMQ refuses. ChannelError 406, AMQPConnectionError 540."""
+        """Refuse what RabbitMQ refuses. ChannelError 406, AMQPConnectionError 540."""
         if not prefetch:
             raise precondition_failed(f"consumer prefetch count is not set for '{self.what}'")
         if no_ack:
@@ -413,7 +407,7 @@ class BrokerStream(QueueOrStream):
             source.end()
 
     def head_moved(self) -> list[StreamReading]:
-        """Records were settled: the readings that have room for some."""
+        """Return the readings that have room, after records were settled."""
         found: list[StreamReading] = []
         for consumer in self.consumers.all():
             source = consumer.source
@@ -432,7 +426,7 @@ class BrokerStream(QueueOrStream):
         consumer.channel.cancelled(consumer)
 
     def cancel_all(self) -> None:
-        """The stream is gone: its consumers are told."""
+        """Cancel all consumers: the stream is gone."""
         consumers = self.consumers.all()
         self.consumers.cancel_all()
         for consumer in consumers:
@@ -443,7 +437,8 @@ class BrokerStream(QueueOrStream):
     # ---- named readers -------------------------------------------------------------------------
 
     def _make_way(self, reader: str, numbers: list[int]) -> None:
-        """These partitions are to be read under the name. ChannelError 403: one of them is."""
+        """Save the readings that read these partitions under the name and have ended. ChannelError
+        403: one of them has not."""
         for number in numbers:
             reading = self.readings.get((reader, number))
             if reading is None:
@@ -453,18 +448,18 @@ class BrokerStream(QueueOrStream):
             reading.save()
 
     def forget(self, reading: StreamReading) -> None:
-        """Its consumer is no more, and nothing that it delivered is unacked."""
+        """Forget a reading whose consumer is gone and has nothing unacked."""
         for place in reading.cursor.places:
             if self.reads_as(reading, place.partition):
                 del self.readings[reading.reader, place.partition]
 
     def reads_as(self, reading: StreamReading, partition: int) -> bool:
-        """Whether this one's position is its reader's: no other has taken over."""
+        """Return whether the reading decides its reader's position: no other has taken over."""
         return self.readings.get((reading.reader, partition)) is reading
 
     def set_reader(self, part: Stream, reader: str, offset: int) -> bool:
-        """The reader has done with all below the offset; what it asked to keep stays kept. False:
-        the disk is full, and nothing happened."""
+        """Set the reader's position: all below the offset is done. What it asked to keep stays
+        kept. Returns False if the disk is full and nothing happened."""
         known = part.readers.get(reader)
         if known is None or known.offset != offset:
             kept = None if known is None else known.kept_from
@@ -476,12 +471,12 @@ class BrokerStream(QueueOrStream):
         return True
 
     def save_readers(self) -> None:
-        """Have every position kept."""
+        """Log every reader's position."""
         for reading in dict.fromkeys(self.readings.values()):
             reading.save()
 
     def known_readers(self) -> dict[str, dict[int, ReaderOffset]]:
-        """All named readers, each with its position by partition."""
+        """Return all named readers, each with its position by partition."""
         found: dict[str, dict[int, ReaderOffset]] = {}
         for number, part in enumerate(self.parts):
             for reader, at in part.readers.items():
@@ -491,26 +486,26 @@ class BrokerStream(QueueOrStream):
     # ---- settling (its readings do), time ------------------------------------------------------
 
     def ack(self, tags: list[int]) -> None:
-        """Nothing is pending in a stream itself."""
+        """Do nothing: nothing is pending in a stream itself."""
 
     def requeue(self, tags: list[int]) -> None:
-        """Nothing is pending in a stream itself."""
+        """Do nothing: nothing is pending in a stream itself."""
 
     def discard(self, tags: list[int]) -> None:
-        """Nothing is pending in a stream itself."""
+        """Do nothing: nothing is pending in a stream itself."""
 
     def release(self, tags: list[int]) -> None:
-        """Nothing is pending in a stream itself."""
+        """Do nothing: nothing is pending in a stream itself."""
 
     def has_rolled(self) -> bool:
-        """Whether a partition has begun a new page since this was asked last."""
+        """Return whether a partition has begun a new page since the last call."""
         bases = [part.queue.position().page_base for part in self.parts]
         has_rolled = bases != self._page_bases
         self._page_bases = bases
         return has_rolled
 
     def retain(self) -> int:
-        """Take away what the limits do not keep, whole pages; how many went."""
+        """Delete whole pages that the limits do not keep; return how many."""
         options = self.options
         if not options.has_limits:
             return 0
@@ -536,7 +531,7 @@ class StreamAppend:
         self._appended: Appended = appended
 
     def done(self) -> tuple[int, int]:
-        """It is committed; (partition, offset)."""
+        """Count the record after the commit; return (partition, offset)."""
         stream = self._stream
         stream.published += 1
         stream.last_partition = self._partition
@@ -558,4 +553,4 @@ class DeadLetterStream(StreamTaker):
         return self._stream.append(header, body, mode)
 
     def after_dead_letters(self, hops: int = 0) -> None:
-        """Readers are woken when the head moves."""
+        """Do nothing: readers are woken when the head moves."""

@@ -1,11 +1,11 @@
 """Operation JSON: arguments and results of operations as they travel by penstock.call.
 
-JSON has no bytes: they stand as {"b64": "..."}, anywhere. Times are ISO 8601 in UTC, decimals text,
-and what AMQP knows besides is told as text too; nobody reads those back. A text of a result that is
-no Unicode (a name of a queue may be any bytes) has U+FFFD for its bad bytes; arguments with a lone
-surrogate are refused.
+JSON has no bytes: they are {"b64": "..."}, anywhere. Times are ISO 8601 in UTC, decimals text, and
+other AMQP types are text too; nobody reads those back. A text of a result that is not Unicode (the
+name of a queue may be any bytes) has U+FFFD for its bad bytes; arguments with a lone surrogate are
+refused.
 
-Not here: the lines of the control socket (penstock.server), what is called (operations.py).
+A module of its own, because the HTTP process imports it without the broker's core.
 """
 
 import base64
@@ -17,12 +17,13 @@ from penstock.errors import ChannelError, valid_text
 
 
 def dumps(result: object) -> bytes:
-    """A result, compact, as UTF-8."""
+    """Return a result as compact JSON in UTF-8."""
     return json.dumps(to_json(result), separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> dict[str, object]:
-    """Arguments; b"" for none. ChannelError 502 for what is no JSON object, or no Unicode."""
+    """Return arguments; {} for b"". ChannelError 502 for what is not a JSON object, or not
+    Unicode."""
     if not data:
         return {}
     try:
@@ -35,7 +36,7 @@ def loads(data: bytes) -> dict[str, object]:
 
 
 def to_json(value: object) -> object:
-    """The value as JSON can say it."""
+    """Return the value with types that JSON has."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
@@ -52,8 +53,8 @@ def to_json(value: object) -> object:
 
 
 def from_json(value: object) -> object:
-    """The same back, as far as it can be. ValueError: what stands for bytes is no base64, or a text
-    has a lone surrogate."""
+    """Return the value with its bytes, as far as possible. ValueError: invalid base64, or a text
+    with a lone surrogate."""
     if isinstance(value, dict):
         for key in value:
             _check_text(key)

@@ -1,13 +1,12 @@
-"""What is asked of a user's permissions before anything else: may this user do that to this thing?
+"""Permissions of a user on queues and exchanges, as RabbitMQ asks for them.
 
-The three verbs of RabbitMQ: configure (declare, delete), write (publish, bind to) and read
-(consume, get, purge, bind from). The default exchange goes by the name amq.default. All of it is
-asked of the name itself, whoever chose it: a queue that the server names needs configure on
-"amq.gen-...".
+The three verbs are configure (declare, delete), write (publish, bind to) and read (consume, get,
+purge, bind from). The default exchange has the name amq.default. All checks are on the name itself,
+whoever chose it: a queue that the server names needs configure on "amq.gen-...".
 
 A new queue with a dead letter exchange moves messages there by itself, so its user needs read on
-the queue and write on that exchange; a new exchange with an alternate one the same. What is there
-already was asked when it was declared. RabbitMQ asks in this order and in these words.
+the queue and write on that exchange; the same holds for a new exchange with an alternate one. What
+exists already was checked when it was declared. RabbitMQ checks in this order and in these words.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ READ: Final = "read"
 
 
 def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> None:
-    """ChannelError 403 unless the user may do this to that queue or exchange (kind)."""
+    """Raise ChannelError 403 unless the user may do this to that queue or exchange (kind)."""
     asked = name or refusals.DEFAULT
     if verb == CONFIGURE:
         may = identity.may_configure(asked)
@@ -40,8 +39,8 @@ def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> 
 def queue_to_declare(
     vhost: VHost, identity: Identity, name: str, arguments: Mapping[str, object]
 ) -> str:
-    """The name of a queue that this user may declare: the given one, or, for "", one that the
-    server makes. ChannelError: 403 (reserved, or not permitted), 406 (the server names no
+    """Return the name of a queue that this user may declare: the given one, or, for "", one that
+    the server makes. ChannelError: 403 (reserved, or not permitted), 406 (the server names no
     streams)."""
     if not name:
         name = vhost.table.name_of_servers(arguments)
@@ -56,7 +55,7 @@ def queue_to_declare(
 def check_dead_letters(
     vhost: VHost, identity: Identity, queue: str, arguments: Mapping[str, object]
 ) -> None:
-    """ChannelError 403 unless the user may have the queue dead-letter to where it says."""
+    """Raise ChannelError 403 unless the user may have the queue dead-letter to its exchange."""
     exchange = arguments.get(DEAD_LETTER_EXCHANGE)
     if isinstance(exchange, str):
         check(vhost, identity, READ, "queue", queue)
@@ -66,7 +65,7 @@ def check_dead_letters(
 def check_exchange_to_declare(
     vhost: VHost, identity: Identity, name: str, arguments: Mapping[str, object]
 ) -> None:
-    """ChannelError 403 unless the user may declare this exchange."""
+    """Raise ChannelError 403 unless the user may declare this exchange."""
     if not name:
         raise refusals.default_exchange()
     check(vhost, identity, CONFIGURE, "exchange", name)

@@ -1,83 +1,54 @@
-"""QueueTable: the queues of a vhost: declared, found, deleted, with all that goes along.
+"""The queues of a vhost: opened, declared, found, deleted; their timers; restart after an error.
 
-A durable queue of the directory is opened when it is first named or routed to, so ten thousand of
-them start in a moment; `stored` has the names of those that nobody has opened yet. Streams stand
-beside queues under their names, and are served from the start (stream_table.py). A queue that is
-not durable, or exclusive, is known here alone: an exclusive one is deleted with the connection that
-declared it, so nothing of it needs to be on disk, whatever it was declared as.
+**QueueTable.** A durable queue of the directory is opened when it is first named or routed to, so a
+vhost with ten thousand of them starts in a moment; `stored` has the names of the others. Streams
+are in the table under their names too, and open from the start (stream_table.py). A queue that is
+not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted with the connection
+that declared it, so nothing of it is on disk, whatever it was declared as.
 
     flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
     start), bit 1 auto-delete
 
-A queue with a memory limit of its own that does not fit the budget at a start, where that is
-strict, is kept down (`kept_down`, own_limits.py): opened as any other when it is named, and crashed
-for all who want something of it, until there is room.
+A queue whose own memory limit does not fit the budget at a strict start is kept down (`kept_down`,
+own_limits.py): it is opened as any other when it is named, and crashed for everybody, until there
+is room. A queue of which a reader has messages leased (leases.py) is deleted by force only, and
+neither expires nor goes with its last consumer. Deleting a queue deletes its bindings, and
+auto-delete exchanges that have none afterwards: one record of the log for all of it. Declaring
+returns the LSN to wait for before it is answered, 0 for none.
 
-A queue of which a reader has messages leased (lease_desk.py) is deleted by force only, and neither
-expires nor goes with its last consumer.
+**QueueOpener** makes the AMQQueue of a name, new or as the directory has it, with everything that a
+vhost gives it: a backing queue and parts for delayed messages, each registered with the memory
+monitor; the codec of its headers; the route of its dead letters; callbacks. A stored queue whose
+arguments cannot be understood (a later version wrote them) is opened with none, and an event is
+reported: its messages are worth more than its options.
 
-Deleting a queue takes its bindings along, and auto-delete exchanges that this leaves without any:
-one record of the log for all of it. Its consumers are cancelled, whoever waits is woken.
+**QueueTimers.** A tick looks at the queues that were touched since the last one, and at those for
+which something is due: the expiry of a head, a delayed message, an alert on age. It looks at no
+others, so ten thousand idle queues cost nothing. After each look at a queue the next time goes into
+a heap; a time that is too early does no harm. A queue with x-expires is deleted once nobody has
+used it for so many ms: no consumer, no get, no declare, no messages leased. For a queue that nobody
+has named since the start, the time counts from the start; such a queue is not opened for that. An
+error in a queue's own code goes to `on_queue_error`, any other to `Dispatch.internal_error`, and
+the tick continues with the others. A failure of the engine is raised.
 
-Declaring returns the LSN to wait for before it is answered, 0 for nothing.
-
-Not here: exchanges and bindings (topology.py), x-arguments (arguments.py), time (queue_clock.py),
-permissions and the names of queues that a client leaves out (the channel's).
-
-QueueOpener: makes the AMQQueue of a name: declared anew, or as the directory has it.
-
-Everything that an AMQQueue is given by a vhost is put together here, and nowhere else: its backing
-queue and its parts for delayed messages, each registered with the memory monitor; the codec of its
-headers; where its dead letters go; whom it tells that something is ready.
-
-A stored queue whose arguments cannot be understood (a later version wrote them) is opened with
-none, and that is an event: its messages are worth more than its options.
-
-Not here: which queues there are (queue_table.py), opening one again after its own failure
-(queue_restart.py).
-
-QueueTimers: what the clock demands of queues: due messages, paging, queues that nobody uses.
-
-A tick looks at the queues that were touched since the last one, and at those of which something is
-due by now: the expiry of a head, a delayed message, an alert on age. It looks at no others, so ten
-thousand idle queues cost nothing. When something of a queue is due next is asked after each look at
-it, and kept in a heap; what is kept may be too early, and then nothing happens.
-
-x-expires: a queue goes once nobody has used it for so many ms: no consumer, no get, no declare, no
-messages leased. The time counts from the start of the vhost for a queue that nobody has named
-since. Such a queue is not opened for that: its name stands in a heap, and it is looked at when its
-time may have come.
-
-`call_at` is for operators' calls that wait; it calls once.
-
-An error in a queue's own code is passed to `on_queue_error`, one in a call or in deleting a queue
-that nobody uses to `dispatch.internal_error`, and the tick goes on with the others. Such a queue is
-tried again after its time. A failure of the engine is nobody's, and goes up.
-
-QueueRestarts: an error in one queue's own code ends that queue's life in RAM, and nothing else.
-
+**QueueRestarts.** An error in one queue's own code ends that queue's life in RAM, and nothing else.
 What a queue holds is known twice: by its backing queue, which the error may have interrupted
-anywhere, and by its QueueIndex, which the engine keeps and which says of every seq whether it is
-alive. So a durable queue starts anew from its index, as it would after a restart of the vhost:
+anywhere, and by its QueueIndex, which the engine keeps and which has for every seq whether it is
+alive. So a durable queue starts again from its index, as it would after a restart of the vhost:
 
-    consumers are cancelled and their clients told; whoever waits is woken
-    everything so far is synced: nothing that comes now has to be held
+    consumers are cancelled and their clients notified; waiters are woken
+    everything so far is synced: nothing that arrives now has to be held
     live entries that are in RAM and log alone are taken from the old Holder
     every other one must be in the checkpoint's section or on its slot: this is looked up, for what
     came after the last cut (what was before it the checkpoint has put there), in `.qi` files
-    a new AMQQueue takes the indexes over: all is ready, and comes again as redelivered
+    a new AMQQueue takes over the indexes: all messages are ready, and are redelivered
 
-If an entry is nowhere (the error caught it in the queue's hands), or a checkpoint is under way and
-the queue still owes it something, the queue's RAM cannot be trusted: the engine stops, and the
-vhost is opened again from disk, where everything is. What a queue has that is transient ends with
-this life of it, as it does in RabbitMQ; a queue that is not durable starts empty.
-
-The old BrokerQueue is `is_deleted` from then on: a channel that settles one of its deliveries finds
-nothing to settle. Five failures within ten seconds, and the new one is `is_crashed`: it can be
-deleted, and then declared again.
-
-Not here: failures of the engine, which end the vhost; who notices an error (dispatch.py,
-queue_clock.py, publish.py).
+If an entry is nowhere (the queue held it when the error occurred), or a checkpoint is under way and
+has not finished this queue, the queue's RAM cannot be trusted: the engine stops, and the vhost is
+opened again from disk, where everything is. Transient messages are lost, as in RabbitMQ; a queue
+that is not durable starts empty. The old BrokerQueue is `is_deleted` from then on, so a channel
+that settles one of its deliveries settles nothing. After five failures within ten seconds the new
+queue is `is_crashed`: it can be deleted, and then declared again.
 """
 
 import base64
@@ -130,10 +101,10 @@ from penstock.storage.streams import STREAM_FLAG
 
 
 class QueueOpener:
-    """Of one vhost. mode: durability of what moves by itself. routes: where dead letters go.
-    on_ready(name): messages became ready by themselves. For people: on_alert, at the threshold of a
-    queue's alert and below it again; on_event(kind, text); on_queue_event(name, kind, text), of one
-    queue. on_gone(name): it has been deleted.
+    """Opens the queues of one vhost. mode: durability of what a queue does by itself. routes: where
+    dead letters go. on_ready(name): messages became ready by themselves. on_alert: the threshold of
+    a queue's alert was crossed; on_event(kind, text); on_queue_event(name, kind, text), of one
+    queue. on_gone(name): it was deleted.
 
     opened_seq: number of an index -> its next seq when it was opened; all below was on disk then.
     """
@@ -158,7 +129,8 @@ class QueueOpener:
         self._delay_parts = find_parts(engine.state.routing.queues)
 
     def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
-        """Arguments, options and flags of a durable queue of the directory. UnknownQueueError."""
+        """Return arguments, options and flags of a durable queue of the directory.
+        UnknownQueueError."""
         data, flags = factory.stored(self._engine, name)
         try:
             arguments = decode_arguments(data)
@@ -170,22 +142,22 @@ class QueueOpener:
         return {}, QueueOptions(priorities=priorities), flags
 
     def stored_arguments(self, name: bytes) -> dict[str, object]:
-        """Its arguments alone; {} if they cannot be understood. UnknownQueueError."""
+        """Return its arguments alone; {} if they cannot be understood. UnknownQueueError."""
         try:
             return decode_arguments(factory.stored(self._engine, name)[0])
         except ValueError:
             return {}
 
     def stored_flags(self, name: bytes) -> int:
-        """Flags of a durable queue of the directory. UnknownQueueError."""
+        """Return the flags of a durable queue of the directory. UnknownQueueError."""
         return factory.stored(self._engine, name)[1]
 
     def warn(self, text: str) -> None:
-        """Something that people should know."""
+        """Report a warning."""
         self._on_event("warning", text)
 
-    def tell(self, kind: str, text: str) -> None:
-        """Something happened to a queue of the table."""
+    def report(self, kind: str, text: str) -> None:
+        """Report an event of a queue of the table."""
         self._on_event(kind, text)
 
     def has_delays(self, name: bytes) -> bool:
@@ -196,10 +168,10 @@ class QueueOpener:
         self, name: bytes, options: QueueOptions, *, arguments: bytes = b"", flags: int = 0,
         is_durable: bool = True,
     ) -> AMQQueue:  # fmt: skip
-        """The queue as the directory has it, or, when it has none, a new one with these arguments
-        and flags. OptionError (of the memory limits, if they are strict): nothing happened."""
+        """Return the queue as the directory has it, or a new one with these arguments and flags.
+        OptionError (of the memory limits, if they are strict): nothing happened."""
         engine = self._engine
-        on_event = self._teller(name)
+        on_event = self._event_of(name)
         backing = factory.open_backing(
             engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
             is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
@@ -215,26 +187,30 @@ class QueueOpener:
             delay_parts=self._delay_parts.pop(name, []),
         )  # fmt: skip
 
-    def _teller(self, name: bytes) -> Callable[[str, str], None]:
-        """on_event(kind, text) of a queue, or of a part of it."""
+    def _event_of(self, name: bytes) -> Callable[[str, str], None]:
+        """Return on_event(kind, text) for a queue, or for a part of it."""
         whole = name.partition(factory.SEPARATOR)[0]
         return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
 
     def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
-        """A durable queue of which another AMQQueue was there before; parts: names of its parts
-        for delayed messages."""
+        """Open a durable queue again after its failure. parts: names of its parts for delayed
+        messages."""
         if parts:
             self._delay_parts[name] = parts
         return self.open(name, options)
 
     def register(self, backing: BackingQueue, options: QueueOptions) -> None:
-        """The monitor knows of this one, and of the limit of its own; again: another limit."""
+        """Register the queue and its own limit with the memory monitor, or change the limit."""
         memory = options.memory_bytes
         self._monitor.register(backing, UNLIMITED if memory is None else memory[0])
 
     def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
         part = factory.open_backing(
-            self._engine, name, is_durable=is_durable, mode=self._mode, on_event=self._teller(name)
+            self._engine,
+            name,
+            is_durable=is_durable,
+            mode=self._mode,
+            on_event=self._event_of(name),
         )
         self._monitor.register(part)
         if is_durable:
@@ -245,16 +221,16 @@ class QueueOpener:
         self.opened_seq[index.number] = index.next_seq
 
     def close_part(self, part: BackingQueue) -> None:
-        """A part of delayed messages is about to go."""
+        """Unregister a part of delayed messages that is about to be deleted."""
         self._monitor.unregister(part)
         self.opened_seq.pop(part.index().number, None)
         if part.info()["is_flowed"]:  # nobody is to wait for it
             name = part.index().name
             text = f"queue {queue_title(name)!r}: the part is gone"
-            self._teller(name)("recovered", text)
+            self._event_of(name)("recovered", text)
 
     def forget(self, amq: AMQQueue) -> None:
-        """This queue has been deleted."""
+        """Unregister a queue that was deleted."""
         self._monitor.unregister(amq.backing)
         for index in amq.backing.indexes():
             self.opened_seq.pop(index.number, None)
@@ -269,12 +245,13 @@ STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened
 
 
 class QueueTable:
-    """Of one vhost. served: the open queues by name; stored: how many
-    indexes each of the others has, by name.
+    """The queues of one vhost. served: the open queues by name; stored: how many indexes each of
+    the others has, by name.
 
-    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): refuses a
-    queue that would be one too many, by an error. on_leased_deleted(name,
-    messages by reader): a queue was deleted while they were leased."""
+    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): raises an
+    error for a queue too many. on_leased_deleted(name, messages by reader): a queue was deleted
+    while they were leased.
+    """
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
@@ -299,9 +276,9 @@ class QueueTable:
         self._is_strict = is_strict
         self._check_new = check_new
         self._owned: dict[object, list[QueueOrStream]] = {}
-        self._limits: dict[str, int] = {}  # of stored queues: limits of their own
+        self._limits: dict[str, int] = {}  # own memory limits of stored queues, in bytes
         self.kept_down: dict[str, str] = {}  # name -> why; opened or not
-        self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
+        self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         for queue in engine.state.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
                 self._add_stored(text_of(queue.name.partition(factory.SEPARATOR)[0]), 1)
@@ -312,15 +289,16 @@ class QueueTable:
     # ---- finding -------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Whether there is a queue of this name."""
+        """Return whether there is a queue of this name."""
         return name in self.served or name in self.stored
 
     def names(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         return sorted((*self.served, *self.stored))
 
     def find(self, name: str) -> QueueOrStream | None:
-        """The queue or stream of this name, opened if need be; None if there is none."""
+        """Return the queue or stream of this name, opening it if necessary; None if there is
+        none."""
         found = self.served.get(name)
         if found is None and name in self.stored:
             found = self._open(name)
@@ -370,23 +348,23 @@ class QueueTable:
 
     @property
     def count(self) -> int:
-        """How many queues and streams there are, opened or not."""
+        """Return how many queues and streams there are, opened or not."""
         return len(self.served) + len(self.stored)
 
     @property
     def held_bytes(self) -> int:
-        """What they take in RAM without their messages, about."""
+        """Return about how many bytes of RAM they take without their messages."""
         return self._served_bytes + self._stored_bytes
 
     def called(self, name: str) -> str:
-        """A queue, for people."""
+        """Return how errors name a queue."""
         return refusals.called("queue", name, self._vhost)
 
     def find_queue(
         self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
     ) -> QueueOrStream:
-        """The queue or stream, if this connection may have it. ChannelError: 404 (none, crashed),
-        405 (exclusive)."""
+        """Return the queue or stream, if the connection `owner` may use it. ChannelError: 404
+        (none; crashed, unless that is allowed), 405 (exclusive to another connection)."""
         queue = self.find(name)
         if queue is None:
             raise refusals.not_found(self.called(name))
@@ -406,13 +384,13 @@ class QueueTable:
         return queue
 
     def check_access(self, queue: QueueOrStream, owner: object | None) -> None:
-        """ChannelError 405 if the queue is another connection's."""
+        """Raise ChannelError 405 if the queue is another connection's."""
         if queue.is_exclusive and queue.owner is not owner:
             raise refusals.locked(self.called(queue.name))
 
     def name_of_servers(self, arguments: Mapping[str, object]) -> str:
-        """A name that no queue has, for a queue with these arguments. ChannelError 406: a stream or
-        a quorum queue, whose name its users must know."""
+        """Return a name that no queue has, for a queue with these arguments. ChannelError 406: a
+        stream or a quorum queue, whose name its users must know."""
         kind = type_of(arguments)
         if kind in (QUORUM, STREAM):
             raise refusals.precondition_failed(
@@ -429,9 +407,9 @@ class QueueTable:
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
     ) -> tuple[QueueOrStream, int]:  # fmt: skip
-        """Declare a queue, "" for one that is named here, or find that it is there as it is.
-        ChannelError: 403 (reserved), 404 (crashed), 405 (exclusive), 406 (another one, arguments).
-        """
+        """Declare a queue, "" for one that is named here, or find that it exists with these
+        properties. Returns it and the LSN to wait for. ChannelError: 403 (reserved), 404 (crashed),
+        405 (exclusive), 406 (other properties, invalid arguments)."""
         durable = durable and not exclusive  # it ends with its connection
         is_stream = type_of(arguments) == STREAM
         if not name:
@@ -457,7 +435,7 @@ class QueueTable:
         return queue, self.engine.last_lsn if durable else 0
 
     def _check_may(self, name: str) -> None:
-        """ChannelError 406 for a name that cannot be, and for one queue too many."""
+        """Raise ChannelError 406 for an impossible name, and for a queue too many."""
         if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
@@ -469,8 +447,8 @@ class QueueTable:
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object],
     ) -> PreparedStream | None:  # fmt: skip
-        """What a declare of a new stream has to wait for, so that it need not wait for the disk;
-        None: nothing. ChannelError 406: the declare would be refused."""
+        """Return what a declare of a new stream has to wait for, so that it does not wait for the
+        disk; None: nothing. ChannelError 406: the declare would be refused."""
         if type_of(arguments) != STREAM or not name or self.has(name):
             return None
         self._check_may(name)
@@ -534,8 +512,8 @@ class QueueTable:
         return queue
 
     def check_limits(self) -> None:
-        """At the start: whether the queues' own memory limits fit the budget together. A warning;
-        if that is strict, those that do not fit are kept down."""
+        """Check at the start whether the queues' own memory limits fit the budget together. If not,
+        warn; if that is strict, keep down those that do not fit."""
         declared = self.engine.state.routing.queues.values()
         for queue in sorted(declared, key=_number):
             if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
@@ -561,7 +539,7 @@ class QueueTable:
             self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
 
     def recheck_kept_down(self) -> None:
-        """There may be room for queues that are kept down: more memory, or a queue less."""
+        """Start queues that are kept down if there is room: after more memory, or a queue less."""
         if not self.kept_down:
             return
         used = self._unopened_limits()
@@ -574,7 +552,7 @@ class QueueTable:
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        """One that was kept down is a queue like any other."""
+        """Make a queue that was kept down a queue like any other."""
         del self.kept_down[name]
         queue = self.served.get(name)
         if isinstance(queue, BrokerQueue):
@@ -584,16 +562,17 @@ class QueueTable:
             self._opener.register(queue.amq.backing, queue.amq.options)
             self._dispatch.mark(queue)
         self._topology.router.queue_added()
-        self._opener.tell("queue_started", f"{self.called(name)} starts: there is room")
+        self._opener.report("queue_started", f"{self.called(name)} starts: there is room")
 
     def _unopened_limits(self) -> int:
-        """Bytes of the limits of queues that nobody has opened yet, and that are not kept down."""
+        """Return the sum in bytes of the limits of queues that are not open and not kept down."""
         return sum(n for name, n in self._limits.items() if name not in self.kept_down)
 
     def _check_memory(
         self, what: str, options: QueueOptions, arguments: Mapping[str, object]
     ) -> None:
-        """Whether the queues' own limits fit the budget; ChannelError 406 if that is strict."""
+        """Check whether the queues' own limits fit the budget. ChannelError 406 if that is
+        strict."""
         most = options.max_memory_bytes
         if most is None:
             return
@@ -616,9 +595,9 @@ class QueueTable:
         self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
         is_forced: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
-        """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
-        406: it is in use, not empty, or messages are leased and it is not forced. A queue that is
-        deleted already: nothing happens."""
+        """Delete a queue with all that it holds. Returns how many messages were ready, and the LSN.
+        ChannelError 406: it is in use, not empty, or messages are leased and it is not forced.
+        Nothing happens if it was deleted already."""
         if queue.is_deleted:
             return 0, 0
         what = self.called(queue.name)
@@ -644,7 +623,7 @@ class QueueTable:
         return ready, one.lsn
 
     def _log_deleted(self, queue: QueueOrStream) -> None:
-        """The queue goes from the engine; inside `one_record`."""
+        """Delete the queue from the engine; inside `one_record`."""
         if isinstance(queue, BrokerStream):
             if queue.options.partitions:
                 self._topology.log_unbound(queue.name)
@@ -674,7 +653,7 @@ class QueueTable:
                 del self._owned[queue.owner]
 
     def owner_gone(self, owner: object) -> None:
-        """A connection is no more: its exclusive queues go."""
+        """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
             self.delete(queue)
 
@@ -691,14 +670,14 @@ class QueueTable:
             self.delete(queue)
 
     def delete_leftovers(self) -> None:
-        """At the start: stored queues that were exclusive have nobody any more."""
+        """Delete at the start the stored queues that were exclusive."""
         for name in list(self.stored):
             if self._opener.stored_flags(bytes_of(name)) & EXCLUSIVE_FLAG:
                 self.delete(self._open(name))
 
     def replace(self, queue: BrokerQueue, amq: AMQQueue) -> BrokerQueue:
-        """Another life of the same queue, with another AMQQueue; the old one is not known any
-        more."""
+        """Replace a queue by one with another AMQQueue; return it. The old one is not in the table
+        then."""
         fresh = BrokerQueue(
             queue.name, amq, is_durable=queue.is_durable, is_exclusive=queue.is_exclusive,
             is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
@@ -716,7 +695,7 @@ class QueueTable:
     # ---- leases --------------------------------------------------------------------------------
 
     def leased_names(self) -> list[str]:
-        """The names of the queues of which readers are known, oldest first."""
+        """Return the names of the queues of which readers are known, oldest first."""
         queues = self.engine.state.queues
         return [
             text_of(queues[number].name.partition(factory.SEPARATOR)[0])
@@ -724,7 +703,8 @@ class QueueTable:
         ]
 
     def leases(self, name: str) -> dict[str, Lease]:
-        """What readers have of the queue of this name, by reader; not to be changed."""
+        """Return the leases of the queue of this name, by reader; the caller must not change the
+        dict."""
         known = self.engine.state.leases
         if not known.by_queue:
             return {}
@@ -734,14 +714,14 @@ class QueueTable:
         return {} if first is None else known.of(first.number)
 
     def open_leases(self, name: str) -> dict[str, int]:
-        """How many messages each of its readers has, of those that have some."""
+        """Return how many messages each reader has leased of the queue, if any."""
         return {reader: lease.count for reader, lease in self.leases(name).items() if lease.count}
 
     # ---- at the start --------------------------------------------------------------------------
 
     def open_busy(self) -> list[BrokerQueue]:
-        """Open those of the stored queues in which something will be due: expiring or delayed
-        messages, an alert on age. The others wait until they are named."""
+        """Open the stored queues for which something will be due: expiring or delayed messages, an
+        alert on age. The others wait until they are named."""
         busy: dict[str, None] = {}
         for index in self.engine.state.queues.values():
             base, mark, _ = index.name.partition(factory.SEPARATOR)
@@ -754,7 +734,7 @@ class QueueTable:
         return [self._open(name) for name in busy if name in self.stored]
 
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
-        """The durable queues that go when nobody uses them, with their arguments."""
+        """Return the names and arguments of durable queues that have x-expires."""
         found: list[tuple[str, dict[str, object]]] = []
         for queue in self.engine.state.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
@@ -763,7 +743,7 @@ class QueueTable:
         return found
 
     def stored_facts(self, name: str) -> tuple[dict[str, object], bool]:
-        """Arguments of a queue that nobody has opened yet, and whether it is auto-delete."""
+        """Return the arguments of a queue that is not open, and whether it is auto-delete."""
         at = bytes_of(name)
         is_auto_delete = bool(self._opener.stored_flags(at) & AUTO_DELETE_FLAG)
         return self._opener.stored_arguments(at), is_auto_delete
@@ -771,7 +751,8 @@ class QueueTable:
     # ---- purging -------------------------------------------------------------------------------
 
     def purge(self, queue: QueueOrStream) -> tuple[int, int]:
-        """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
+        """Delete all ready messages; return how many, and the LSN. AMQPConnectionError 540: a
+        stream."""
         queue = self._queue_only(queue, "queue.purge")
         before = self.engine.last_lsn
         n = queue.amq.purge(DISK)
@@ -780,7 +761,7 @@ class QueueTable:
 
 
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
-    """The indexes of a queue, all its parts, delayed messages too, durable or not."""
+    """Return the indexes of a queue, of all its parts and delayed messages, durable or not."""
     start = name + factory.SEPARATOR
     return [
         index
@@ -789,17 +770,17 @@ def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
     ]
 
 
-def _not_told(_name: str, _leases: dict[str, int]) -> None:
-    """Nobody has asked for it."""
+def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
+    """Do nothing: the default of on_leased_deleted."""
 
 
 def bytes_of(name: str) -> bytes:
-    """A name as the storage has it."""
+    """Return a name as the storage has it."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def text_of(name: bytes) -> str:
-    """A name as everything else has it."""
+    """Return a name as everything but the storage has it."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -814,7 +795,7 @@ QueueError = Callable[[BrokerQueue, Exception], None]
 
 
 class QueueTimers:
-    """Of one vhost. on_queue_error(queue, error): see the head."""
+    """The timers of one vhost's queues. on_queue_error(queue, error): see the head."""
 
     def __init__(
         self, engine: StorageEngine, table: QueueTable, dispatch: Dispatch,
@@ -833,18 +814,19 @@ class QueueTimers:
     # ---- what is to be looked at ---------------------------------------------------------------
 
     def touch(self, queue: BrokerQueue) -> None:
-        """Something happened in this queue: the next tick looks at it."""
+        """Look at this queue in the next tick: something happened in it."""
         if not queue.is_touched:
             queue.is_touched = True
             self._dispatch.touched.append(queue)
 
     def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
-        """Call it in the first tick at or after this time of the monotonic clock."""
+        """Call `call` once, in the first tick at or after this time of the monotonic clock."""
         self._n += 1
         heapq.heappush(self._calls, (monotonic_s, self._n, call))
 
     def expire_unused(self, name: str, arguments: dict[str, object]) -> None:
-        """The queue of this name goes when nobody uses it, if its x-expires says so."""
+        """Delete the queue of this name when nobody has used it for its x-expires, if it has
+        that."""
         expires_ms = arguments.get(EXPIRES)
         if isinstance(expires_ms, int) and expires_ms > 0:
             self._push_expiry(self._clock.wall_ms() + expires_ms, name, expires_ms)
@@ -854,7 +836,7 @@ class QueueTimers:
         heapq.heappush(self._expiries, (when_ms, self._n, name, expires_ms))
 
     def note_due(self, queue: BrokerQueue) -> None:
-        """Remember when something of this queue is due next."""
+        """Note when something of this queue is due next."""
         amq = queue.amq
         when = amq.next_event_ms()
         if amq.options.alert_age_up is not None and amq.len():
@@ -868,7 +850,7 @@ class QueueTimers:
     # ---- a tick --------------------------------------------------------------------------------
 
     def tick(self, wall_ms: int, now_s: float) -> bool:
-        """All that is due at these times, a slice of it; True if there is more to do at once."""
+        """Do a slice of what is due at these times. Returns True if there is more to do at once."""
         while self._calls and self._calls[0][0] <= now_s:
             call = heapq.heappop(self._calls)[2]
             try:
@@ -910,7 +892,7 @@ class QueueTimers:
         return False
 
     def _tick_expiries(self, wall_ms: int) -> bool:
-        """Queues that nobody uses go."""
+        """Delete queues that nobody has used for their x-expires."""
         heap = self._expiries
         for _ in range(EXPIRIES_SLICE):
             if not heap or heap[0][0] > wall_ms:
@@ -924,7 +906,7 @@ class QueueTimers:
         return bool(heap) and heap[0][0] <= wall_ms
 
     def _expire(self, name: str, again_ms: int, expires_ms: int) -> None:
-        """Nobody has used it: it goes. again_ms: when it is tried again if it cannot."""
+        """Delete a queue that nobody has used. again_ms: when to try again if that fails."""
         try:
             queue = self._table.find(name)
             if queue is not None:
@@ -934,7 +916,7 @@ class QueueTimers:
             self._push_expiry(again_ms, name, expires_ms)
 
     def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
-        """When the queue goes unless it is used before; 0: it is another one, or none."""
+        """Return when the queue expires unless it is used before; 0: it is another one, or none."""
         queue = self._table.served.get(name)
         if self._table.open_leases(name):
             return wall_ms + expires_ms
@@ -949,7 +931,7 @@ class QueueTimers:
     # ---- when next -----------------------------------------------------------------------------
 
     def next_s(self, wall_ms: int, now_s: float) -> float:
-        """Seconds until something is due; infinity if nothing is."""
+        """Return the seconds until something is due; infinity if nothing is."""
         seconds = float("inf")
         if self._due:
             seconds = (self._due[0][0] - wall_ms) / 1000
@@ -965,11 +947,11 @@ WINDOW_S: Final = 10.0
 
 
 class UntrustedError(Exception):
-    """What a queue had in RAM alone cannot be had from it."""
+    """What a queue had in RAM alone cannot be recovered from it."""
 
 
 class QueueRestarts:
-    """Of one vhost. on_event: queue_restarted, queue_crashed."""
+    """The restarts of one vhost's queues. on_event: queue_restarted, queue_crashed."""
 
     def __init__(
         self, engine: StorageEngine, table: QueueTable, opener: QueueOpener, dispatch: Dispatch,
@@ -984,7 +966,7 @@ class QueueRestarts:
         self._failures: dict[str, deque[float]] = {}
 
     def failed(self, queue: Source, error: Exception) -> None:
-        """A queue's own code has raised this. The queue is another one afterwards, or crashed.
+        """Handle an error in a queue's own code: replace the queue, or mark it crashed.
         StoppedError: it could not be restarted alone, and the engine has stopped."""
         assert isinstance(queue, BrokerQueue), "readings of streams deal with theirs themselves"
         if queue.is_deleted or queue.is_crashed:
@@ -995,7 +977,7 @@ class QueueRestarts:
         failures.append(now_s)
         while failures[0] < now_s - WINDOW_S:
             failures.popleft()
-        self._let_go(queue)
+        self._end_life(queue)
         if len(failures) >= FAILURES_MAX:
             del self._failures[queue.name]
             why = f"failed {FAILURES_MAX} times in {WINDOW_S:.0f} s: {error!r}"
@@ -1016,8 +998,8 @@ class QueueRestarts:
         )
         self._dispatch.mark(fresh)
 
-    def _let_go(self, queue: BrokerQueue) -> None:
-        """Nobody has to do with its old life any more."""
+    def _end_life(self, queue: BrokerQueue) -> None:
+        """End the old life of the queue: cancel its consumers and wake its waiters."""
         queue.is_deleted = True
         self._monitor.unregister(queue.amq.backing)
         for part in queue.amq.delays.parts():
@@ -1026,8 +1008,8 @@ class QueueRestarts:
         queue.wake_waiters()
 
     def _crash(self, queue: BrokerQueue, amq: AMQQueue, why: str) -> None:
-        """Its messages stay on disk until it is deleted. A checkpoint must not ask its RAM again:
-        what can be had of it is taken; if that is not all, only the vhost's restart helps."""
+        """Keep its messages on disk until it is deleted. A checkpoint must not read its RAM again:
+        what is in RAM alone is taken over; if that fails, the vhost must be opened again."""
         if amq.is_durable:
             try:
                 for index in indexes_of(self._engine, amq.name):
@@ -1040,10 +1022,11 @@ class QueueRestarts:
         crashed.why = why
 
     def _reopened(self, old: AMQQueue) -> tuple[AMQQueue, int]:
-        """A new AMQQueue over the same indexes, and how many transient messages it is without."""
+        """Return a new AMQQueue over the same indexes, and how many transient messages it has
+        lost."""
         engine = self._engine
         if engine.gathering is not None:
-            raise UntrustedError("the error came in the middle of one record")
+            raise UntrustedError("the error occurred while one record was being made")
         if not old.is_durable:
             lost = old.backing.depth()
             engine.delete_queues(indexes_of(engine, old.name))
@@ -1058,9 +1041,9 @@ class QueueRestarts:
         return amq, max(lost - amq.depth() - amq.delayed(), 0)
 
     def _rescue(self, index: QueueIndex) -> None:
-        """From here on the index needs no RAM of the queue that had it. UntrustedError."""
+        """Make the index independent of the RAM of the queue that had it. UntrustedError."""
         if index.limbo is not None:
-            raise UntrustedError("a checkpoint is under way, and it owes a part of it")
+            raise UntrustedError("a checkpoint is under way and has not finished this queue")
         holder = DictHolder()
         held: dict[int, Entry] = {
             entry.seq: entry
@@ -1079,7 +1062,7 @@ class QueueRestarts:
                 try:
                     index.files(number).slots(seqs)
                 except (CorruptionError, OSError) as error:
-                    raise UntrustedError(f"not all its messages are to be had: {error}") from error
+                    raise UntrustedError(f"not all its messages can be read: {error}") from error
         for seq in sorted(held):
             holder.entries[seq] = held[seq]
         index.holder = holder

@@ -1,15 +1,15 @@
-"""StreamTable: the streams of a vhost: opened, declared, deleted; woken by heads; retention.
+"""The streams of a vhost: opened, declared, deleted; woken by heads; retention.
 
-Those of the directory are known from the start: a stream that nobody reads costs an object, and its
-files are the engine's to open. Declaring makes all partitions in one record of the log, with the
-arguments in the first of them, as queues with priorities do it. Their directories are made before
-that, in a worker (`prepare`): the syncs of 256 partitions would hold up everybody. One declare has
-them made at a time, so the log's own syncs never wait for more than one directory.
+The streams of the directory are known from the start: a stream that nobody reads costs an object,
+and the engine opens its files when needed. A declare makes all partitions in one record of the log,
+with the arguments in the first of them, as queues with priorities do it. A worker makes their
+directories before that (`prepare`), because the syncs of 256 partitions would block everybody. It
+does so for one declare at a time, so the log's own syncs never wait for more than one directory.
 
-Retention is looked at when a partition begins a new page, and every few seconds, for age. Nothing
+Retention is checked when a partition begins a new page, and every few seconds, for age. Nothing
 waits for it.
 
-Not here: their names among those of queues, and what deleting takes along (queue_table.py).
+Their names are in the QueueTable, as those of queues.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ RETAIN_EVERY_S: Final = 5.0
 
 
 class PreparedStream:
-    """The directories of one stream that somebody is about to declare."""
+    """The directories of one stream that is about to be declared."""
 
     def __init__(self, names: list[bytes], page_bytes: int) -> None:
         self.names: list[bytes] = names
@@ -40,19 +40,19 @@ class PreparedStream:
         self._waiters: list[Callable[[], None]] = []
 
     def when_made(self, call: Callable[[], None]) -> None:
-        """Call it in a later turn, once they are made, or are not because of `error`: then the
-        declare is to be handled once more, from its beginning."""
+        """Call `call` in a later turn, when the directories are made, or have failed with `error`.
+        The declare is then handled again from its beginning."""
         self._waiters.append(call)
 
-    def tell(self) -> None:
-        """Call those who wait."""
+    def notify(self) -> None:
+        """Call the waiters."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
 
 
 class StreamTable:
-    """Of one vhost. by_number: the stream that a partition is of, by the partition's number.
+    """The streams of one vhost. by_number: the stream of a partition, by the partition's number.
     hold_age_s, hold_bytes: bounds of what readers of each stream may ask to keep."""
 
     def __init__(
@@ -67,14 +67,14 @@ class StreamTable:
         self._dispatch = dispatch
         self._monitor = monitor
         self._on_event = on_event
-        self._limited: dict[str, BrokerStream] = {}  # of which something is ever reclaimed
+        self._limited: dict[str, BrokerStream] = {}  # streams that have limits
         self._retained_s: float = engine.clock.monotonic()
         self._makings: dict[bytes, PreparedStream] = {}  # by name; the first of them is being made
-        self._ready: PreparedStream | None = None  # made, while those who wait are told
+        self._ready: PreparedStream | None = None  # made, while its waiters are called
         engine.on_head = self.head_moved
 
     def stored(self) -> list[BrokerStream]:
-        """Those of the directory, at the start."""
+        """Open and return the streams of the directory, at the start."""
         routing = self._engine.state.routing
         firsts: dict[bytes, bytes] = {}  # name -> arguments, which the first partition has
         for queue in routing.queues.values():
@@ -101,8 +101,8 @@ class StreamTable:
         return self._added(name, parts, arguments, options)
 
     def prepare(self, name: bytes, options: StreamOptions) -> PreparedStream | None:
-        """Have the directories of a new stream made; None: they are there, and `declare` takes them
-        at once."""
+        """Begin to make the directories of a new stream. Returns None if they are there and
+        `declare` takes them at once."""
         names = partition_names(name, options.partitions)
         if self._is_ready(names, options.page_bytes):
             return None
@@ -130,15 +130,15 @@ class StreamTable:
         self._made()
 
     def _made(self) -> None:
-        # The engine may be in the middle of something: whoever waits is told in the next turn.
-        self._dispatch.when_settled(0, OS, self._tell_first)
+        # The engine may be in the middle of something: the waiters are called in the next turn.
+        self._dispatch.when_settled(0, OS, self._end_first)
 
-    def _tell_first(self) -> None:
-        """The first making has ended: those who wait declare, and the next one begins."""
+    def _end_first(self) -> None:
+        """End the first preparation: its waiters declare, and the next one begins."""
         making = self._makings.pop(next(iter(self._makings)))
         self._ready = None if making.error else making
         try:
-            making.tell()
+            making.notify()
         finally:
             self._ready = None
             if making.steps is not None and making.steps.made:
@@ -153,8 +153,8 @@ class StreamTable:
     def declare(
         self, name: bytes, arguments: dict[str, object], options: StreamOptions
     ) -> BrokerStream:
-        """A new stream; it is there for good once the engine's `last_lsn` is settled. Unless it
-        was prepared this waits for the disk. DiskFullError: nothing happened."""
+        """Declare a new stream; it is durable once the engine's `last_lsn` is settled. Unless it
+        was prepared, this waits for the disk. DiskFullError: nothing happened."""
         names = partition_names(name, options.partitions)
         declared = [(part, b"", 0) for part in names]
         declared[0] = (names[0], encode_arguments(arguments), 0)
@@ -184,20 +184,20 @@ class StreamTable:
         return stream
 
     def log_deleted(self, stream: BrokerStream) -> None:
-        """It goes from the engine; inside `one_record`."""
+        """Delete the stream from the engine; inside `one_record`."""
         for part in stream.parts:
             del self.by_number[part.number]
         self._limited.pop(stream.name, None)
         self._engine.delete_streams(stream.parts)
 
     def all(self) -> list[BrokerStream]:
-        """All of them, by name."""
+        """Return all streams, by name."""
         return sorted(dict.fromkeys(self.by_number.values()), key=_name_of)
 
     # ---- what happens to them ------------------------------------------------------------------
 
     def head_moved(self, part: Stream) -> None:
-        """Records of a partition were settled: whoever waits for them has work."""
+        """Mark the readings that wait for records of this partition, which were settled."""
         stream = self.by_number.get(part.number)
         if stream is not None:
             for reading in stream.head_moved():
@@ -212,7 +212,7 @@ class StreamTable:
         )
 
     def tick(self, now_s: float) -> None:
-        """Take away what no limit keeps any more."""
+        """Delete what no limit keeps."""
         is_time = now_s - self._retained_s >= RETAIN_EVERY_S
         if is_time:
             self._retained_s = now_s
@@ -221,7 +221,7 @@ class StreamTable:
                 stream.retain()
 
     def terminate(self) -> None:
-        """Orderly stop, right before the engine's `close`."""
+        """Stop in order, right before the engine's `close`."""
         for making in self._makings.values():
             if making.steps is not None:
                 making.steps.cancel()

@@ -486,7 +486,7 @@ class BrokerQueue(QueueOrStream):
                     break
                 if consumer.channel.is_shared and self._is_turn_of_others(consumer, dispatch):
                     break
-                delivery = amq.fetch()
+                delivery = amq.fetch(in_pieces=True)
                 if delivery is None:
                     if amq.has_more_expired:
                         dispatch.mark(self)
@@ -494,11 +494,11 @@ class BrokerQueue(QueueOrStream):
                         self._wait_for_head(dispatch)
                     break
                 n += 1
-                if delivery.is_redelivered:
-                    self.redelivered += 1
+                self.redelivered += delivery.is_redelivered
                 consumer.channel.deliver(consumer, delivery)
                 if consumer.no_ack:
-                    done.append(delivery.tag)
+                    if delivery.message.body is not None:  # else `sent` is called later
+                        done.append(delivery.tag)
                 elif consumer.channel.is_shared and not dispatch.is_serving:
                     dispatch.again(self)
                     break
@@ -557,6 +557,13 @@ class BrokerQueue(QueueOrStream):
     def ack(self, tags: list[int]) -> None:
         self.amq.ack(tags, OS)
         self.acked += len(tags)
+
+    def sent(self, tags: list[int]) -> None:
+        self._delivered_no_ack += tags
+        try:
+            self._ack_delivered()
+        except DiskFullError:
+            self._dispatch.without_space(self)
 
     def requeue(self, tags: list[int]) -> None:
         """Put deliveries back, with one attempt more. If there is no room to log the attempt, they

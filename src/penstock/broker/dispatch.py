@@ -90,6 +90,11 @@ class Source(ABC):
     def ack(self, tags: list[int]) -> None:
         """Acknowledge deliveries. Unknown tags are ignored, here and in the methods below."""
 
+    def sent(self, tags: list[int]) -> None:
+        """Acknowledge deliveries to no_ack consumers that were sent completely. If a full disk
+        keeps that from being logged, it is done later."""
+        self.ack(tags)
+
     @abstractmethod
     def requeue(self, tags: list[int]) -> None:
         """Put back deliveries that failed; an attempt is counted."""

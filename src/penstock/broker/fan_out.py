@@ -94,12 +94,16 @@ def _publish_shared(
                 group.append((other, plan))
             mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
             targets = [plan.index for _, plan in group]
-            if spooled is not None and mode != NONE and not done:
-                spooled.expiry_ms = like.expiry_ms
-                engine.publish_spooled(targets, like.header, spooled, mode)
+            if spooled is None:
+                engine.publish(targets, like.header, body, mode, like.expiry_ms)
+            elif mode == NONE:
+                spooled = engine.in_transient(spooled)
+                engine.publish_stored(targets, like.header, spooled, like.expiry_ms)
             else:
-                whole = body if spooled is None else whole_body(vhost, spooled)
-                engine.publish(targets, like.header, whole, mode, like.expiry_ms)
+                spooled = engine.in_persistent(spooled)
+                message = spooled.copy()
+                message.expiry_ms = like.expiry_ms
+                engine.publish_spooled(targets, like.header, message, mode)
             if mode != NONE:
                 lsn = engine.last_lsn
             for queue, plan in group:
@@ -174,7 +178,7 @@ def plan_all(
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
     """A spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.state.store.read(spooled.store_file, spooled.id)
+    return vhost.engine.store_of(spooled).read(spooled.store_file, spooled.id)
 
 
 def plan_of(queue: BrokerQueue, header: bytes, facts: Facts) -> Plan:

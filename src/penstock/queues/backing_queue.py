@@ -136,9 +136,12 @@ class BackingQueue(ABC):
     # ---- delivery ------------------------------------------------------------------------------
 
     @abstractmethod
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         """The head, which becomes pending, or is dequeued at once (without `ack_required`; its body
-        is in RAM before that is logged). None if there is none, or it is held."""
+        is in RAM before that is logged). None if there is none, or it is held. in_pieces: of a
+        large message (message.is_large) the body stays in the store, and `message.body` is None;
+        the caller opens it (engine.open_body) before the message is settled. It needs
+        `ack_required`."""
 
     @abstractmethod
     def count_crashes(self) -> None:
@@ -186,8 +189,11 @@ class BackingQueue(ABC):
         last seqs, and the owner sees to it that they are held. KeyError: not pending."""
 
     @abstractmethod
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
-        """A pending message, None if the tag is unknown. with_body: read it if it left RAM."""
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
+        """A pending message, None if the tag is unknown. with_header: read the header if it left
+        RAM, and with it a body that is not large; with_body: read any body that left RAM."""
 
     @abstractmethod
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:

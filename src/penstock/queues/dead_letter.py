@@ -34,6 +34,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from penstock.message import Message, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
@@ -283,9 +284,9 @@ class Move:
         lsn = 0
         if self.streams:
             lsn = self._apart(durable if message.persistent else [], mode, engine)
-            self._publish_copies(durable=not message.persistent)
+            self._publish_copies(engine, durable=not message.persistent)
         elif message.persistent and not durable:
-            self._publish_copies()
+            self._publish_copies(engine)
             source.ack([tag], mode)
         elif _is_even(landings):
             targets = [_index(each) for each in landings]
@@ -293,9 +294,9 @@ class Move:
         elif message.persistent:
             self._load_body()  # while the source still has it
             lsn = self._apart(durable, mode, engine)
-            self._publish_copies(durable=False)
+            self._publish_copies(engine, durable=False)
         else:
-            self._publish_copies()
+            self._publish_copies(engine)
             source.ack([tag], mode)
         if message.persistent:
             for each in durable:
@@ -311,15 +312,29 @@ class Move:
             body = self.body = loaded.message.body or b""
         return body
 
-    def _publish_copies(self, *, durable: bool = True) -> None:
+    def _publish_copies(self, engine: StorageEngine, *, durable: bool = True) -> None:
         """What lands in RAM; durable=False: without those queues that are durable."""
-        mode = DISK if self.delivery.message.persistent else NONE
+        message = self.delivery.message
+        mode = DISK if message.persistent else NONE
+        if self.body is None and is_large(message):
+            self._share_copies(engine, durable=durable)
+            return
         for each in self.landings:
             if durable or not _index(each).is_durable:
                 each.backing.publish(
                     each.header, self._load_body(), mode, expiry_ms=each.expiry_ms,
                     priority=each.part,
                 )  # fmt: skip
+
+    def _share_copies(self, engine: StorageEngine, *, durable: bool) -> None:
+        """The same, of a large message: what lands shares one body, in the transient store."""
+        stored: Message | None = None
+        for each in self.landings:
+            index = _index(each)
+            if durable or not index.is_durable:
+                if stored is None:
+                    stored = engine.in_transient(self.delivery.message)
+                engine.publish_stored([index], each.header, stored, each.expiry_ms)
 
     def _apart(self, landings: list[Landing], mode: int, engine: StorageEngine) -> int:
         """Move to queues that give the message different headers or expiries, and to streams, in

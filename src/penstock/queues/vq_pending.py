@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock.message import Entry, Message, seq_of
+from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import inhaler, purger, vq_requeue, vq_scan
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delivered_mark import DeliveredMark
@@ -182,15 +182,16 @@ class VqPending(BackingQueue):
     def move(
         self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
     ) -> int:
-        found = self.pending(tag, with_body=True)
+        found = self.pending(tag, with_header=True)
         if found is None:
             raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
         engine = self.engine
         message = found.message
-        body = message.body
-        assert body is not None, "asked for with its body"
         durable = [target for target in targets if target.is_durable and message.persistent]
         others = [target for target in targets if not (target.is_durable and message.persistent)]
+        is_shared = message.body is None and is_large(message)
+        if message.body is None and not is_shared:
+            message = self._with_body(Entry(tag, message))
         if durable:
             # It stays pending until it is dead: the target may be this very queue.
             lsn, _ = engine.move(
@@ -198,10 +199,14 @@ class VqPending(BackingQueue):
             )
             self._drop_pending(Entry(tag, message))
             self.state.rates.n_ack_out += 1
-        else:
+        if others and is_shared:  # given before it is taken: it may be the same body
+            engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
+        if not durable:
             self.ack([tag], mode)
             lsn = engine.last_lsn if message.persistent else 0
-        if others:
+        if others and not is_shared:
+            body = message.body
+            assert body is not None, "it is not large"
             engine.publish_transient(others, header, body, expiry_ms)
         self._after()
         return lsn
@@ -210,19 +215,21 @@ class VqPending(BackingQueue):
         entry = self.state.ram_pending.get(tag)
         return Entry(tag, message, True if entry is None else entry.on_slot)
 
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
         state = self.state
         entry = state.ram_pending.get(tag)
         if entry is not None:
             message = entry.message
-            if with_body and message.body is None:
+            if message.body is None and (with_body or (with_header and not is_large(message))):
                 message = self._with_body(entry)
         else:
             row = state.disk_pending.find(tag) if state.disk_pending.count else None
             if row is None:
                 return None
-            if with_body:
-                (entry,) = inhaler.load(state, [row], stays=False)
+            if with_header or with_body:
+                (entry,) = inhaler.load(state, [row], stays=False, has_large=with_body)
             else:
                 entry = inhaler.entry_of(state, row)
             message = entry.message

@@ -46,6 +46,7 @@ from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.lease_engine import Taken
@@ -56,6 +57,7 @@ from penstock.storage.parts import OneRecord, append_ops
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
+from penstock.storage.stored_body import StoredBody
 from penstock.storage.stream_turns import Limits, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
@@ -307,7 +309,8 @@ class StorageEngine:
     def publish_spooled(
         self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
     ) -> None:
-        """As publish, for a message whose body was spooled to the store (`MessageStore.spool`)."""
+        """As publish, for a message whose body was spooled to the persistent store
+        (`MessageStore.spool`). For the transient one there is `publish_stored`."""
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
         check_targets(queues)
@@ -365,6 +368,60 @@ class StorageEngine:
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
         return message
+
+    def publish_stored(
+        self, queues: list[QueueIndex], header: bytes, message: Message, expiry_ms: int = 0
+    ) -> None:
+        """As publish_transient, of a message whose body is in the transient store already; the
+        queues share it with whoever else has it."""
+        self.check()
+        new = Message(
+            message.id, header, None, message.size, message.time, expiry_ms, message.store_file,
+            persistent=False,
+        )  # fmt: skip
+        self.transient.ref(message.store_file, message.id, len(queues))
+        for queue in queues:
+            queue.holder.add(Entry(queue.take_seq(), new))
+
+    def store_of(self, message: Message) -> MessageStore:
+        """The store that the body of a message is in, if it is in one."""
+        return self.state.store if message.persistent else self.transient
+
+    def open_body(self, message: Message) -> StoredBody:
+        """The body, which is in the store, to be read in pieces, whatever becomes of the message;
+        the caller closes it. CorruptionError, OSError."""
+        return self.store_of(message).open_body(message.store_file, message.id)
+
+    def in_transient(self, message: Message) -> Message:
+        """The message, if its body is in the transient store; else a copy whose body was copied
+        there, in pieces, which the caller publishes in the same step. DiskFullError,
+        CorruptionError: there is no copy."""
+        return self._in_store(message, is_persistent=False)
+
+    def in_persistent(self, message: Message) -> Message:
+        """The same with the persistent store."""
+        return self._in_store(message, is_persistent=True)
+
+    def _in_store(self, message: Message, *, is_persistent: bool) -> Message:
+        if message.persistent == is_persistent:
+            return message
+        copy = message.copy()
+        copy.persistent = is_persistent
+        body = self.open_body(message)
+        spool = self.store_of(copy).spool(message.id)
+        try:
+            while body.left:
+                spool.write(body.read(SPOOL_BYTES))
+            copy.store_file = spool.finish()
+        except OSError as error:
+            spool.abort()
+            raise self.disk_full(error, message.size) from error
+        except BaseException:
+            spool.abort()
+            raise
+        finally:
+            body.close()
+        return copy
 
     def release(self, message: Message) -> None:
         """One queue is done with a transient message."""

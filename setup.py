@@ -108,7 +108,6 @@ HOT_MODULES = (
     "penstock.broker.dispatch",
     "penstock.broker.broker_queue",
     "penstock.broker.output",
-    "penstock.broker.deliver",
     "penstock.broker.unacked",
     "penstock.broker.confirms",
     "penstock.broker.publish_facts",

@@ -22,7 +22,7 @@ from penstock.access.permissions import Identity, everything
 from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
-from penstock.broker.outlet import Outlet
+from penstock.broker.output import Outlet
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.codec.fields import encode_table

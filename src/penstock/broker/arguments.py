@@ -37,6 +37,7 @@ from penstock.queues.queue_options import (
     MAX_COUNT,
     MAX_SIZE,
     MS_MAX,
+    NUMBER_RANGES,
     OVERFLOWS,
     POLICIES,
     POLICY_TYPE,
@@ -111,9 +112,13 @@ _QUORUM: Final = (QUORUM,)
 _STREAM: Final = (STREAM,)
 _ALL: Final = (CLASSIC, QUORUM, STREAM)
 
-_COUNT: Final = Argument(int)
-_UP: Final = Argument(int, low=1)
-_MS: Final = Argument(int, high=MS_MAX)
+
+def _number(name: str, queue_types: tuple[str, ...] = (CLASSIC, QUORUM)) -> Argument:
+    """Return an argument with the range that QueueOptions has for it."""
+    low, high = NUMBER_RANGES[name]
+    return Argument(int, low, high, queue_types=queue_types)
+
+
 _TEXT: Final = Argument(str)
 _LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 
@@ -121,17 +126,17 @@ _LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 ARGUMENTS: Final[dict[str, Argument]] = {
     QUEUE_TYPE: Argument(str, choices=(CLASSIC, QUORUM, STREAM), queue_types=_ALL),
     EXPIRES: Argument(int, low=1, high=MS_MAX),
-    "x-message-ttl": _MS,
+    "x-message-ttl": _number("x-message-ttl"),
     DEAD_LETTER_EXCHANGE: _TEXT,
     DEAD_LETTER_ROUTING_KEY: _TEXT,
     "x-dead-letter-strategy": Argument(
         str, choices=("at-most-once", "at-least-once"), queue_types=_QUORUM
     ),
-    MAX_RECORDS: Argument(int, queue_types=_ALL),
-    MAX_BYTES: Argument(int, queue_types=_ALL),
+    MAX_RECORDS: _number(MAX_RECORDS, _ALL),
+    MAX_BYTES: _number(MAX_BYTES, _ALL),
     "x-max-in-memory-length": Argument(int, queue_types=_QUORUM),
     "x-max-in-memory-bytes": Argument(int, queue_types=_QUORUM),
-    "x-max-priority": Argument(int, high=255, queue_types=_CLASSIC),
+    "x-max-priority": _number("x-max-priority", _CLASSIC),
     "x-overflow": Argument(str, choices=OVERFLOWS),
     "x-queue-mode": Argument(str, choices=("default", "lazy"), queue_types=_CLASSIC),
     "x-queue-version": Argument(int, low=1, high=2, queue_types=_CLASSIC),
@@ -143,24 +148,24 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     LEADER_LOCATOR: Argument(str, choices=_LOCATORS, queue_types=(QUORUM, STREAM)),
     "x-queue-master-locator": Argument(str, queue_types=_CLASSIC),
     "x-delivery-limit": Argument(int, high=COUNT_MAX - 1),
-    "x-queue-max-memory-bytes": _COUNT,
-    "x-queue-min-memory-bytes": _COUNT,
+    "x-queue-max-memory-bytes": _number("x-queue-max-memory-bytes"),
+    "x-queue-min-memory-bytes": _number("x-queue-min-memory-bytes"),
     "x-paging-policy": Argument(str, choices=POLICIES),
-    "x-delay": _MS,
-    "x-retry-delay-min": _MS,
-    "x-retry-delay-max": _MS,
-    "x-alert-count-up": _UP,
-    "x-alert-count-down": _COUNT,
-    "x-alert-size-up": _UP,
-    "x-alert-size-down": _COUNT,
-    "x-alert-depth-up": _UP,
-    "x-alert-depth-down": _COUNT,
-    "x-alert-age-up": Argument(int, low=1, high=MS_MAX),
-    "x-alert-age-down": _MS,
-    "x-alert-repeat-gap": _COUNT,
+    "x-delay": _number("x-delay"),
+    "x-retry-delay-min": _number("x-retry-delay-min"),
+    "x-retry-delay-max": _number("x-retry-delay-max"),
+    "x-alert-count-up": _number("x-alert-count-up"),
+    "x-alert-count-down": _number("x-alert-count-down"),
+    "x-alert-size-up": _number("x-alert-size-up"),
+    "x-alert-size-down": _number("x-alert-size-down"),
+    "x-alert-depth-up": _number("x-alert-depth-up"),
+    "x-alert-depth-down": _number("x-alert-depth-down"),
+    "x-alert-age-up": _number("x-alert-age-up"),
+    "x-alert-age-down": _number("x-alert-age-down"),
+    "x-alert-repeat-gap": _number("x-alert-repeat-gap"),
     PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX, queue_types=_STREAM),
-    MAX_SIZE: _COUNT,
-    MAX_COUNT: _COUNT,
+    MAX_SIZE: Argument(int),
+    MAX_COUNT: Argument(int),
     POLICY_TYPE: Argument(str, choices=POLICY_TYPES),
 }
 

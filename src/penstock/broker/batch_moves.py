@@ -1,64 +1,52 @@
-"""Batch moves: a batch that was decided is rolled forward to its target, in slices between turns.
+"""Batch moves: the messages of a decided batch go from staged pages to its target, between turns.
 
-From the decision on the messages of a batch belong to its target, but they are still in staged
-pages. A BatchMove takes them there: a chore (chores.py), which never runs ahead of the log, and
-rests while publishers are blocked.
-
-    page of 4 MiB or more, for a stream of one partition    the stream adopts the page as it is
-    else     a worker reads and verifies the next 1024 messages or 1 MiB, while those before are
-             moved in slices: up to 1024 messages, or what takes a millisecond or two; each is one
-             record of the log, with how far the batch has come. In a slice, messages that are
-             alike but for their bodies, and go to one queue, are one step
-
-So after a crash the move goes on where the log says, neither losing nor repeating a message. Each
-query has one move at most: its batches go one after the other. Streams show a batch whole: their
-heads wait until it is done, also across a crash; of several queries one at a time writes into a
-stream (BatchManager.claim), for a head waits for all that have begun.
-
-**A batch that cannot go on** (its target was deleted and no queue for dead letters is named, the
-disk is full, a staged page is damaged) loses nothing: it waits, and is tried again every second.
-Why is told by `list_batches` (waits_for), and as an event, `batch_waits`, at once and every hour.
-
-Not here: what a slice does with a message (batch_slices.py), who decides (batch_desk.py), staged
-pages and adoption (penstock.storage).
-
-BatchTarget: where the messages of a batch go, as its commit says and as the log keeps it.
+**Target.** Where the messages of a batch go, as its commit says and as the log keeps it:
 
     {"queue": "q"}                           every message, to this queue or stream
     {"exchanges": ["x", ""]}                 each to the exchange that it names itself, of these
     + "dead_letter_to": "dead"               a queue or stream for what cannot go there
 
-A queue must be durable, and nobody's own. Exchanges must exist, and be none that only other
-exchanges publish to; "" is the default exchange, which routes by the names of queues. All of that
-is looked at when the batch is committed: from then on its messages belong to the target, and what
-is deleted later makes them wait, or go to `dead_letter_to`.
+A queue must be durable and not exclusive. Exchanges must exist and not be internal; "" is the
+default exchange, which routes by the names of queues. All of that is checked when the batch is
+committed. From then on its messages belong to the target, and what is deleted later makes them
+wait, or go to `dead_letter_to`.
 
-Not here: who asks (operations_batches.py), where a message goes (batch_slices.py).
+**Moves.** From the decision on the messages of a batch belong to its target, but they are still in
+staged pages. A BatchMove takes them there: a background task that never runs ahead of the log, and
+rests while publishers are blocked.
 
-BatchRouter: the messages of one slice of a batch, into one transaction, wherever each is to go.
+    page of 4 MiB or more, for a stream of one partition    the stream adopts the page as it is
+    else     a worker reads and verifies the next 1024 messages or 1 MiB, while those before are
+             moved in slices: up to 1024 messages, or what takes a millisecond or two; each is one
+             record of the log, with how far the batch has come
 
-A frame of a staged page is a message: its meta is the header that a queue stores (exchange, routing
-key, properties), its payload the body. A slice of them is one record of the log, with how far the
-batch has come; so after a crash it is there, or is made again.
+So after a crash the move continues where the log says, and neither loses nor repeats a message.
+Each query has one move at most: its batches are moved one after the other. A stream shows a batch
+as a whole: its head waits until the batch is done, also across a crash. Of several queries one at a
+time writes into a stream (StreamClaims), because a head waits for all that have begun.
+
+**Slices.** A frame of a staged page is a message: its meta is the header that a queue stores
+(exchange, routing key, properties), its payload the body.
 
     to one queue       every message, whatever exchange it names
     to exchanges       by the routes at this moment, CC, BCC and headers exchanges included, as a
-                       publish goes (publish.py); one whose exchange the commit did not name is
+                       publish (publish.py); one whose exchange the commit did not name is
                        undeliverable
     to a stream        with the batch's time; to its own partition
 
-All of it is persistent where the queue is durable, whatever delivery mode a message has. Priority,
-expiration and delays count from now, as for a publish. No queue refuses: what does not fit pushes
-out the head, also where publishes would be rejected. What is undeliverable (its exchange is gone,
-or its properties are damaged) goes to the commit's dead_letter_to, with a death in its headers;
-without one the whole batch waits (BatchWaitsError). What no queue is bound for goes there too, or
-nowhere, as a publish that is not mandatory.
+Messages are persistent where the queue is durable, whatever their delivery mode. Priority,
+expiration and delays count from now, as for a publish. No queue refuses a message: if there are too
+many, the head is dropped, also where publishes would be rejected. What is undeliverable (its
+exchange is gone, or its properties are damaged) goes to the commit's dead_letter_to, with a death
+in its headers; without one the whole batch waits (BatchWaitsError). What no queue is bound for goes
+there too, or is dropped, as a publish that is not mandatory. Queues that are not durable get their
+messages right after the record; a crash between the two would end them anyway.
 
-A run of messages that are alike but for their bodies, and go to one queue, is one step.
+A run of messages with the same meta that go to one queue is one step.
 
-Queues that are not durable get theirs right after the record; a crash between ends them anyway.
-
-Not here: how large a slice is, and when (batch_moves.py).
+**A batch that cannot go on** (its target was deleted and no queue for dead letters is named, the
+disk is full, a staged page is damaged) loses nothing: it waits, and is tried again every second.
+The reason is in `list_batches` (waits_for) and in an event, `batch_waits`, at once and every hour.
 """
 
 import json
@@ -70,9 +58,8 @@ from penstock.broker import refusals
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, StreamAppend
-from penstock.broker.deliver import HEADERS
 from penstock.broker.fan_out import Planned, fan_out, plan_all, plan_of
-from penstock.broker.output import Output
+from penstock.broker.output import HEADERS, Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
     HAS_HEADERS,
@@ -101,7 +88,7 @@ EXPECTED = (
 
 
 class BatchTarget:
-    """queue: "" if it is exchanges. dead_letter_to: "" for none."""
+    """The target of a batch. queue: "" if it is exchanges. dead_letter_to: "" for none."""
 
     __slots__ = ("dead_letter_to", "exchanges", "queue")
 
@@ -112,7 +99,7 @@ class BatchTarget:
 
     @classmethod
     def of(cls, given: object) -> "BatchTarget":
-        """As a commit has it. ChannelError 406."""
+        """Return the target of a commit's argument. ChannelError 406."""
         if not isinstance(given, dict):
             raise precondition_failed(f"target: given {given!r}, {EXPECTED}")
         queue, exchanges = given.get("queue", ""), given.get("exchanges", [])
@@ -131,17 +118,17 @@ class BatchTarget:
 
     @classmethod
     def nowhere(cls) -> "BatchTarget":
-        """Of a batch without rows, which names no exchange."""
+        """Return the target of a batch without rows, which names no exchange."""
         return cls("", (), "")
 
     @property
     def is_nowhere(self) -> bool:
-        """Whether it names nothing."""
+        """Return whether it names nothing."""
         return not self.queue and not self.exchanges
 
     @classmethod
     def from_text(cls, text: str) -> "BatchTarget":
-        """As the log has it. ValueError."""
+        """Return the target as the log has it. ValueError."""
         given = json.loads(text)
         if not isinstance(given, dict):
             raise ValueError(f"the target of a batch is no object: {text[:100]!r}")
@@ -152,11 +139,11 @@ class BatchTarget:
         )  # fmt: skip
 
     def text(self) -> str:
-        """For the log."""
+        """Return the target for the log."""
         return json.dumps(self.facts(), separators=(",", ":"), ensure_ascii=True)
 
     def facts(self) -> dict[str, object]:
-        """For people."""
+        """Return the target for listings."""
         found: dict[str, object] = (
             {"queue": self.queue} if self.queue else {"exchanges": list(self.exchanges)}
         )
@@ -165,7 +152,7 @@ class BatchTarget:
         return found
 
     def called(self) -> str:
-        """For messages: "queue 'q'", "exchanges 'x', 'y'"."""
+        """Return how messages name it: "queue 'q'", "exchanges 'x', 'y'"."""
         if self.queue:
             return f"queue '{self.queue}'"
         if self.is_nowhere:
@@ -173,8 +160,8 @@ class BatchTarget:
         return "exchanges " + ", ".join([f"'{name}'" for name in self.exchanges])
 
     def is_same_place(self, text: str) -> bool:
-        """Whether the target of a decided batch is the same queue or exchanges; where its dead
-        letters go may differ."""
+        """Return whether the target of a decided batch is the same queue or exchanges; its
+        dead_letter_to may differ."""
         try:
             other = BatchTarget.from_text(text)
         except ValueError:
@@ -182,14 +169,14 @@ class BatchTarget:
         return (self.queue, self.exchanges) == (other.queue, other.exchanges)
 
     def is_writable(self, identity: Identity) -> bool:
-        """Whether the user may write to all of it, and it is something."""
+        """Return whether the user may write to all of it, and it is something."""
         if self.is_nowhere:
             return False
         names = [name for name in (self.queue, self.dead_letter_to) if name]
         return all(identity.may_write(name) for name in (*names, *self.exchanges))
 
     def check(self, vhost: VHost) -> None:
-        """ChannelError: 403, 404, 406 unless everything is there."""
+        """Raise ChannelError 403, 404 or 406 unless everything exists."""
         for name in (self.queue, self.dead_letter_to):
             if name:
                 queue = vhost.table.find_queue(name)
@@ -208,7 +195,7 @@ class BatchTarget:
 
 
 def is_lasting(queue: QueueOrStream) -> bool:
-    """Whether it is still there after a restart."""
+    """Return whether the queue exists after a restart."""
     return queue.is_durable and not queue.is_exclusive
 
 
@@ -219,11 +206,11 @@ NO_PROPERTIES: Final = b"\0\0"
 
 
 class BatchWaitsError(PenstockError):
-    """A batch cannot go on for now; it is tried again."""
+    """A batch cannot continue now; it is tried again."""
 
 
 class BatchRoute:
-    """Where messages with one header go, and as what."""
+    """Where messages with one header go, and with which properties."""
 
     __slots__ = ("durable", "facts", "header", "others", "streams")
 
@@ -235,7 +222,7 @@ class BatchRoute:
         self.streams: list[BrokerStream] = []
 
     def add(self, queue: QueueOrStream) -> None:
-        """Also to this one."""
+        """Add a queue or stream."""
         if isinstance(queue, BrokerStream):
             self.streams.append(queue)
         elif isinstance(queue, BrokerQueue):
@@ -256,9 +243,9 @@ class BatchSlice:
         self.dropped: int = 0
 
     def put_run(self, meta: bytes, bodies: list[bytes]) -> None:
-        """Messages that have this meta: one step, if all that they do is to enter one queue.
+        """Add messages that have this meta; one step, if all they do is to enter one queue.
         BatchWaitsError: none of them is in the slice. DiskFullError: not all are."""
-        way = self._slices.way(meta)
+        way = self._slices.route(meta)
         if len(bodies) == 1 or not self._put_as_one(way, bodies):
             for body in bodies:
                 self._put(way, body)
@@ -266,7 +253,7 @@ class BatchSlice:
             self.bytes += len(body) + len(meta)
 
     def _put_as_one(self, way: BatchRoute, bodies: list[bytes]) -> bool:
-        """As one step; False if they must go one by one."""
+        """Add them as one step; return False if they must go one by one."""
         if len(way.durable) != 1 or way.streams or way.others:
             return False
         queue = way.durable[0]
@@ -303,7 +290,7 @@ class BatchSlice:
             self._later.append((way, body))
 
     def commit(self) -> int:
-        """Make it happen; the LSN. DiskFullError: nothing happened, and it is rolled back."""
+        """Commit the slice; return the LSN. DiskFullError: it is rolled back."""
         vhost = self._vhost
         mode = vhost.mode
         try:
@@ -338,7 +325,7 @@ class BatchSlice:
         return lsn
 
     def rollback(self) -> None:
-        """Nothing of it happens."""
+        """Undo the slice."""
         if self.transaction.is_open:
             self.transaction.rollback()
         for queue, plan, _ in self._planned:
@@ -348,7 +335,7 @@ class BatchSlice:
 
 
 class BatchRouter:
-    """Of one batch that goes to a target."""
+    """Routes the messages of one batch to its target."""
 
     def __init__(self, vhost: VHost, target: BatchTarget, operator: Identity) -> None:
         self.vhost: VHost = vhost
@@ -358,15 +345,15 @@ class BatchRouter:
         self._way: BatchRoute | None = None
 
     def begin(self) -> BatchSlice:
-        """A slice. What was looked up for the last one is looked up again: much may be deleted in
-        between."""
+        """Begin a slice. Routes are looked up again, because much may have been deleted since the
+        last one."""
         self._meta = None
         self._way = None
         return BatchSlice(self, self.vhost.engine.begin())
 
     def goal(self) -> QueueOrStream | None:
-        """The target's queue or stream, or that for dead letters if it is gone; None: exchanges.
-        BatchWaitsError: there is nowhere to go."""
+        """Return the target's queue or stream, or that for dead letters if it is gone; None for
+        exchanges. BatchWaitsError: there is none."""
         target = self._target
         if not target.queue:
             return None
@@ -398,8 +385,8 @@ class BatchRouter:
 
     # ---- the way of a message ------------------------------------------------------------------
 
-    def way(self, meta: bytes) -> BatchRoute:
-        """Where a message with this header goes. BatchWaitsError."""
+    def route(self, meta: bytes) -> BatchRoute:
+        """Return the route of a message with this header. BatchWaitsError."""
         way = self._way
         if way is None or meta != self._meta:
             way = self._way = self._find(meta)
@@ -413,7 +400,7 @@ class BatchRouter:
             text = error.text if isinstance(error, AMQPError) else str(error)
             return self._undeliverable(meta, text)
         if not way.durable and not way.streams and not way.others and self._target.dead_letter_to:
-            return self._buried(meta)
+            return self._dead_letter_route(meta)
         return way
 
     def _to_target(self, meta: bytes) -> BatchRoute:
@@ -442,10 +429,10 @@ class BatchRouter:
     def _undeliverable(self, meta: bytes, why: str) -> BatchRoute:
         if not self._target.dead_letter_to:
             raise BatchWaitsError(f"a message cannot be delivered: {why}")
-        return self._buried(meta)
+        return self._dead_letter_route(meta)
 
-    def _buried(self, meta: bytes) -> BatchRoute:
-        """To the queue for dead letters."""
+    def _dead_letter_route(self, meta: bytes) -> BatchRoute:
+        """Return a route to the queue for dead letters."""
         target = self._target
         queue = self._dead()
         headers = self.vhost.headers
@@ -468,7 +455,7 @@ class BatchRouter:
 
 
 def facts_alone(props: bytes, info: int) -> Facts:
-    """What a queue must know of a message. ChannelError 406."""
+    """Return what a queue must know of a message. ChannelError 406."""
     facts = Facts()
     facts.set_plain(info)
     flags = info >> 16
@@ -487,7 +474,7 @@ REPEAT_S: Final = 3600.0  # between two events that say the same
 
 
 class PageReading:
-    """What is read ahead of one staged page. wake(): there is something, or an error."""
+    """Reads ahead in one staged page. Wakes the move when there are records, or an error."""
 
     def __init__(self, move: "BatchMove", batch: Batch) -> None:
         self.key: tuple[int, int] = batch.number, batch.page
@@ -505,8 +492,8 @@ class PageReading:
         self.at: int = 0  # of records, those below are moved
 
     def has_some(self) -> bool:
-        """Whether there are records to be moved; else they are on their way. CorruptionError,
-        OSError: they could not be read, and are read again when this is asked again."""
+        """Return whether there are records to move; otherwise they are being read. CorruptionError,
+        OSError: they could not be read; the next call reads them again."""
         if self.at >= len(self.records):
             self.records, self.at, self._ahead = self._ahead, 0, []
             self._read()
@@ -545,7 +532,7 @@ class PageReading:
         self._move.wake()
 
     def close(self) -> None:
-        """Nobody wants the rest."""
+        """Stop reading."""
         self._is_over = True
         if not self._is_reading:
             self._reader.close()
@@ -576,7 +563,7 @@ class StreamClaims:
 
 
 class BatchMove(BackgroundTask):
-    """Of the batch of one query that is not done. waits_for: why it cannot go on."""
+    """Moves the batch of one query that is not done. waits_for: why it cannot continue."""
 
     def __init__(
         self, vhost: VHost, query: str, operator: Identity, claims: StreamClaims,
@@ -599,7 +586,7 @@ class BatchMove(BackgroundTask):
         self._is_retrying: bool = False
 
     def wake(self) -> None:
-        """It may go on."""
+        """Continue."""
         self.vhost.background.wake(self)
 
     def step(self) -> int:
@@ -616,7 +603,7 @@ class BatchMove(BackgroundTask):
             return self._wait(str(error))
 
     def failed(self, error: Exception) -> None:
-        """A mistake of ours: it is told, and tried again."""
+        """Report an unexpected error, and try again later."""
         self.vhost.dispatch.internal_error(f"the batch of query {self.query!r}", error)
         self._wait(f"{type(error).__name__}: {error}")
 
@@ -652,7 +639,7 @@ class BatchMove(BackgroundTask):
         return AGAIN
 
     def _begin(self, batch: Batch | None) -> BatchRouter | None:
-        """Another batch, or none."""
+        """Begin another batch, or none."""
         if self._dropped:
             self.vhost.event(
                 "batch_unroutable",
@@ -679,7 +666,7 @@ class BatchMove(BackgroundTask):
         return self._reading
 
     def _move(self, slices: BatchRouter, reading: PageReading, batch: Batch) -> None:
-        """The next messages, as one record."""
+        """Move the next messages, as one record."""
         part = slices.begin()
         try:
             n = self._fill(part, reading)
@@ -694,8 +681,8 @@ class BatchMove(BackgroundTask):
         self._went_on(lsn, part.bytes)
 
     def _fill(self, part: BatchSlice, reading: PageReading) -> int:
-        """Messages into the slice, in runs of those with the same meta; how many. One that must
-        wait ends it, unless it is the first."""
+        """Add messages to the slice, in runs with the same meta; return how many. One that must
+        wait ends the slice, unless it is the first."""
         records, first = reading.records, reading.at
         end = min(first + self._size.begin(), len(records))
         at = first

@@ -1,45 +1,38 @@
-"""Batch claims: whose a query of the exactly-once sink is, and whether a commit was done already.
+"""Batches of the exactly-once sink: whose a query is, commits, and sweeping.
 
-**Owners.** A query belongs to the user who staged or committed for it first, with the target of
-that. Only this user, users who may write to that target, and administrators stage, commit, abort
-and release for it; others get a 403, and nothing changes. Before the first batch is decided the
-owner stands in a file beside the staged pages (staging.py), afterwards in the record of the last
-batch. A batch that a version without owners decided belongs to whoever may write to its target.
-
-**Repeated commits.** Spark commits a batch again when it does not know what became of the first
-commit. That is answered "already done" if the batch is the same: its number is that of the query's
-last batch, its target is, and so are the number and the checksum of its rows; partitions, order and
-attempts may differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is written:
-
-    same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
-    a smaller number                     the same, or a checkpoint was restored from an older copy
-    a number behind a gap                batches of a sink that reports each one (`previous`) are
-                                         missing: the broker was restored from an older backup
-    a number far ahead                   no query of Spark's
-
-A batch that a version without checksums decided is compared by number and target only.
-
-Not here: waiting and deciding (batch_desk.py), the format of the record (penstock.storage.batches).
-
-BatchManager: batches of the exactly-once sink: who waits for whom, and what is swept away.
-
-    commit    waits until the batch before it of the same query is done, looks at the target and at
-              the keys that must lead somewhere, and then decides: one record of the log. The answer
-              comes when that is durable. A batch that was decided before is answered so, and
-              nothing happens; one that is another than what was decided is refused, as is one of
-              somebody else's query (batch_claims.py).
+    commit    waits until the batch before it of the same query is done, checks the target and the
+              keys that must lead to a queue, and then decides: one record of the log. The answer
+              is sent when that is durable
     move      from the decision on, also after a restart, until the batch is done (batch_moves.py)
     release   the query is over: its last batch is forgotten
 
-Calls for one query are done one after the other. A commit that waits for longer than WAIT_S for the
-batch before it is refused (506), to be tried again; it has changed nothing.
+Commits of one query are done one after the other. A commit that waits for longer than WAIT_S for
+the batch before it is refused (506), to be tried again; it has changed nothing.
+
+**Owners.** A query belongs to the user who staged or committed for it first, with the target of
+that. Only this user, users who may write to that target, and administrators may stage, commit,
+abort and release for it; others get a 403, and nothing changes. Before the first batch is decided
+the owner is in a file beside the staged pages (staging.py), afterwards in the record of the last
+batch. A batch that a version without owners decided belongs to every user who may write to its
+target.
+
+**Repeated commits.** Spark commits a batch again when it does not know the outcome of the first
+commit. The answer is "already done" if the batch is the same: its number is that of the query's
+last batch, and target, number of rows and checksum are equal; partitions, order and attempts may
+differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is written:
+
+    same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
+    a smaller number                     the same, or a checkpoint was restored from an older copy
+    a number after a gap                 batches of a sink that reports each one (`previous`) are
+                                         missing: the broker was restored from an older backup
+    a number far ahead                   not a query of Spark's
+
+A batch that a version without checksums decided is compared by number and target only.
 
 **Sweeping.** Staged files that no decided batch names are deleted when they are older than
-staging_timeout_s: of tasks that died, of batches that were never committed. And a query that is
-used once ("job-...", of a batch write) is forgotten when its batch is done and as old. With
-the first tick, and every hour.
-
-Not here: arguments and permissions (operations_batches.py), the record (penstock.storage).
+staging_timeout_s: files of tasks that died, of batches that were never committed. A query that is
+used once ("job-...", of a batch write) is forgotten when its batch is done and as old. This happens
+with the first tick, and every hour.
 """
 
 from collections import deque
@@ -71,8 +64,8 @@ Failed = Callable[[BaseException], None]
 class BatchCommit(NamedTuple):
     """What a commit asks for. rows, checksum: of all pages. keys: (exchange, routing key) that must
     lead to a queue. previous: the number of the batch before, if the sink reports each batch, also
-    those without rows; -1: there is none; None: it does not. is_first_kept: a batch with this
-    number that was decided counts, whatever rows this one has."""
+    those without rows; -1: there is none; None: the sink does not report them. is_first_kept:
+    accept a batch with this number that was decided, whatever rows this one has."""
 
     query: str
     number: int
@@ -85,7 +78,7 @@ class BatchCommit(NamedTuple):
     is_first_kept: bool = False
 
     def facts(self, owner: QueryOwner) -> BatchFacts:
-        """For its decision."""
+        """Return the facts for its decision."""
         return BatchFacts(owner, self.rows, self.checksum, self.previous is not None)
 
 
@@ -93,12 +86,12 @@ class BatchCommit(NamedTuple):
 
 
 def owner_of(batch: Batch) -> QueryOwner:
-    """Whose query this is the last batch of."""
+    """Return the owner of the query of which this is the last batch."""
     return QueryOwner("", batch.target) if batch.facts is None else batch.facts.owner
 
 
 def may_use(identity: Identity, owner: QueryOwner) -> bool:
-    """Whether the user may stage, commit, abort and release for a query of this owner."""
+    """Return whether the user may stage, commit, abort and release for a query of this owner."""
     if identity.is_administrator or (owner.user and identity.name == owner.user):
         return True
     if not owner.target:
@@ -110,7 +103,7 @@ def may_use(identity: Identity, owner: QueryOwner) -> bool:
 
 
 def check_owner(identity: Identity, owner: QueryOwner, query: str, vhost: str) -> None:
-    """ChannelError 403 unless `may_use`."""
+    """Raise ChannelError 403 unless `may_use`."""
     if not may_use(identity, owner):
         whose = f"belongs to user '{owner.user}'" if owner.user else "writes to another target"
         raise access_refused(
@@ -127,12 +120,12 @@ class QueryClaims:
         self._staged: dict[str, QueryOwner] = {}  # of queries without a batch
 
     def known(self, query: str) -> QueryOwner | None:
-        """The owner, if no file must be read to know it."""
+        """Return the owner, if no file must be read to know it."""
         batch = self._vhost.engine.batches.batch(query)
         return self._staged.get(query) if batch is None else owner_of(batch)
 
     def read_owner(self, query: str, looked: Looked, failed: Failed) -> None:
-        """Have the file of staged pages read, in a worker; looked(None): nobody has staged."""
+        """Read the file of the owner in a worker; call looked(owner), None if nobody has staged."""
         engine = self._vhost.engine
         fs, path = engine.fs, engine.path
 
@@ -143,8 +136,7 @@ class QueryClaims:
         engine.submit(lambda: staging.read_owner(fs, path, query), done, failed)
 
     def claim(self, query: str, owner: QueryOwner, looked: Looked, failed: Failed) -> None:
-        """Have the query belong to this owner if it belongs to nobody; looked: told whose it is,
-        durably."""
+        """Make the owner own the query if nobody does; call looked with the owner, durably."""
         known = self.known(query)
         if known is not None:
             looked(known)
@@ -162,11 +154,11 @@ class QueryClaims:
         engine.submit(lambda: staging.claim(fs, path, query, owner), done, failed)
 
     def forget(self, query: str) -> None:
-        """It is over."""
+        """Forget a query that is over."""
         self._staged.pop(query, None)
 
     def swept(self) -> None:
-        """Files went."""
+        """Forget all, after files were deleted."""
         self._staged.clear()
 
 
@@ -174,9 +166,9 @@ class QueryClaims:
 
 
 def is_repeated(last: Batch | None, asked: BatchCommit) -> bool:
-    """Whether the commit is of the query's last batch, which is decided. False: it is to be
-    decided. ChannelError 406: it cannot be; 409: the batch is another one, see this module's head.
-    """
+    """Return whether the commit is of the query's last batch, which is decided; False: it is to be
+    decided. ChannelError 406: it cannot be; 409: the batch is another one, see the head of this
+    module."""
     if last is not None and asked.number == last.number:
         _check_same(last, asked)
         return True
@@ -194,7 +186,7 @@ def is_repeated(last: Batch | None, asked: BatchCommit) -> bool:
 
 
 def _check_same(last: Batch, asked: BatchCommit) -> None:
-    """ChannelError 409 unless it is the same batch."""
+    """Raise ChannelError 409 unless it is the same batch."""
     is_same = asked.target.is_same_place(last.target)
     if is_same and last.facts is not None and not asked.is_first_kept:
         is_same = (last.facts.rows, last.facts.checksum) == (asked.rows, asked.checksum)
@@ -209,7 +201,7 @@ def _check_same(last: Batch, asked: BatchCommit) -> None:
 
 
 def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
-    """ChannelError 409 if batches before this one are missing, 406 if it is too far ahead."""
+    """Raise ChannelError 409 if batches before this one are missing, 406 if it is too far ahead."""
     known = -1 if last is None else last.number
     most = FIRST_NUMBER_MAX if last is None else last.number + JUMP_MAX
     if asked.number > most:
@@ -250,7 +242,7 @@ def _said(asked: BatchCommit) -> str:
 
 
 def _told(last: Batch) -> str:
-    """Of the batch that was decided."""
+    """Return in words which batch was decided."""
     at = datetime.fromtimestamp(last.time_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     try:
         target = BatchTarget.from_text(last.target).called()
@@ -324,13 +316,13 @@ class CommitRequest(BackgroundTask):
         return "" if target.is_nowhere else target.text()
 
     def _take_owner(self, owner: QueryOwner | None) -> None:
-        """Whose the query is; None: nobody's yet. ChannelError 403."""
+        """Set the owner of the query; None: nobody yet. ChannelError 403."""
         if owner is not None:
             check_owner(self._identity, owner, self.query, self._vhost.name)
             self._owner = owner if owner.target else owner._replace(target=self._first_target())
 
     def _check_pages(self) -> None:
-        """A worker looks at all of them."""
+        """Have a worker check all pages."""
         if self._is_checking:
             return
         self._is_checking = True
@@ -376,7 +368,7 @@ class CommitRequest(BackgroundTask):
                 raise ChannelError(NO_ROUTE, f"{text} in vhost '{self._vhost.name}'")
 
     def too_late(self) -> None:
-        """It has waited for long enough."""
+        """Refuse the commit: it has waited for too long."""
         if self.is_over:
             return
         last = self._manager.batch(self.query)
@@ -390,7 +382,7 @@ class CommitRequest(BackgroundTask):
         self._over(ChannelError(RESOURCE_ERROR, text))
 
     def failed(self, error: Exception) -> None:
-        """It ends with this error, and nothing was decided."""
+        """End the commit with this error; nothing was decided."""
         if isinstance(error, AMQPError):
             self._over(error)
         elif isinstance(error, ValueError | CorruptionError | staging.StagingError):
@@ -418,8 +410,8 @@ class CommitRequest(BackgroundTask):
 
 
 class BatchManager:
-    """Of one vhost, see `batch_desk`. Batches are moved with an operator's permissions; those of
-    users were asked when they were committed."""
+    """The batches of one vhost, see `batch_manager`. Batches are moved with an operator's
+    permissions; those of users were checked at the commit."""
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost: VHost = vhost
@@ -437,18 +429,18 @@ class BatchManager:
         vhost.on_tick.append(self.tick)
 
     def batch(self, query: str) -> Batch | None:
-        """The last batch of this query that was decided."""
+        """Return the last batch of this query that was decided."""
         return self.vhost.engine.batches.batch(query)
 
     def waits_for(self, query: str) -> str:
-        """Why its batch cannot go on; "": it does, or is done."""
+        """Return why its batch cannot continue; "" if it does, or is done."""
         move = self._moves.get(query)
         return "" if move is None else move.waits_for
 
     # ---- commits -------------------------------------------------------------------------------
 
     def commit(self, call: CommitRequest) -> None:
-        """A call; it begins when those before it of that query have ended."""
+        """Queue a commit; it begins when those before it of that query have ended."""
         line = self._lines.setdefault(call.query, deque())
         line.append(call)
         vhost = self.vhost
@@ -457,7 +449,7 @@ class BatchManager:
             vhost.background.wake(call)
 
     def over(self, call: CommitRequest) -> None:
-        """It has ended, in order or not: the next one."""
+        """Begin the next commit after this one has ended, in order or not."""
         line = self._lines[call.query]
         line.remove(call)
         if not line:
@@ -466,7 +458,7 @@ class BatchManager:
             self.vhost.background.wake(line[0])
 
     def decide(self, asked: BatchCommit, owner: QueryOwner) -> int:
-        """The decision, of pages that were looked at, for a query of this owner; its LSN.
+        """Decide a batch whose pages were checked, for a query of this owner; return its LSN.
         ValueError, DiskFullError: nothing was decided."""
         engine = self.vhost.engine
         engine.batches.decide(
@@ -479,7 +471,7 @@ class BatchManager:
         return lsn
 
     def decided_lsn(self, query: str) -> int:
-        """Of the last decision; 0: it was made before the start, and is durable."""
+        """Return the LSN of the last decision; 0: it was made before the start, and is durable."""
         return self._decided.get(query, 0)
 
     # ---- moves ---------------------------------------------------------------------------------
@@ -493,7 +485,7 @@ class BatchManager:
         self.vhost.background.wake(move)
 
     def _moved(self, move: BatchMove) -> None:
-        """Its batch is done, or was forgotten: the next commit may go on."""
+        """Begin the next commit: the batch is done, or was forgotten."""
         self._moves.pop(move.query, None)
         line = self._lines.get(move.query)
         if line:
@@ -523,7 +515,7 @@ class BatchManager:
         self.vhost.engine.batches.disown(query)
 
     def abort(self, query: str, batch: int) -> bool:
-        """Begin to delete what is staged of a batch; False: it was decided, and stays."""
+        """Begin to delete what is staged of a batch; return False if it was decided, and stays."""
         return self.vhost.engine.batches.abort(query, batch)
 
     def tick(self, now_s: float) -> None:
@@ -532,7 +524,7 @@ class BatchManager:
             self.sweep()
 
     def sweep(self) -> None:
-        """See the head of this module."""
+        """Delete old staged files and forget old queries, see the head of this module."""
         vhost = self.vhost
         engine = vhost.engine
         self._swept_s = vhost.clock.monotonic()
@@ -551,7 +543,7 @@ class BatchManager:
     # ---- telling -------------------------------------------------------------------------------
 
     def all(self) -> list[Info]:
-        """Of the last batch of every query, by query."""
+        """Return the last batch of every query, by query."""
         return [self._told(one) for one in sorted(self.vhost.engine.batches.all(), key=_query_of)]
 
     def _told(self, batch: Batch) -> Info:
@@ -576,8 +568,8 @@ class BatchManager:
 
 
 def batch_manager(vhost: VHost) -> BatchManager:
-    """That of this vhost. Whoever opens a vhost calls this once: batches that were decided before
-    go on then. It stands above the vhost, for what it does is to publish."""
+    """Return the BatchManager of this vhost. Whoever opens a vhost calls this once: batches that
+    were decided before continue then. It is above the vhost, because it publishes."""
     if vhost.batches is None:
         vhost.batches = BatchManager(vhost)
     manager = vhost.batches

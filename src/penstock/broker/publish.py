@@ -39,11 +39,9 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.confirms import Confirms
 from penstock.broker.copies import copies, has_copies
-from penstock.broker.deliver import HEADERS, write_return
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.fan_out import fan_out
-from penstock.broker.large_content import LargeContent
-from penstock.broker.output import Output
+from penstock.broker.output import HEADERS, LargeContent, Output, write_return
 from penstock.broker.publish_facts import (
     Facts,
     check_user,

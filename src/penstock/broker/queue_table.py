@@ -2,7 +2,7 @@
 
 **QueueTable.** A durable queue of the directory is opened when it is first named or routed to, so a
 vhost with ten thousand of them starts in a moment; `stored` has the names of the others. Streams
-are in the table under their names too, and open from the start (stream_table.py). A queue that is
+are in the table under their names too, and open from the start (StreamTable). A queue that is
 not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted with the connection
 that declared it, so nothing of it is on disk, whatever it was declared as.
 
@@ -72,10 +72,9 @@ from penstock.broker.arguments import (
     type_of,
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
-from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.broker_stream import BrokerStream, PreparedStream, StreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Source
-from penstock.broker.stream_table import PreparedStream, StreamTable
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError, is_disk_full

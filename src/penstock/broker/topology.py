@@ -25,11 +25,11 @@ from penstock.broker.arguments import check_same_argument, wrong_type
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import AMQPError, DiskFullError
 from penstock.routing.exchange_types import (
-    DELAYED,
     DIRECT,
     FANOUT,
     HEADERS,
     TOPIC,
+    TYPES,
     Binding,
 )
 from penstock.routing.router import Router
@@ -42,7 +42,6 @@ EXCHANGE: Final = "e"
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
 ALERTS: Final = "amq.penstock.alert"  # alert_desk.py
-TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2

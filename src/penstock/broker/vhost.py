@@ -43,7 +43,7 @@ from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
 from penstock.broker.background_tasks import BackgroundTasks, DeferredFree
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
-from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.broker_stream import BrokerStream, StreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
@@ -56,7 +56,6 @@ from penstock.broker.queue_table import (
     bytes_of,
     text_of,
 )
-from penstock.broker.stream_table import StreamTable
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
@@ -119,12 +118,12 @@ class RssAlarm:
         self._was_above: bool = False  # in the last look
 
     def limit_bytes(self, budget_bytes: int) -> int:
-        """The RSS from which on there is an alarm."""
+        """Return the RSS above which there is an alarm."""
         usual = self._usual_bytes + STEP_BYTES if self._usual_bytes else 0
         return max(budget_bytes + self.slack_bytes, usual)
 
     def look(self, budget_bytes: int, counted_bytes: int, now_s: float) -> None:
-        """Look at RSS. now_s: of the monotonic clock."""
+        """Look at RSS and begin or end the alarm. now_s: of the monotonic clock."""
         self.rss_bytes = self._rss()
         limit = self.limit_bytes(budget_bytes)
         if not self.is_alarmed:
@@ -158,13 +157,16 @@ class RssAlarm:
 
 @dataclass(frozen=True, slots=True)
 class VHostSettings:
-    """mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may
-    be counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the
-    engine. staging_timeout_s: age at which staged files that no batch names are swept;
-    lease_alert_s: age from which a lease is told of. Both in seconds. stream_hold_s_max,
-    stream_hold_bytes_max: how much more than a stream's limits keep its readers may ask to keep, in
-    seconds and in bytes of each partition. limits: of users and of the
-    vhost, where an operator has set no others."""
+    """What a vhost is started with, checked by the caller. What a vhost gets later (its share of
+    the memory, users) is not in it.
+
+    mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may be
+    counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the engine.
+    staging_timeout_s: age at which staged files that no batch names are swept; lease_alert_s: age
+    from which a lease is reported. Both in seconds. stream_hold_s_max, stream_hold_bytes_max: how
+    much more than a stream's limits keep its readers may ask to keep, in seconds and in bytes of
+    each partition. limits: of users and of the vhost, where an operator has set no others.
+    """
 
     mode: int = DISK
     memory_bytes: int = 1 << 30
@@ -190,15 +192,15 @@ STALLED_LOOKS: Final = 4  # within the time for which a message may make no prog
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
 
-def _unheard(address: str, text: str) -> None:
-    """Of a vhost whose refusals nobody reads."""
+def _ignore_refusal(address: str, text: str) -> None:
+    """Ignore a refusal: nobody listens."""
 
 
 class VHost:
     """The vhost `name` in the directory `path`, which exists (DataDirectory.vhost_path).
 
-    on_event(kind, text): news for people, those of engine and queues too. Errors of opening are the
-    engine's: LockedError, VersionError, CorruptionError, SyncFailedError, OSError.
+    on_event(kind, text): news for people, also of engine and queues. Opening raises the engine's
+    errors: LockedError, VersionError, CorruptionError, SyncFailedError, OSError.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class VHost:
         self._event = on_event
         self.alerts: AlertManager = AlertManager(name, clock, on_event)
         # on_refused(client's address, text): a channel or connection was closed with an error.
-        self.on_refused: Callable[[str, str], None] = _unheard
+        self.on_refused: Callable[[str, str], None] = _ignore_refusal
         self._rng = rng
         self._pace: TickPace = TickPace(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know
@@ -309,8 +311,8 @@ class VHost:
     # ---- events --------------------------------------------------------------------------------
 
     def event(self, kind: str, text: str, queue: str = "", part: str = "") -> None:
-        """Something that people should know of happened; of an alert: to this queue, and to which
-        part of it or of the vhost."""
+        """Report an event. queue, part: of an alert, its queue, and which part of that or of the
+        vhost."""
         if kind in DISK_ALARMS:
             self.monitor.disk_alarm(kind == "disk_full")
         if not self.alerts.event(kind, text, queue, part):
@@ -332,7 +334,7 @@ class VHost:
         self.event("internal_error", f"{where}: {lines}")
 
     def update_alarms(self) -> None:
-        """Whether publishers are to be blocked, or no longer; they are told of a change."""
+        """Compute whether publishers are blocked, and notify them of a change."""
         reasons = []
         if self.is_memory_short:
             reasons.append("memory")
@@ -342,14 +344,14 @@ class VHost:
         if reason != self.blocked_reason:
             was_blocked = self.blocked_reason != ""
             self.blocked_reason = reason
-            self._tell_blocked(was_blocked=was_blocked)
+            self._report_blocked(was_blocked=was_blocked)
             if self.is_memory_short:
                 self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
                 handler.blocked(self.blocked_reason)  # what the others held may have changed it
 
-    def _tell_blocked(self, *, was_blocked: bool) -> None:
-        """Why publishers wait, since when, and what there is to do; or that they do no longer."""
+    def _report_blocked(self, *, was_blocked: bool) -> None:
+        """Report why publishers wait, since when, and what helps; or that they wait no longer."""
         now_ms = self.clock.wall_ms()
         if not self.blocked_reason:
             seconds = (now_ms - self.blocked_since_ms) / 1000
@@ -364,19 +366,20 @@ class VHost:
 
     @property
     def is_memory_short(self) -> bool:
-        """Whether publishers wait for memory: too much is counted, or the process has too much."""
+        """Return whether publishers wait for memory: too much is counted, or the process has too
+        much."""
         return self.monitor.is_alarmed or (self.rss is not None and self.rss.is_alarmed)
 
     def watch_rss(self, rss: Callable[[], int], trim: Callable[[], None]) -> None:
-        """This vhost has the process to itself: publishers wait for its RSS, too. rss, trim: as of
-        RssAlarm."""
+        """Block publishers also for the RSS of the process, which has only this vhost. rss, trim:
+        as of RssAlarm."""
         self.rss = RssAlarm(rss, trim, self.settings.limits.rss_slack_bytes, self._rss_event)
 
     def _rss_event(self, kind: str, text: str) -> None:
         self.event(kind, text, part="rss")
 
     def _holders(self) -> list[tuple[int, str, Peer]]:
-        """(bytes, name, connection) of those with unfinished messages, the largest first."""
+        """Return (bytes, name, connection) of those with unfinished messages, the largest first."""
         found = [(*peer.held(), peer) for peer in self.handlers]
         return sorted((one for one in found if one[0]), key=_bytes_first, reverse=True)
 
@@ -384,9 +387,9 @@ class VHost:
         named = [f"{name}: {format_bytes(n)}" for n, name, _ in self._holders()[:HOLDERS_SHOWN]]
         return "memory: the largest unfinished messages: " + ("; ".join(named) or "none")
 
-    def _relieve(self) -> None:
-        """What clients have begun takes too much, and cannot be paged out. The connections that
-        hold the most of it are ended, one after the other, before everybody has to wait."""
+    def _end_largest(self) -> None:
+        """End the connections whose unfinished messages hold most, before everybody has to wait:
+        these messages cannot be paged out."""
         most = self.monitor.budget_bytes // UNFINISHED_PART
         holders = self._holders()
         held = sum(n for n, _, _ in holders)
@@ -400,7 +403,7 @@ class VHost:
 
     def _watch_unfinished(self, now_s: float) -> None:
         if self.unfinished_bytes > self.monitor.budget_bytes // UNFINISHED_PART:
-            self._relieve()
+            self._end_largest()
         most_s = self.settings.limits.stalled_body_s
         if now_s >= self._stalled_due_s:
             self._stalled_due_s = now_s + most_s / STALLED_LOOKS
@@ -408,16 +411,15 @@ class VHost:
                 peer.check_stalled(now_s, most_s)
 
     def token(self, n: int) -> str:
-        """A random name of n bytes in URL-safe Base64, for whom the server names."""
+        """Return a random name of n bytes in URL-safe Base64."""
         return base64.urlsafe_b64encode(self._rng.randbytes(n)).rstrip(b"=").decode()
 
     def add_other(self, delta: int) -> None:
-        """So many bytes more (less) are held in RAM by something else than queues: buffers,
-        unfinished content, output."""
+        """Count bytes of RAM that are not of queues: buffers, unfinished content, output."""
         self.monitor.other_bytes += delta
 
     def set_memory(self, memory_bytes: int) -> None:
-        """Another budget from here on: what the vhost gets of the whole broker's."""
+        """Set the memory budget: the vhost's share of the broker's."""
         self.monitor.budget_bytes = memory_bytes
         self.monitor.watermark_bytes = memory_bytes
         self.usage.memory_bytes = memory_bytes
@@ -428,7 +430,8 @@ class VHost:
 
     @property
     def topology_bytes(self) -> int:
-        """What queues, exchanges and bindings take in RAM, about, without messages."""
+        """Return about how many bytes queues, exchanges and bindings take in RAM, without
+        messages."""
         return self.topology.held_bytes + self.table.held_bytes
 
     def _check_queue(self, name: str) -> None:
@@ -448,7 +451,8 @@ class VHost:
 
     @property
     def depth_bytes(self) -> int:
-        """Bytes of the bodies of all messages, about: persistent ones, and what is in RAM."""
+        """Return about how many bytes the bodies of all messages have: persistent ones, and those
+        in RAM."""
         persistent = sum(index.bytes for index in self.engine.state.queues.values())
         return max(persistent, self.monitor.counted_bytes - self.monitor.other_bytes)
 
@@ -459,8 +463,8 @@ class VHost:
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         owner: object | None = None, is_reserved_allowed: bool = False,
     ) -> tuple[QueueOrStream, int]:  # fmt: skip
-        """Declare a queue ("": it is named here) or a stream, or find that it is there as it is.
-        It, and the LSN to wait for. ChannelError: 403, 404, 405, 406."""
+        """Declare a queue ("": it is named here) or a stream, or find that it exists with these
+        properties. Returns it, and the LSN to wait for. ChannelError: 403, 404, 405, 406."""
         declared = self.table.declared
         queue, lsn = self.table.declare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
@@ -475,9 +479,9 @@ class VHost:
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         again: Callable[[], None], failed: Callable[[Exception], None],
     ) -> bool:  # fmt: skip
-        """Whether `declare_queue` has to wait for files of a new stream. Then they are made
-        elsewhere, and `again` or `failed` is called in a later turn: `again` declares, from the
-        beginning, for much may have changed. ChannelError: it would be refused."""
+        """Return whether `declare_queue` has to wait for files of a new stream. If so they are made
+        by a worker, and `again` or `failed` is called in a later turn: `again` declares, from the
+        beginning, because much may have changed. ChannelError: it would be refused."""
         making = self.table.prepare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             arguments=arguments or {},
@@ -501,14 +505,15 @@ class VHost:
         self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
         is_forced: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
-        """Delete a queue: how many messages were ready, and the LSN. is_forced: also if readers
-        have messages of it leased. ChannelError 406."""
+        """Delete a queue. Returns how many messages were ready, and the LSN. is_forced: also if
+        readers have messages of it leased. ChannelError 406."""
         if not queue.is_crashed:
             queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
 
     def purge_queue(self, queue: QueueOrStream) -> tuple[int, int]:
-        """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
+        """Delete all ready messages. Returns how many, and the LSN. AMQPConnectionError 540: a
+        stream."""
         queue.serve()
         return self.table.purge(queue)
 
@@ -525,7 +530,7 @@ class VHost:
         return queue.amq
 
     def _queue_failed(self, queue: Source, error: Exception) -> None:
-        """A queue's own code has raised this: nothing that was known of it is so any more."""
+        """Restart a queue whose own code has raised an error."""
         if isinstance(queue, BrokerQueue):
             self.alerts.queue_gone(queue.name)
         self.restarts.failed(queue, error)
@@ -552,7 +557,7 @@ class VHost:
         self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
         owner: object | None = None,
     ) -> int:  # fmt: skip
-        """Take a binding away, if it is there. ChannelError: 403 (the default exchange), 405."""
+        """Delete a binding, if it exists. ChannelError: 403 (the default exchange), 405."""
         queue = self.table.usable(queue_name)
         if queue is not None and exchange:
             self.table.check_access(queue, owner)
@@ -562,7 +567,7 @@ class VHost:
 
     @property
     def wake(self) -> Callable[[], None]:
-        """What is called when a turn is wanted; the owner sets it."""
+        """Return what is called when a turn is wanted; the owner sets it."""
         return self.dispatch.wake
 
     @wake.setter
@@ -570,19 +575,19 @@ class VHost:
         self.dispatch.set_wake(call)
 
     def turn(self) -> bool:
-        """Deliver, write, answer: the end of an iteration of the owner's loop. True if there is
-        more to do at once: call it again, and let others in first."""
+        """Deliver, write, answer: the end of an iteration of the owner's loop. Returns True if
+        there is more to do at once: call it again, after other events."""
         return self.dispatch.run()
 
     def completed(self) -> bool:
-        """The file system has completed something. As `turn`, but for chores: several of these may
-        come in one iteration of the loop."""
+        """Handle what the file system has completed, and run a turn without background tasks,
+        because this may be called several times in one iteration of the loop."""
         self.engine.poll()
         return self.dispatch.run(is_between=True)
 
     def tick(self) -> float:
-        """What the clock demands; in how many seconds to call it again. What became ready is
-        delivered in a turn, for which `wake` is called."""
+        """Do what is due by the clock. Returns in how many seconds to call it again. What became
+        ready is delivered in a turn, for which `wake` is called."""
         engine = self.engine
         engine.tick()
         now_s = self.clock.monotonic()
@@ -603,13 +608,13 @@ class VHost:
             self._rounds = self.monitor.rounds
             if self.rss is not None:
                 self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
-            self._touch_those_in_ram()
+            self._touch_queues_in_ram()
         engine.flush()
         due_s = self.timers.next_s(wall_ms, now_s)
         return self._pace.next_s(engine, due_s, has_more=has_more)
 
-    def _touch_those_in_ram(self) -> None:
-        """Shares may have become smaller: who holds something is asked to page out."""
+    def _touch_queues_in_ram(self) -> None:
+        """Look at the queues that hold something in RAM: their shares may have become smaller."""
         for queue in self.table.served.values():
             if (
                 isinstance(queue, BrokerQueue)
@@ -637,7 +642,7 @@ class VHost:
             self.engine.close()
 
     def abandon(self) -> None:
-        """As a crash would: nothing is written, files are closed, the lock is given back."""
+        """Stop as a crash would: nothing is written, files are closed, the lock is released."""
         self.engine.stop(StoppedError("the vhost was abandoned"))
         self.engine.close()
 

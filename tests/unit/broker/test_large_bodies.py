@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.background_tasks import STEPS_MAX
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.broker.large_content import PIECE_BYTES
+from penstock.broker.output import PIECE_BYTES
 from penstock.codec.spec import (
     BasicAck,
     BasicConsume,

@@ -29,7 +29,7 @@ PAUSE_S: Final = 0.005  # while the disk is at it
 
 
 class Job(ABC):
-    """Work in steps. result, or error, once it is done."""
+    """Work in steps. result, or error, is set when it is done."""
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost = vhost
@@ -40,11 +40,11 @@ class Job(ABC):
 
     @abstractmethod
     def step(self) -> float | None:
-        """A little of it; in how many seconds to go on, None when it is done."""
+        """Do a little; return in how many seconds to continue, None when it is done."""
 
     def run(self) -> None:
-        """A slice, and the next one later. An error of the job is its end; the engine's own
-        failure ends the vhost as well, and goes up."""
+        """Do a slice, and schedule the next one. An error ends the job; a failure of the engine is
+        raised as well, and ends the vhost."""
         clock = self.vhost.clock
         until = clock.monotonic() + SLICE_S
         pause: float | None = 0.0
@@ -65,7 +65,7 @@ class Job(ABC):
             self.vhost.timers.call_at(clock.monotonic() + pause, self.run)
 
     def failed(self, error: Exception) -> None:
-        """What it failed with."""
+        """Set the error of the job."""
         if isinstance(error, PenstockError | OSError):
             self.error = ChannelError(RESOURCE_ERROR, str(error))
         else:

@@ -52,7 +52,8 @@ FRAME_MAX: Final = 131_072  # of an output that nothing is written to
 
 
 class OperatorSession:
-    """What one caller holds: by queue, the pending tags and the AMQQueue that they are of."""
+    """What one caller holds: by queue, the pending tags and the AMQQueue in which they are
+    pending."""
 
     def __init__(self) -> None:
         self.is_closed: bool = False
@@ -60,7 +61,7 @@ class OperatorSession:
 
 
 class Operators:
-    """Of one vhost: the sessions of its operators, by name."""
+    """The sessions and jobs of the operators of one vhost."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, OperatorSession] = {}
@@ -186,8 +187,8 @@ class _Get:
         self._waits = False
 
     def begin(self, wait_ms: int) -> None:
-        """The first try; what is not there then may come within wait_ms. A message that is there
-        and held is waited for in any case: that takes no longer than a sync."""
+        """Try at once, and wait for up to wait_ms if there is nothing. A message that is there and
+        held is waited for in any case: that takes no longer than a sync."""
         self._waits = wait_ms > 0
         if self._try() or self._gives_up():
             return
@@ -196,14 +197,14 @@ class _Get:
         self._wait()
 
     def _gives_up(self) -> bool:
-        """Whether there is nothing that this call would wait for; it is answered then."""
+        """Reply with nothing and return True if there is nothing that this call would wait for."""
         if self._waits or self._queue.amq.held() is not None:
             return False
         self._answer([])
         return True
 
     def _try(self) -> bool:
-        """Whether there is something to answer, which is done then."""
+        """Reply if there are messages; return whether it did."""
         found = _take(self._vhost, self._queue, self._session, self._count)
         if found:
             self._answer(found)

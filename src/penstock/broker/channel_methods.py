@@ -1,8 +1,12 @@
-"""The methods of the classes basic, confirm, tx and channel: one function each, in a table.
+"""The methods of a channel: one function each, in one table.
 
-Each takes the channel and the method, and answers. Errors are raised: ChannelError and
-AMQPConnectionError, with RabbitMQ's texts; who called adds the method's ids. basic.publish and
-basic.ack are not here: they come in runs (publish.py, Channel.ack_run).
+Each checks what the user may do, does it, and answers: at once, or, for what is durable, when it is
+as safe as the vhost's mode says (`Channel.answer`). Errors are raised: ChannelError and
+AMQPConnectionError, with RabbitMQ's texts; the caller adds the method's ids. basic.publish and
+basic.ack come in runs and are elsewhere (publish.py, Channel.ack_run).
+
+Permissions are RabbitMQ's (permissions.py); binding needs write access to what is bound and read
+access to the source. Passive declares need none.
 
 Where RabbitMQ differs from the specification, so does this: basic.qos with a prefetch size and
 basic.recover without requeue are not implemented (540), nor is channel.flow off; an unknown
@@ -23,8 +27,15 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.channel import Channel, unknown_tag
-from penstock.broker.deliver import write_get_ok
-from penstock.broker.permissions import READ
+from penstock.broker.output import write_get_ok
+from penstock.broker.permissions import (
+    CONFIGURE,
+    READ,
+    WRITE,
+    check_exchange_to_declare,
+    queue_to_declare,
+)
+from penstock.broker.refusals import not_found
 from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -53,6 +64,24 @@ from penstock.codec.spec import (
     ChannelFlowOk,
     ConfirmSelect,
     ConfirmSelectOk,
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
     TxCommit,
     TxCommitOk,
     TxRollback,
@@ -80,7 +109,7 @@ TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
 
 
 def on_qos(channel: Channel, method: Method) -> None:
-    """basic.qos. global: a limit for the whole channel. Else one for each consumer that is started
+    """basic.qos. global: a limit for the whole channel. Otherwise one for each consumer started
     from now on; a limit of the whole channel ends then, as in RabbitMQ."""
     assert isinstance(method, BasicQos)
     if method.prefetch_size:
@@ -97,7 +126,7 @@ def on_qos(channel: Channel, method: Method) -> None:
 
 
 def queue_named(channel: Channel, name: str) -> str:
-    """The name meant by this one: "" is the queue that was declared last."""
+    """Return the name of the queue: "" stands for the queue declared last."""
     if name:
         return name
     if not channel.queue_name:
@@ -151,13 +180,14 @@ def on_consume(channel: Channel, method: Method) -> None:
 
 
 def is_quorum(queue: QueueOrStream) -> bool:
-    """Whether its deliveries say x-delivery-count: as in RabbitMQ 3.10 those of basic.get from 0,
-    those to consumers once they came back."""
+    """Return whether deliveries have x-delivery-count: as in RabbitMQ 3.10 those of basic.get from
+    0, those to consumers once they came back."""
     return queue.arguments.get("x-queue-type") == "quorum"
 
 
 def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
-    """Direct reply-to: a queue of this channel's own, which its messages name as reply-to."""
+    """Declare the queue of direct reply-to: the channel's own, which its messages name as
+    reply-to."""
     if not method.no_ack:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.publisher.reply_queue:
@@ -172,7 +202,7 @@ def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
 
 
 def on_cancel(channel: Channel, method: Method) -> None:
-    """basic.cancel: an unknown tag is no error. What it has unacked stays unacked."""
+    """basic.cancel: an unknown tag is not an error. What the consumer has unacked stays unacked."""
     assert isinstance(method, BasicCancel)
     consumer = channel.consumers.get(method.consumer_tag)
     if consumer is not None:
@@ -187,7 +217,7 @@ def on_cancel(channel: Channel, method: Method) -> None:
 
 
 def on_get(channel: Channel, method: Method) -> None:
-    """basic.get: one message, or none. One that is held is waited for."""
+    """basic.get: one message, or none. A message that is held is waited for."""
     assert isinstance(method, BasicGet)
     name = queue_named(channel, method.queue)
     channel.check(READ, "queue", name)
@@ -276,7 +306,7 @@ def _reject(
 
 
 def on_recover(channel: Channel, method: Method) -> None:
-    """basic.recover: everything unacked goes back, and comes again, redelivered."""
+    """basic.recover: everything unacked goes back and is redelivered."""
     assert isinstance(method, BasicRecover | BasicRecoverAsync)
     if not method.requeue:
         raise AMQPConnectionError(NOT_IMPLEMENTED, "requeue=false")
@@ -287,7 +317,7 @@ def on_recover(channel: Channel, method: Method) -> None:
 
 
 def on_flow(channel: Channel, method: Method) -> None:
-    """channel.flow: RabbitMQ knows no other flow than on; prefetch is for what off was."""
+    """channel.flow: only on, as in RabbitMQ; use prefetch instead of off."""
     assert isinstance(method, ChannelFlow)
     if not method.active:
         raise AMQPConnectionError(NOT_IMPLEMENTED, "active=false")
@@ -295,7 +325,7 @@ def on_flow(channel: Channel, method: Method) -> None:
 
 
 def on_access_request(channel: Channel, method: Method) -> None:
-    """access.request: a ticket, which means nothing: permissions are asked at each method."""
+    """access.request: a ticket without meaning, because permissions are checked at each method."""
     assert isinstance(method, AccessRequest)
     channel.send(AccessRequestOk())
 
@@ -312,7 +342,7 @@ def on_confirm_select(channel: Channel, method: Method) -> None:
 
 
 def on_tx_select(channel: Channel, method: Method) -> None:
-    """tx.select: a transaction is open from now on, always."""
+    """tx.select: from now on a transaction is always open."""
     assert isinstance(method, TxSelect)
     if channel.confirms is not None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
@@ -362,7 +392,7 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
 
 
 def on_tx_rollback(channel: Channel, method: Method) -> None:
-    """tx.rollback: publishes are forgotten, what was acknowledged is unacked again."""
+    """tx.rollback: publishes are dropped, what was acknowledged is unacked again."""
     assert isinstance(method, TxRollback)
     transaction = _open(channel)
     transaction.rollback()
@@ -388,4 +418,207 @@ BASIC_METHODS: Final[dict[int, Handler]] = {
     TxSelect.INDEX: on_tx_select,
     TxCommit.INDEX: on_tx_commit,
     TxRollback.INDEX: on_tx_rollback,
+}
+
+
+def one_line(name: str) -> str:
+    """Return the name without carriage returns and line feeds: declare, bind, unbind and delete
+    remove them, as in RabbitMQ; publish, consume, get and purge do not."""
+    return name.replace("\r", "").replace("\n", "")
+
+
+# ---- exchanges -----------------------------------------------------------------------------------
+
+
+def on_exchange_declare(channel: Channel, method: Method) -> None:
+    """exchange.declare."""
+    assert isinstance(method, ExchangeDeclare)
+    vhost = channel.vhost
+    name = one_line(method.exchange)
+    lsn = 0
+    if method.passive:
+        vhost.topology.check_exchange(name)
+    else:
+        check_exchange_to_declare(vhost, channel.identity, name, method.arguments)
+        lsn = vhost.topology.declare_exchange(
+            name, method.type, durable=method.durable, auto_delete=method.auto_delete,
+            internal=method.internal, arguments=method.arguments,
+        )  # fmt: skip
+    channel.answer(lsn, None if method.nowait else ExchangeDeclareOk())
+
+
+def on_exchange_delete(channel: Channel, method: Method) -> None:
+    """exchange.delete: nothing happens if there is none."""
+    assert isinstance(method, ExchangeDelete)
+    name = one_line(method.exchange)
+    channel.check(CONFIGURE, "exchange", name)
+    lsn = channel.vhost.topology.delete_exchange(name, if_unused=method.if_unused)
+    channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
+
+
+def on_exchange_bind(channel: Channel, method: Method) -> None:
+    """exchange.bind."""
+    assert isinstance(method, ExchangeBind)
+    destination, source = one_line(method.destination), one_line(method.source)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.bind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeBindOk())
+
+
+def on_exchange_unbind(channel: Channel, method: Method) -> None:
+    """exchange.unbind."""
+    assert isinstance(method, ExchangeUnbind)
+    destination, source = one_line(method.destination), one_line(method.source)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.unbind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeUnbindOk())
+
+
+# ---- queues --------------------------------------------------------------------------------------
+
+
+def on_queue_declare(channel: Channel, method: Method) -> None:
+    """queue.declare; the answer has the queue's counts."""
+    assert isinstance(method, QueueDeclare)
+    vhost = channel.vhost
+    name = one_line(method.queue)
+    lsn = 0
+    if method.queue.startswith(REPLY_TO):
+        _declare_reply_queue(channel, method)
+        return
+    if method.passive:
+        queue = vhost.table.find_queue(name, channel.handler)
+    else:
+        is_named_here = not name
+        name = queue_to_declare(vhost, channel.identity, name, method.arguments)
+        if _waits_for_files(channel, method, name):
+            return
+        queue, lsn = vhost.declare_queue(
+            name, durable=method.durable, exclusive=method.exclusive,
+            auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
+            is_reserved_allowed=is_named_here,
+        )  # fmt: skip
+    channel.queue_name = queue.name
+    queue.serve()  # what it has delivered is not ready any more
+    queue.used_at_ms = vhost.clock.wall_ms()
+    answer = QueueDeclareOk(
+        queue=queue.name,
+        message_count=min(queue.len(), 0xFFFFFFFF),
+        consumer_count=queue.consumers.count,
+    )
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def _waits_for_files(channel: Channel, method: QueueDeclare, name: str) -> bool:
+    """Return whether the files of a new stream are made first: the channel waits, and the method is
+    handled again when they exist. ChannelError: the declare is refused."""
+
+    def again() -> None:
+        channel.go_on(lambda: on_queue_declare(channel, method))
+
+    def failed(error: Exception) -> None:
+        def tell() -> None:
+            raise error
+
+        channel.go_on(tell)
+
+    waits = channel.vhost.prepare_queue(
+        name, durable=method.durable, exclusive=method.exclusive,
+        auto_delete=method.auto_delete, arguments=method.arguments, again=again, failed=failed,
+    )  # fmt: skip
+    if waits:
+        channel.is_waiting = True
+    return waits
+
+
+def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:
+    """Answer whether the requester of a direct reply-to still exists, or whether there is direct
+    reply-to at all. Any user may ask; nothing is declared. ChannelError 404: it does not exist."""
+    name = method.queue
+    if name != REPLY_TO and not channel.vhost.table.has(name):
+        raise not_found(channel.vhost.table.called(name))
+    channel.queue_name = name
+    answer = QueueDeclareOk(queue=name, message_count=0, consumer_count=1)
+    channel.answer(0, None if method.nowait else answer)
+
+
+def on_queue_bind(channel: Channel, method: Method) -> None:
+    """queue.bind: without queue and key both are those of the queue declared last."""
+    assert isinstance(method, QueueBind)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
+    key = method.routing_key if method.queue or method.routing_key else name
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.bind_queue(name, source, key, method.arguments, channel.handler)
+    channel.answer(lsn, None if method.nowait else QueueBindOk())
+
+
+def on_queue_unbind(channel: Channel, method: Method) -> None:
+    """queue.unbind."""
+    assert isinstance(method, QueueUnbind)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
+    key = method.routing_key if method.queue or method.routing_key else name
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.unbind_queue(name, source, key, method.arguments, channel.handler)
+    channel.answer(lsn, QueueUnbindOk())
+
+
+def on_queue_purge(channel: Channel, method: Method) -> None:
+    """queue.purge: deletes the ready messages."""
+    assert isinstance(method, QueuePurge)
+    name = queue_named(channel, method.queue)
+    channel.check(READ, "queue", name)
+    queue = channel.vhost.table.find_queue(name, channel.handler)
+    count, lsn = channel.vhost.purge_queue(queue)
+    answer = QueuePurgeOk(message_count=min(count, 0xFFFFFFFF))
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def on_queue_delete(channel: Channel, method: Method) -> None:
+    """queue.delete: nothing happens if there is none. The answer is sent before the connection's
+    own consumers of the queue are cancelled."""
+    assert isinstance(method, QueueDelete)
+    vhost = channel.vhost
+    name = one_line(queue_named(channel, method.queue))
+    channel.check(CONFIGURE, "queue", name)
+    if not vhost.table.has(name):
+        channel.answer(0, None if method.nowait else QueueDeleteOk())
+        return
+    queue = vhost.table.find_queue(name, channel.handler, is_crashed_allowed=True)
+    handler = channel.handler
+    handler.hold_cancels()
+    try:
+        count, lsn = vhost.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    except BaseException:
+        handler.send_cancels()
+        raise
+    answer = QueueDeleteOk(message_count=min(count, 0xFFFFFFFF))
+
+    def then() -> None:
+        if not method.nowait:
+            channel.send(answer)
+        handler.send_cancels()
+
+    channel.wait_for(lsn, vhost.mode, then)
+
+
+TOPOLOGY_METHODS: Final[dict[int, Callable[[Channel, Method], None]]] = {
+    ExchangeDeclare.INDEX: on_exchange_declare,
+    ExchangeDelete.INDEX: on_exchange_delete,
+    ExchangeBind.INDEX: on_exchange_bind,
+    ExchangeUnbind.INDEX: on_exchange_unbind,
+    QueueDeclare.INDEX: on_queue_declare,
+    QueueBind.INDEX: on_queue_bind,
+    QueueUnbind.INDEX: on_queue_unbind,
+    QueuePurge.INDEX: on_queue_purge,
+    QueueDelete.INDEX: on_queue_delete,
 }

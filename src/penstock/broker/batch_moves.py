@@ -58,16 +58,21 @@ from penstock.broker import refusals
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, StreamAppend
-from penstock.broker.fan_out import Planned, fan_out, plan_all, plan_of
 from penstock.broker.output import HEADERS, Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
     HAS_HEADERS,
     HAS_REPLY_TO,
     HAS_USER_ID,
+    Facts,
+    Planned,
     Publisher,
+    delay_of,
+    expiration_of,
+    fan_out,
+    plan_all,
+    plan_of,
 )
-from penstock.broker.publish_facts import Facts, delay_of, expiration_of
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import scan

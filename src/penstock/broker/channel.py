@@ -31,8 +31,7 @@ from penstock.broker.broker_queue import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.confirms import Confirms
 from penstock.broker.dispatch import Peer, Source
 from penstock.broker.output import END, METHOD, LargeContent, Output, begin_frame, write_delivery
-from penstock.broker.publish import Publisher
-from penstock.broker.spooled import SpooledPublish
+from penstock.broker.publish import Publisher, SpooledPublish
 from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
@@ -147,7 +146,7 @@ class Channel(ConsumerChannel):
 
     def note_publishes(self) -> None:
         """Note that publishes were handled: some may be unconfirmed."""
-        if self.confirms is not None and self.confirms.is_owing:
+        if self.confirms is not None and self.confirms.has_unconfirmed:
             if self._is_unconfirmed:
                 self.vhost.dispatch.note_unconfirmed()
             else:
@@ -172,7 +171,7 @@ class Channel(ConsumerChannel):
             write_i64_be(out, run.last_tag)
             out.append(1 if run.is_multiple else 0)
             out.append(END)
-        self._is_unconfirmed = confirms.is_owing
+        self._is_unconfirmed = confirms.has_unconfirmed
         return self._is_unconfirmed
 
     # ---- delivering ----------------------------------------------------------------------------

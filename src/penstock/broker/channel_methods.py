@@ -382,7 +382,7 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
     if channel.publisher.appended is not None:
         channel.publisher.appended.extend(transaction.places)
     for route, props, body in transaction.returned:
-        channel.publisher.give_back(route, props, body)
+        channel.publisher.return_message(route, props, body)
     for requeue in (True, False):
         rejected = [one for _, one, is_requeue in transaction.rejected if is_requeue is requeue]
         channel.reject(rejected, requeue=requeue)

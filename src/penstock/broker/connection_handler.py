@@ -43,7 +43,7 @@ from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
 from penstock.broker.operations import on_penstock_call
 from penstock.broker.output import Outlet, Output
-from penstock.broker.spooled import SpooledPublish
+from penstock.broker.publish import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (

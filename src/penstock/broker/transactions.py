@@ -28,9 +28,15 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import StreamAppend
 from penstock.broker.dispatch import Source
-from penstock.broker.fan_out import Planned, fan_out, plan_all
-from penstock.broker.publish import Collecting, Route, Targets
-from penstock.broker.publish_facts import Facts
+from penstock.broker.publish import (
+    Facts,
+    Planned,
+    PublishCollector,
+    Route,
+    Targets,
+    fan_out,
+    plan_all,
+)
 from penstock.broker.unacked import Delivered
 from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
@@ -55,7 +61,7 @@ class DeferredPublish:
         self.facts.delay_ms = facts.delay_ms
 
 
-class ChannelTransaction(Collecting):
+class ChannelTransaction(PublishCollector):
     """The transaction of one channel, from one commit or rollback to the next. `refusal`: why it
     cannot commit. `places`: (partition, offset) of what it appended to streams, after the commit.
     end(error): closes its channel with this error; called when it holds too much."""

@@ -17,7 +17,6 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
-from penstock.broker.fan_out import fan_out
 from penstock.broker.operations.arguments import (
     bodies,
     flag,
@@ -31,7 +30,7 @@ from penstock.broker.operations.arguments import (
 from penstock.broker.operations.call import OPERATORS, Call, Operation
 from penstock.broker.output import Output
 from penstock.broker.permissions import READ
-from penstock.broker.publish import Publisher
+from penstock.broker.publish import Publisher, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan

@@ -437,6 +437,12 @@ class ReferenceQueue(BackingQueue):
         entries = [*self._held.ready.values(), *self._held.pending.values()]
         return sum(_size(entry.message) for entry in entries)
 
+    def elsewhere_bytes(self) -> int:
+        return 0
+
+    def unshare(self) -> None:
+        return
+
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         if not 0 <= min_bytes <= max_bytes:
             raise ValueError(f"limits must be 0 <= min <= max, not {min_bytes}, {max_bytes}")

@@ -80,8 +80,10 @@ from penstock.errors import AMQPError, PenstockError
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
 from penstock.storage.batches import Batch
 from penstock.storage.page import StreamRecord
+from penstock.storage.sharing import Sharing
 from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import query_path
 from penstock.storage.transaction import PublishedRun, Transaction
@@ -243,7 +245,7 @@ class BatchSlice:
         self.transaction: Transaction = transaction
         self._planned: list[Planned] = []
         self._appends: list[StreamAppend] = []
-        self._later: list[tuple[BatchRoute, bytes]] = []
+        self._later: list[tuple[BatchRoute, bytes, SharedBody | None]] = []
         self.bytes: int = 0
         self.dropped: int = 0
 
@@ -274,6 +276,16 @@ class BatchSlice:
         return run is not None
 
     def _put(self, way: BatchRoute, body: bytes) -> None:
+        engine = self._vhost.engine
+        shared = engine.share_of(body, len(way.durable) + len(way.others))
+        with Sharing(engine, shared, completes=False):
+            self._put_durable(way, body)
+        for stream in way.streams:
+            self._appends.append(stream.begin_append(self.transaction, way.header, body))
+        if way.others:
+            self._later.append((way, body, shared))
+
+    def _put_durable(self, way: BatchRoute, body: bytes) -> None:
         if len(way.durable) == 1:
             queue = way.durable[0]
             plan = plan_of(queue, way.header, way.facts)
@@ -289,10 +301,6 @@ class BatchSlice:
             plan_all(self.transaction, way.durable, way.header, body, way.facts, self._planned)
         elif not way.streams and not way.others:
             self.dropped += 1
-        for stream in way.streams:
-            self._appends.append(stream.begin_append(self.transaction, way.header, body))
-        if way.others:
-            self._later.append((way, body))
 
     def commit(self) -> int:
         """Commit the slice; return the LSN. DiskFullError: it is rolled back."""
@@ -320,9 +328,9 @@ class BatchSlice:
             touched[queue] = None
         for append in self._appends:
             append.done()
-        for way, body in self._later:
+        for way, body, shared in self._later:
             others = [queue for queue in way.others if not queue.is_deleted]
-            fan_out(vhost, others, [], way.header, body, way.facts)
+            fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
         for queue in touched:
             if queue.amq.options.overflow != DROP_HEAD:
                 queue.amq.after_dead_letters()

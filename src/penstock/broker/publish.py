@@ -36,10 +36,11 @@ persistent.
     the other queues                                        one record and one body for all to
                                                             which the message is the same
 
-A queue that refuses (reject-publish) makes the publish a basic.nack; the other queues have the
-message. A full disk is a DiskFullError: none of those that share a record has the message, and the
-run stops there. `run` returns how many were handled; the connection keeps the rest until there is
-room.
+However many records there are, the queues share one body in RAM, and it is counted once
+(shared_body.py). A queue that refuses (reject-publish) makes the publish a basic.nack; the other
+queues have the message. A full disk is a DiskFullError: none of those that share a record has the
+message, and the run stops there. `run` returns how many were handled; the connection keeps the rest
+until there is room.
 
 **Large bodies**, of more than a MiB, go to disk as their frames arrive (SpooledPublish), so an
 unfinished body costs no RAM: each goes to a file of its own in a MessageStore, by the spool of
@@ -77,9 +78,11 @@ from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_properties import PropertiesError, RawProperties
 from penstock.queues.raw_tables import RawEntry
 from penstock.queues.x_death import CC, routing_keys_in
+from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
 from penstock.storage.file_queue_backing import Spool
 from penstock.storage.message_store import MessageStore
+from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import Published, Transaction
 
 MANDATORY: Final = 1
@@ -497,10 +500,21 @@ Planned = tuple[BrokerQueue, Plan, Published]
 
 def fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None = None,
+    body: bytes, facts: Facts, spooled: Message | None = None, copies: SharedBody | None = None,
 ) -> tuple[int, bool]:  # fmt: skip
-    """Publish to all these. spooled: the body is in the store, and `body` is empty. Returns the LSN
-    to wait for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
+    shared body of other queues to which the message was published already. Returns the LSN to wait
+    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    if copies is None:
+        copies = vhost.engine.share_of(body, len(queues))
+    with Sharing(vhost.engine, copies):
+        return _fan_out(vhost, queues, streams, header, body, facts, spooled)
+
+
+def _fan_out(
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
+    body: bytes, facts: Facts, spooled: Message | None,
+) -> tuple[int, bool]:  # fmt: skip
     shared: list[BrokerQueue] = []
     lsn = 0
     is_refused = False

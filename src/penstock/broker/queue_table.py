@@ -1000,9 +1000,9 @@ class QueueRestarts:
     def _end_life(self, queue: BrokerQueue) -> None:
         """End the old life of the queue: cancel its consumers and wake its waiters."""
         queue.is_deleted = True
-        self._monitor.unregister(queue.amq.backing)
-        for part in queue.amq.delays.parts():
+        for part in (queue.amq.backing, *queue.amq.delays.parts()):
             self._monitor.unregister(part)
+            part.unshare()
         queue.consumers.cancel_all()
         queue.wake_waiters()
 

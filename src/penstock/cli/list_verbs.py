@@ -26,9 +26,9 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("name", "messages", "consumers"),
         (
             "messages_ready", "messages_unacknowledged", "leased", "message_bytes", "memory",
-            "memory_alphas", "memory_rows", "memory_target", "memory_max", "memory_min",
-            "memory_share", "memory_duration", "paged_by", "messages_ram", "messages_paged_out",
-            "ack_in_per_s", "ack_out_per_s",
+            "memory_alphas", "memory_rows", "memory_elsewhere", "memory_target", "memory_max",
+            "memory_min", "memory_share", "memory_duration", "paged_by", "messages_ram",
+            "messages_paged_out", "ack_in_per_s", "ack_out_per_s",
             "durable", "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas",
             "gammas", "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged",
             "mode", "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s",

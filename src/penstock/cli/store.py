@@ -35,13 +35,16 @@ from penstock.clock import SystemClock
 from penstock.errors import LockedError
 from penstock.storage import backup as backups
 from penstock.storage import dump as dumps
+from penstock.storage import move as moves
 from penstock.storage import salvage as salvages
 from penstock.storage import stats as figures
 from penstock.storage import verify as verifies
-from penstock.storage.data_directory import DataDirectory, check_version, hash_name
+from penstock.storage.data_directory import DataDirectory, check_version, hash_name, placed
 from penstock.storage.dump_text import queue_title
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.filesystem import FileSystem, OsFileSystem
+from penstock.storage.options import check_directory
+from penstock.storage.placed_filesystem import PlacedFileSystem
 from penstock.storage.queue_name import directories_of
 from penstock.storage.user_store import vhosts_in
 from penstock.storage.verify import Progress
@@ -100,9 +103,9 @@ def dump(path: str) -> None:
     to be on disk.
     """
     with _files() as fs:
-        if not fs.exists(path):
+        if not placed(fs, path).exists(path):
             raise FileNotFoundError(2, "No such file or directory", path)
-        for line in dumps.dump_tree(fs, path):
+        for line in dumps.dump_tree(placed(fs, path), path):
             shown.say(line)
 
 
@@ -215,13 +218,46 @@ def backup(directory: str, into: str) -> None:
     )
 
 
+@store.command("move")
+@DIRECTORY
+@click.option("--log-directory", metavar="TO", help="Where the log is to be; DIR: in DIR again.")
+@click.option(
+    "--spill-directory", metavar="TO",
+    help="Where messages that leave RAM are to be; DIR: in DIR again.",
+)  # fmt: skip
+@VERBOSE
+def move(
+    directory: str, log_directory: str | None, spill_directory: str | None, verbose: bool
+) -> None:
+    """Move the log of a store, or what leaves RAM, to another disk and back. Nobody may use it.
+
+    Each TO must be empty, or not exist while its parent does. All is copied and synced before the
+    store goes on there, so an interrupted move does no harm: give the same command again. Without
+    any TO what an interrupted move has left is deleted.
+    """
+    log = str(Path(log_directory).absolute()) if log_directory else ""
+    spill = str(Path(spill_directory).absolute()) if spill_directory else ""
+    check_directory("log_directory", log)
+    check_directory("spill_directory", spill)
+    with _files() as fs, _progress(verbose) as progress:
+        moved = moves.move(
+            fs, directory, log_directory=log, spill_directory=spill, progress=progress
+        )
+    for note in moved.notes:
+        shown.say(f"note: {note}")
+    for kind, root in moved.roots.items():
+        shown.say(f"{root}: has the {kind} files of {directory} now")
+    click.echo(f"{moved.files} files moved ({moved.bytes} bytes)")
+
+
 @store.command("path")
 @click.argument("vhost", callback=named)
 @click.argument("queue", required=False, callback=named)
 @FORMAT
 @DATA
 def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
-    """Print the directory of a VHOST, or of a QUEUE or stream in it: one for each of its parts.
+    """Print the directory of a VHOST, or of a QUEUE or stream in it: one for each of its parts. A
+    vhost has up to two more, in the log and spill directories.
 
     Works on a store in use, too. Exit code 66: there is none; a queue has files of its own once it
     holds more than a few messages.
@@ -231,7 +267,10 @@ def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
         place = f"{Path(data).absolute()}/vhosts/{hash_name(_bytes(vhost))}"
         if not fs.is_dir(place):
             raise FailedError(EX_NOINPUT, f"no vhost '{vhost}' in {data}")
-        paths = [place] if queue is None else directories_of(fs, place, _bytes(queue))
+        at = placed(fs, data)
+        paths = [place, *_others_of(at, place)]
+        if queue is not None:
+            paths = [at.place(path) for path in directories_of(at, place, _bytes(queue))]
         if not paths and queue is not None and not _is_known(fs, data, place, vhost, queue):
             raise FailedError(EX_NOINPUT, f"no queue '{queue}' in vhost '{vhost}'")
     if form == "json":
@@ -255,6 +294,13 @@ def _files() -> Iterator[OsFileSystem]:
         yield fs
     finally:
         fs.close()
+
+
+def _others_of(fs: FileSystem, path: str) -> list[str]:
+    """The other directories of the vhost at `path`."""
+    if not isinstance(fs, PlacedFileSystem):
+        return []
+    return [f"{root}/{path.rpartition('/')[2]}" for root in fs.roots.values()]
 
 
 def _bytes(name: str) -> bytes:

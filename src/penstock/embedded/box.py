@@ -263,7 +263,8 @@ def open_box(
     memory: what all queues together may hold in RAM; "32 MiB", bytes, or "0.1" of the machine.
     strict: refuse queues whose own limits add up to more than that (else: a warning).
     on_event(kind, text), on_alert(alert): called in the box's own thread, which may use the box.
-    storage: options of the engine, as disk_free_limit.
+    storage: options of the engine, as disk_free_limit; log_directory and spill_directory, other
+    directories for the log and for messages that leave RAM (docs/two-disks.md).
 
     LockedError names who has it open. NotAStoreError, VersionError, NetworkFileSystemError,
     OptionError; CorruptionError names file and place.

@@ -43,7 +43,7 @@ from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
 from penstock.server.vhost_directories import name_bytes
-from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import hash_name, placed
 from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
@@ -158,6 +158,7 @@ class HttpProcess(LinkedProcess):
             return f"{data}/vhosts/{hash_name(name_bytes(name))}"
 
         node, clock = self._node, self._clock
+        fs = placed(self._fs, data)
         auth = BasicAuth(
             node.users, Authenticator(node.users, self._hashing, clock, str(facts["guest"]))
         )
@@ -165,7 +166,7 @@ class HttpProcess(LinkedProcess):
         staging = StagingEndpoints(
             node,
             auth,
-            self._fs,
+            fs,
             clock,
             self._writing,
             vhost_path,

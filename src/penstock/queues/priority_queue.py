@@ -460,6 +460,13 @@ class PriorityQueue(BackingQueue):
     def ram_bytes(self) -> int:
         return sum([part.queue.ram_bytes() for part in self.opened])
 
+    def elsewhere_bytes(self) -> int:
+        return sum([part.queue.elsewhere_bytes() for part in self.opened])
+
+    def unshare(self) -> None:
+        for part in self.opened:
+            part.queue.unshare()
+
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         self.budget.set_limits(max_bytes, min_bytes)
         self._busy = self._all

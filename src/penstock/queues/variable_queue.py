@@ -34,6 +34,7 @@ from penstock.queues.vq_holder import VqHolder
 from penstock.queues.vq_lease import VqLease
 from penstock.queues.vq_pending import ACKS_MAX
 from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, alpha_bytes
+from penstock.shared_body import SharedMessage
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
@@ -109,6 +110,8 @@ class VariableQueue(VqLease):
         state.rates.n_in += 1
         if not message.persistent:
             state.has_transients = True
+        if isinstance(message, SharedMessage):
+            message.shared.join(state.shared)
         if state.is_lazy:
             self._arrive_lazy(entry)
             return
@@ -432,6 +435,12 @@ class VariableQueue(VqLease):
     def ram_bytes(self) -> int:
         return self.state.ram_bytes()
 
+    def elsewhere_bytes(self) -> int:
+        return self.state.shared.elsewhere_bytes
+
+    def unshare(self) -> None:
+        self.state.unshare()
+
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         self.paging.set_limits(max_bytes, min_bytes)
         self._checked()
@@ -484,6 +493,7 @@ class VariableQueue(VqLease):
     def deleted(self) -> None:
         """A record deletes, or is about to delete, the queue: transient messages are let go."""
         state = self.state
+        state.unshare()
         for entry in list(state.ram_pending.values()):
             if not entry.message.persistent:
                 self.forget([entry.seq])

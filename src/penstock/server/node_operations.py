@@ -31,6 +31,7 @@ from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
 from penstock.storage.durability import MODE_NAMES
+from penstock.storage.placed_filesystem import LOG, SPILL
 from penstock.storage.user_store import READY
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class NodeOperations:
     async def _status(self, _args: Args, _vhost: str) -> object:
         node = self._node
         host, port = node.listener.socks[0].getsockname()[:2]
-        free_bytes, limit_bytes = self._disk()
+        disks, limit_bytes = self._disks()
         problems = self.problems()
         return {
             "product": "Penstock",
@@ -149,7 +150,9 @@ class NodeOperations:
             "durability": MODE_NAMES[node.settings.mode],
             "memory_bytes": node.settings.memory_bytes,
             "counted_bytes": sum(v.counted_bytes for v in node.vhosts.values()),
-            "disk_free_bytes": free_bytes,
+            "log_directory": node.data.places.get(LOG, node.data.path),
+            "spill_directory": node.data.places.get(SPILL, node.data.path),
+            "disk_free_bytes": min(disks.values()),
             "disk_free_limit_bytes": limit_bytes,
             "is_ready": node.is_ready.is_set(),
             "is_healthy": not problems,
@@ -161,10 +164,12 @@ class NodeOperations:
             "http": None if node.http is None else node.http.facts(),
         }
 
-    def _disk(self) -> tuple[int, int]:
-        """Bytes that are free for the data directory, and below which publishers wait."""
-        limit_bytes = self._node.settings.storage.disk_free_limit
-        return self._node.data.fs.free_bytes(self._node.data.path), limit_bytes
+    def _disks(self) -> tuple[dict[str, int], int]:
+        """A directory on each disk that the store uses, with the bytes that are free there, and the
+        bytes below which publishers wait."""
+        data = self._node.data
+        disks = {disk: data.fs.free_bytes(disk) for disk in data.fs.disks(data.path)}
+        return disks, self._node.settings.storage.disk_free_limit
 
     def problems(self) -> list[str]:
         """What keeps clients from being served, a line each; of vhosts as of their last pong."""
@@ -177,12 +182,13 @@ class NodeOperations:
                 found.append(
                     f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
                 )
-        free_bytes, limit_bytes = self._disk()
-        if free_bytes < limit_bytes:
-            found.append(
-                f"the disk of {node.data.path} has {free_bytes} bytes free, publishers wait below "
-                f"{limit_bytes} (storage.disk_free_limit)"
-            )
+        disks, limit_bytes = self._disks()
+        found += [
+            f"the disk of {disk} has {free_bytes} bytes free, publishers wait below {limit_bytes} "
+            "(storage.disk_free_limit)"
+            for disk, free_bytes in disks.items()
+            if free_bytes < limit_bytes
+        ]
         if node.http is not None and node.http.state == DOWN:
             found.append(str(node.http.down()))
         return found

@@ -100,9 +100,14 @@ class Supervisor:
         try:
             if settings.http_port is not None:
                 http_socks = bind(settings.host, settings.http_port)
-            self.data = DataDirectory(fs, settings.data)
+            self.data = DataDirectory(
+                fs, settings.data, log_directory=settings.storage.log_directory,
+                spill_directory=settings.storage.spill_directory,
+            )  # fmt: skip
             try:
-                vhost_directories.secure(fs, self.data.path, settings.data_permissions)
+                vhost_directories.secure(
+                    fs, self.data.path, settings.data_permissions, self.data.places.values()
+                )
                 store = UserStore(f"{self.data.path}/{vhost_directories.USERS_FILE}")
                 try:
                     self.users = Users(store, rng=random.SystemRandom())

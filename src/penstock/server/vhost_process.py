@@ -54,6 +54,7 @@ from penstock.server.log_lines import client_line, set_up, teller
 from penstock.server.measured_loop import take_longest_s
 from penstock.server.process_link import Facts
 from penstock.server.session import Session
+from penstock.storage.data_directory import placed
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
@@ -217,15 +218,16 @@ class VhostProcess(LinkedProcess):
         """A full disk is no failure: the start is tried again once there is more space than at some
         time since it failed: what was free then may have become others' room a moment later."""
         path = facts["path"]
+        fs = placed(self._fs, path)
         logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
-        least = self._fs.free_bytes(path)
+        least = fs.free_bytes(path)
 
         def look() -> None:
             nonlocal least
             if self._ended.done():
                 return
-            free = self._fs.free_bytes(path)
+            free = fs.free_bytes(path)
             if free > least:
                 self._open(facts, options, self._clock.monotonic() + LOCKED_S)
                 return

@@ -51,7 +51,7 @@ from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
 from penstock.spark.reader_owner import ReaderOwner
 from penstock.spark.source_options import SourceOptions
-from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import hash_name, placed
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_name import QUEUE_NAME, name_in
 from penstock.storage.stream_view import StreamView
@@ -380,16 +380,15 @@ def _spans(view: StreamView) -> list[PageSpan]:
 
 def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
     """The directories of all streams below a path, by name and partition. NotAStoreError."""
-    place = Path(path)
+    place = _placed(path)
     if (place / ALL_META).exists():
         name, number = _name_in(place) or (place.resolve().name, 0)
         return {name: {number: str(place)}}
-    is_vhost = (place / "CURRENT").exists() or (place / "streams").is_dir()
+    is_vhost = _placed(path, "CURRENT").exists() or _placed(path, "streams").is_dir()
     if not is_vhost and not (place / "vhosts").is_dir():
         raise NotAStoreError(path, "it is no stream, no vhost, and no data directory")
-    place = _vhost_path(path, vhost)
     found: dict[str, dict[int, str]] = {}
-    streams = place / "streams"
+    streams = _placed(str(_vhost_path(path, vhost)), "streams")
     for directory in sorted(streams.iterdir()) if streams.is_dir() else []:
         named = _name_in(directory)
         if named is not None and (directory / ALL_META).exists():
@@ -399,8 +398,14 @@ def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
 
 def is_classic_path(path: str, vhost: str, name: str) -> bool:
     """Whether the store has a classic queue of that name. NotAStoreError."""
-    queues = _vhost_path(path, vhost) / "queues"
+    queues = _placed(str(_vhost_path(path, vhost)), "queues")
     return any(queues.glob(f"{hash_name(name.encode('utf-8', 'surrogateescape'))}.*"))
+
+
+def _placed(path: str, name: str = "") -> Path:
+    """Where a path in a store, or a name in that, lies: parts may be in a directory of their own
+    (spill_directory)."""
+    return Path(placed(OsFileSystem(), path).place(f"{path}/{name}" if name else path))
 
 
 def _vhost_path(path: str, vhost: str) -> Path:

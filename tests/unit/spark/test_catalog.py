@@ -9,7 +9,8 @@ from penstock.errors import NotAStoreError, OptionError, StorageError
 from penstock.spark.catalog import BrokerCatalog, StoreCatalog, catalog_of, stream_paths
 from penstock.spark.http_link import LinkError, RefusedError
 from penstock.spark.source_options import SourceOptions, parse_source_options
-from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.filesystem import OsFileSystem
 from tests.helpers.tiny_http import Answer, TinyHttp
 from tests.helpers.tiny_streams import in_vhost, open_stream, stream_id_hex, write_stream
 
@@ -99,6 +100,20 @@ def test_streams_of_a_whole_store(tmp_path: Path) -> None:
     assert heads_of(path=str(tmp_path), vhost="other") == {"x": {0: 3}}
     with pytest.raises(NotAStoreError, match="it has no vhost 'none'"):
         heads_of(path=str(tmp_path), vhost="none")
+
+
+def test_streams_of_a_store_on_two_disks(tmp_path: Path) -> None:
+    data, spill = tmp_path / "data", tmp_path / "spill"
+    directory = DataDirectory(OsFileSystem(0), str(data), spill_directory=str(spill))
+    vhost = directory.vhost_path(b"/")
+    directory.close()
+    write_stream(in_vhost(spill / hash_name(b"/"), b"x", 1), payloads(3))
+    assert heads_of(path=str(data), vhost="/") == {"x": {0: 3}}
+    assert heads_of(path=vhost) == {"x": {0: 3}}
+    [(name, parts)] = stream_paths(str(data), "/").items()
+    assert name == "x"
+    assert Path(parts[0]).is_relative_to(spill)
+    assert heads_of(path=parts[0]) == {"x": {0: 3}}
 
 
 def test_a_directory_that_is_no_store(tmp_path: Path) -> None:

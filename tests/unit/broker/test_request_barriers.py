@@ -362,9 +362,16 @@ def test_a_chore_that_fails_even_to_fail(rig: OperationRig) -> None:
     assert is_served(rig)
 
 
+class FailingDict(dict[str, Any]):
+    """A dict whose values cannot be listed."""
+
+    def values(self) -> Any:
+        fails()
+
+
 PARTS: list[tuple[str, Callable[[OperationRig, pytest.MonkeyPatch], None]]] = [
     ("a call that waited", lambda rig, patch: rig.vhost.timers.call_at(0.0, fails)),
-    ("streams", lambda rig, patch: patch.setattr(rig.vhost.streams, "tick", fails)),
+    ("streams", lambda rig, patch: patch.setattr(rig.vhost.streams, "_limited", FailingDict())),
     ("leases", lambda rig, patch: patch.setattr(rig.vhost.leases, "tick", fails)),
     ("batches", lambda rig, patch: patch.setattr(rig.vhost, "on_tick", [fails])),
     ("an answer", lambda rig, patch: rig.vhost.dispatch.when_settled(0, rig.vhost.mode, fails)),

@@ -96,8 +96,6 @@ HOT_MODULES = (
     "penstock.codec.properties",
     "penstock.codec.frames",
     "penstock.protocol.events",
-    "penstock.protocol.content",
-    "penstock.protocol.machine",
     "penstock.protocol.connection",
     "penstock.queues.raw_tables",
     "penstock.queues.raw_properties",

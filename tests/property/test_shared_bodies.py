@@ -83,9 +83,10 @@ class Life:
         for name in (*QUEUES, *BURIED):
             self.declare(name)
         if seed % 3:  # then a stream gets the messages, too, or the dead letters
-            stream = {"x-queue-type": "stream"}
-            declare = QueueDeclare(queue="stream", durable=True, arguments=stream)
-            self.client.call(1, declare, QueueDeclareOk)
+            stream = QueueDeclare(
+                queue="stream", durable=True, arguments={"x-queue-type": "stream"}
+            )
+            self.client.call(1, stream, QueueDeclareOk)
             bind = QueueBind(queue="stream", exchange="fan" if seed % 3 == 1 else "dead")
             self.client.call(1, bind, QueueBindOk)
 

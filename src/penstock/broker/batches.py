@@ -46,13 +46,20 @@ from penstock.broker.batch_moves import BatchMove, BatchTarget, StreamClaims
 from penstock.broker.dispatch import Reply
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import INTERNAL_ERROR, NO_ROUTE, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, CorruptionError, PenstockError
+from penstock.errors import (
+    CONFLICT,
+    INTERNAL_ERROR,
+    NO_ROUTE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    CorruptionError,
+    PenstockError,
+)
 from penstock.storage import staging
 from penstock.storage.batches import Batch, BatchFacts, QueryOwner, StagedPage
 from penstock.storage.durability import DISK
 
-CONFLICT: Final = 409
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40
 REMEMBERED_MAX: Final = 1000

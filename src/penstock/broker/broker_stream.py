@@ -62,9 +62,10 @@ from typing import Final
 from penstock.broker.arguments import decode_arguments, encode_arguments, of_type, shown
 from penstock.broker.broker_queue import Consumer, QueueOrStream
 from penstock.broker.dispatch import Dispatch, Source
-from penstock.broker.refusals import NOT_IMPLEMENTED, access_refused, called, precondition_failed
-from penstock.codec.spec import RESOURCE_ERROR
+from penstock.broker.refusals import access_refused, called, precondition_failed
 from penstock.errors import (
+    NOT_IMPLEMENTED,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     ChannelError,
     CorruptionError,

@@ -36,8 +36,8 @@ from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
-from penstock.codec.spec import PRECONDITION_FAILED, BasicCancel
-from penstock.errors import AMQPError, ChannelError, CorruptionError
+from penstock.codec.spec import BasicCancel
+from penstock.errors import PRECONDITION_FAILED, AMQPError, ChannelError, CorruptionError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.stored_body import StoredBody

@@ -39,12 +39,6 @@ from penstock.broker.refusals import not_found
 from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    ACCESS_REFUSED,
-    NOT_ALLOWED,
-    NOT_FOUND,
-    NOT_IMPLEMENTED,
-    PRECONDITION_FAILED,
-    RESOURCE_ERROR,
     AccessRequest,
     AccessRequestOk,
     BasicCancel,
@@ -90,6 +84,12 @@ from penstock.codec.spec import (
     TxSelectOk,
 )
 from penstock.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     ChannelError,
     DiskFullError,

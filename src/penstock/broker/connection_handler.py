@@ -47,11 +47,7 @@ from penstock.broker.publish import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    COMMAND_INVALID,
-    CONNECTION_FORCED,
-    INTERNAL_ERROR,
     METHODS,
-    RESOURCE_ERROR,
     BasicCancel,
     BasicNack,
     BasicReject,
@@ -69,6 +65,10 @@ from penstock.codec.spec import (
     PenstockCall,
 )
 from penstock.errors import (
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     AMQPError,
     ChannelError,

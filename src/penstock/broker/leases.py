@@ -60,8 +60,14 @@ from penstock.broker.background_tasks import (
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
 from penstock.broker.queue_table import QueueRestarts, QueueTable
-from penstock.codec.spec import INTERNAL_ERROR, RESOURCE_ERROR, RESOURCE_LOCKED
-from penstock.errors import AMQPError, ChannelError, PenstockError
+from penstock.errors import (
+    INTERNAL_ERROR,
+    RESOURCE_ERROR,
+    RESOURCE_LOCKED,
+    AMQPError,
+    ChannelError,
+    PenstockError,
+)
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.leasing import SLICE_MESSAGES, LeaseInfo
 from penstock.storage.durability import DISK

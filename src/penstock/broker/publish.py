@@ -68,8 +68,15 @@ from penstock.broker.dispatch import Dispatch
 from penstock.broker.output import HEADERS, LargeContent, Output, write_return
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
-from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED, PRECONDITION_FAILED
-from penstock.errors import AMQPConnectionError, ChannelError, DiskFullError, QueueFullError
+from penstock.errors import (
+    NO_ROUTE,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    AMQPConnectionError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+)
 from penstock.message import Message
 from penstock.native import mypyc_attr
 from penstock.queues import raw_tables

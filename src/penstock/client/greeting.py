@@ -24,6 +24,7 @@ from penstock import __version__
 from penstock.client.amqp_url import AmqpUrl
 from penstock.client.replies import without_name
 from penstock.codec.fields import encode_table
+from penstock.codec.frames import PROTOCOL_HEADER
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     ConnectionClose,
@@ -117,7 +118,7 @@ def _agreed(ours: int, theirs: int) -> int:
 def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
     """Open an AMQP connection on this socket. AMQPConnectionError; OSError, also for a time-out."""
     talk = _Talk(sock, url)
-    talk.send(talk.machine.protocol_header())
+    talk.send(PROTOCOL_HEADER)
     start = _expect(talk.hear(), ConnectionStart)
     if b"PLAIN" not in start.mechanisms.split():
         raise AMQPConnectionError(403, f"the broker takes {start.mechanisms!r}, and not PLAIN")

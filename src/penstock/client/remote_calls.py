@@ -36,11 +36,12 @@ from penstock.client.remote_driver import Call, RemoteDriver, RemoteState, Wait
 from penstock.client.remote_message import RemoteMessage, properties_of
 from penstock.client.remote_stream import is_stream
 from penstock.client.taken import Taken
-from penstock.codec.spec import ACCESS_REFUSED, BasicCancel
+from penstock.codec.spec import BasicCancel
 from penstock.embedded import spellings
 from penstock.embedded.box_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
 from penstock.errors import (
+    ACCESS_REFUSED,
     AMQPError,
     ChannelError,
     OptionError,

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from penstock.broker.operations import listings
 from penstock.broker.publish import Facts, fan_out
 from penstock.broker.topology import SYSTEM
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.lists import COLUMNS
 from penstock.cli.main import cli
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 

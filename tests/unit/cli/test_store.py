@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
@@ -212,7 +212,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 def test_on_a_terminal_tables_are_drawn(
     data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     assert main(["store", "stats", data]) == 0
     out = capsys.readouterr().out
     assert "\t" not in out
@@ -258,7 +258,7 @@ def test_there_is_no_path_of_what_there_is_not(
     assert refusal("nothing") == f"penstock: no vhost 'nothing' in {data}\n"
     assert refusal("/", r"a\\\x1b") == "penstock: no queue 'a\\\\x1b' in vhost '/'\n"
     place = Path(data) / "vhosts" / hash_name(VHOST)
-    told = f"has no files of its own: what it holds stands in those of {place}\n"
+    told = f"has no files of its own: its messages are in those of {place}\n"
     assert refusal("/", "small") == f"penstock: queue 'small' {told}"
     assert main(["store", "path", "/", "small", "--data", data, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["paths"] == []

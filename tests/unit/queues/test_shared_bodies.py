@@ -1,6 +1,7 @@
 """VariableQueues that share bodies: what each counts, on every way out of RAM and back."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.helpers.monitored import queue as fake_queue
 from tests.helpers.ram_count import counted_bytes, held_bytes
 
 BIG = 600  # a body
-ROOMY = {
+ROOMY: dict[str, Any] = {
     "segment_slots": 64, "queue_index_embed_msgs_below": 1 << 20, "wal_inline_below": 1 << 20,
     "wal_segment_bytes_min": 1 << 20, "wal_segment_bytes_max": 1 << 20,
 }  # fmt: skip

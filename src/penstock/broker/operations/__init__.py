@@ -41,15 +41,15 @@ from penstock.broker.operations.arguments import Arguments
 from penstock.broker.operations.call import Call, Operation, error_of
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import (
+from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
+from penstock.errors import (
     CONTENT_TOO_LARGE,
     INTERNAL_ERROR,
     NOT_FOUND,
-    PenstockCall,
-    PenstockCallError,
-    PenstockCallOk,
+    AMQPError,
+    ChannelError,
+    PenstockError,
 )
-from penstock.errors import AMQPError, ChannelError, PenstockError
 
 AS_USER: Final = "as_user"
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough

@@ -37,8 +37,7 @@ from penstock.broker.operations.arguments import (
 )
 from penstock.broker.operations.call import WATCHERS, Call, Operation
 from penstock.broker.permissions import WRITE
-from penstock.codec.spec import RESOURCE_ERROR
-from penstock.errors import ChannelError
+from penstock.errors import RESOURCE_ERROR, ChannelError
 from penstock.storage.batches import QueryOwner, StagedPage
 from penstock.storage.staged_frames import CHECKSUM_MASK
 

@@ -32,8 +32,7 @@ from penstock.broker.operations.call import CLIENTS, Call, Operation
 from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
 from penstock.broker.unacked import Delivered
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
-from penstock.codec.spec import NOT_FOUND
-from penstock.errors import AMQPError, ChannelError, QueueFullError
+from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import DISK, MODE_NAMES, OS
 

@@ -28,8 +28,7 @@ from penstock.broker.dispatch import Reply
 from penstock.broker.operations.arguments import Argument, Arguments
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, DiskFullError, QueueFullError
+from penstock.errors import RESOURCE_ERROR, AMQPError, ChannelError, DiskFullError, QueueFullError
 
 OPERATOR: Final = everything("operator")
 WATCHERS: Final = ("monitoring", "administrator")

@@ -17,8 +17,7 @@ from penstock.broker.operations.call import OPERATORS, Call, Operation
 from penstock.broker.operations.messages import WAIT_MS_MAX, operators
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NOT_FOUND, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, PenstockError
+from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
 from penstock.storage.backup import Backup
 from penstock.storage.checkpointer import IDLE, SLICES
 from penstock.storage.fresh_directory import FreshDirectory

@@ -34,8 +34,7 @@ from penstock.broker.publish import Publisher, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
-from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
-from penstock.errors import ChannelError, DiskFullError, QueueFullError
+from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 

@@ -80,3 +80,32 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"a clock goes forward only, not by {seconds} s")
         self._advanced += seconds
+
+
+class TokenBucket:
+    """A limit on how often something may happen: `burst` times at once, then `per_s` times a
+    second.
+
+    Lines of the log and alerts that a client can cause ask a bucket first. The caller counts in
+    `left_out` what found no room, so that the next line can report it. Times are seconds of a
+    monotonic clock, given by the caller.
+    """
+
+    __slots__ = ("_at_s", "_left", "burst", "left_out", "per_s")
+
+    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
+        self.burst = burst
+        self.per_s = per_s
+        self.left_out = 0
+        self._left = burst
+        self._at_s = now_s
+
+    def has_room(self, now_s: float) -> bool:
+        """Return whether one more may happen now."""
+        self._left = min(self.burst, self._left + (now_s - self._at_s) * self.per_s)
+        self._at_s = now_s
+        return self._left >= 1.0
+
+    def take(self) -> None:
+        """Count one that happened."""
+        self._left -= 1.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.broker import operations
-from penstock.broker.served_stream import ServedStream
+from penstock.broker.broker_stream import BrokerStream
 from penstock.codec.spec import (
     BasicAck,
     BasicGet,
@@ -220,8 +220,8 @@ def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
     leased = read(rig, found)
     client = rig.client().open()
     places = {q: [id_of(m.body) for m in drain(client, q)] for q in ("in", "out", "routed")}
-    stream = rig.vhost.served("log")
-    assert isinstance(stream, ServedStream)
+    stream = rig.vhost.table.usable("log")
+    assert isinstance(stream, BrokerStream)
     part = stream.parts[0]
     if part.head_offset > part.first_offset:
         records = part.queue.read(part.first_offset, 1 << 20, READ_BYTES)

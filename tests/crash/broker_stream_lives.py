@@ -159,7 +159,7 @@ def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
             wrong.append(f"S3: {commit.put} were committed and are lost")
     wrong += judge_reader(story, rig, at)
     for stream in STREAMS:
-        if rig.vhost.find_queue(stream).len() != len(read[stream]):
+        if rig.vhost.table.find_queue(stream).len() != len(read[stream]):
             wrong.append(f"S5: {stream} has {len(read[stream])} records, and tells another number")
     client.lose()
     rig.vhost.close()

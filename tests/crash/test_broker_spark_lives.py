@@ -5,7 +5,7 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py); a share of them.
 
 import pytest
 
-from penstock.broker import chores
+from penstock.broker import background_tasks
 from tests.crash.broker_spark_lives import Life, explore, judge
 
 pytestmark = pytest.mark.crash
@@ -17,8 +17,8 @@ IMAGES = 12  # of one life
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that crashes fall between them."""
-    monkeypatch.setattr(chores, "STEPS_MAX", 1)
-    monkeypatch.setattr(chores, "SIZE_FIRST", 2)
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+    monkeypatch.setattr(background_tasks, "SIZE_FIRST", 2)
 
 
 def test_a_crash_anywhere_breaks_no_promise(crash_images: int) -> None:

@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
-from penstock.broker.batch_desk import batch_desk
+from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
-from penstock.broker.outlet import Outlet
-from penstock.broker.vhost import VHost
-from penstock.broker.vhost_settings import VHostSettings
+from penstock.broker.output import Outlet
+from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import content_frames, method_frame
@@ -198,7 +197,7 @@ class BrokerRig:
         )  # fmt: skip
         self.refused: list[tuple[str, str]] = []
         self.vhost.on_refused = lambda address, text: self.refused.append((address, text))
-        batch_desk(self.vhost)
+        batch_manager(self.vhost)
         self.vhost.wake = self._wake
 
     def _wake(self) -> None:
@@ -228,7 +227,7 @@ class BrokerRig:
 
     def _wanted(self) -> int:
         """The LSN that somebody waits for."""
-        waiting = self.vhost.dispatch.waits_for()
+        waiting = self.vhost.dispatch.awaited_lsn()
         return waiting
 
     def tick(self, seconds: float = 0.1) -> None:

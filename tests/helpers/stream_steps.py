@@ -113,7 +113,7 @@ def numbers(n: int, start: int = 0) -> list[bytes]:
 
 def count(rig: BrokerRig, name: str = "s") -> int:
     """How many records the stream has."""
-    found = rig.vhost.find_queue(name)
+    found = rig.vhost.table.find_queue(name)
     return found.len()
 
 

@@ -7,10 +7,8 @@ declared would be answered to a client.
 
 import random
 
-from penstock.broker.consumers import Consumer, ConsumerChannel
-from penstock.broker.served_queue import Served, ServedQueue
-from penstock.broker.vhost import VHost
-from penstock.broker.vhost_settings import VHostSettings
+from penstock.broker.broker_queue import BrokerQueue, Consumer, ConsumerChannel, QueueOrStream
+from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import DISK
@@ -95,7 +93,7 @@ class VHostRig:
         """Turns until this would be answered."""
         done: list[int] = []
         if lsn:
-            self.vhost.when_settled(lsn, self.vhost.mode, lambda: done.append(lsn))
+            self.vhost.dispatch.when_settled(lsn, self.vhost.mode, lambda: done.append(lsn))
         self.turn()
         for _ in range(TURNS_MAX):
             if done or not lsn:
@@ -126,14 +124,14 @@ class VHostRig:
 
     # ---- queues and messages -------------------------------------------------------------------
 
-    def queue(self, name: str = "q", **how: object) -> ServedQueue:
+    def queue(self, name: str = "q", **how: object) -> BrokerQueue:
         """A queue, durable unless it is said otherwise; answered."""
         given: dict[str, object] = {"durable": True, **how}
         queue, lsn = self.vhost.declare_queue(name, **given)  # type: ignore[arg-type]
         self.answered(lsn)
         return classic(queue)
 
-    def put(self, queue: Served, *bodies: bytes, **how: int) -> None:
+    def put(self, queue: QueueOrStream, *bodies: bytes, **how: int) -> None:
         """Publish to this queue, confirmed."""
         amq = classic(queue).amq
         for body in bodies:
@@ -141,7 +139,7 @@ class VHostRig:
         self.vhost.dispatch.mark(queue)
 
     def consume(
-        self, queue: Served, channel: TakingChannel, tag: str = "c", *, no_ack: bool = True
+        self, queue: QueueOrStream, channel: TakingChannel, tag: str = "c", *, no_ack: bool = True
     ) -> Consumer:
         """A consumer."""
         consumer = Consumer(
@@ -155,14 +153,14 @@ class VHostRig:
     def leave(self, consumer: Consumer) -> None:
         """basic.cancel."""
         consumer.queue.consumers.remove(consumer)
-        self.vhost.consumer_gone(consumer.queue)
+        self.vhost.table.consumer_gone(consumer.queue)
 
-    def bodies(self, queue: Served) -> list[bytes]:
+    def bodies(self, queue: QueueOrStream) -> list[bytes]:
         """Of all that is ready, in order; nothing changes."""
         return [d.message.body or b"" for d in classic(queue).amq.browse(None, TURNS_MAX)]
 
 
-def classic(queue: Served | None) -> ServedQueue:
+def classic(queue: QueueOrStream | None) -> BrokerQueue:
     """The same, which is there and no stream."""
-    assert isinstance(queue, ServedQueue)
+    assert isinstance(queue, BrokerQueue)
     return queue

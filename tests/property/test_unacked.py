@@ -80,4 +80,4 @@ def test_each_publish_is_answered_once_and_in_order(steps: list[tuple[str, int]]
     for run in confirms.settle(lsn):
         answered += [(tag, run.is_ack) for tag in range(run.first_tag, run.last_tag + 1)]
     assert answered == [(tag, is_ack) for tag, is_ack, _ in expected]
-    assert not confirms.is_owing
+    assert not confirms.has_unconfirmed

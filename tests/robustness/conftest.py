@@ -76,7 +76,7 @@ def small_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroke
 
 @pytest.fixture
 def healthy(small_broker: LiveBroker) -> Iterator[Healthy]:
-    """Served before the test begins, and still served when it ends."""
+    """QueueOrStream before the test begins, and still served when it ends."""
     client = Healthy(small_broker)
     client.start()
     client.wait_for(5)

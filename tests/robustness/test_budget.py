@@ -33,7 +33,6 @@ from pamqp import commands
 
 import penstock
 from penstock.broker.operations import OPERATIONS
-from penstock.broker.operations_box import OPERATIONS as BOX_OPERATIONS
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -105,7 +104,7 @@ TABLES: tuple[dict[str, object], ...] = (
     {f"{n:x}": n for n in range(8000)}, {"s": "y" * 100_000},
 )  # fmt: skip
 TYPES = ("direct", "fanout", "topic", "headers", "x-delayed-message", "none")
-OPS = (*OPERATIONS, *BOX_OPERATIONS, "no.operation")
+OPS = (*OPERATIONS, "no.operation")
 SAID = (*METHODS.values(),)
 
 
@@ -404,7 +403,7 @@ class World:
         assert max(resident.values()) <= RESIDENT_BYTES_MAX, (resident, broker.log_text())
         longest_s = broker.control("loop", "/")["longest_s"]
         assert longest_s <= ITERATION_S, (longest_s, broker.log_text())
-        assert "mistake" not in broker.log.read_text()
+        assert "internal_error" not in broker.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,16 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
 
 PROGRAM = """
-import os, signal, sys, threading
+import dataclasses, os, signal, sys, threading
 from penstock.broker.operations import OPERATIONS
 from penstock.server import vhost_process
 from penstock.server.linked_process import main
 
-OPERATIONS["purge_queue"] = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)
-OPERATIONS["delete_queue"] = lambda *_: threading.Event().wait()
+def replace(op, function):
+    OPERATIONS[op] = dataclasses.replace(OPERATIONS[op], function=function)
+
+replace("purge_queue", lambda _: os.kill(os.getpid(), signal.SIGSEGV))
+replace("delete_queue", lambda _: threading.Event().wait())
 sys.exit(main("vhost", vhost_process.VhostProcess, sys.argv[1:]))
 """
 

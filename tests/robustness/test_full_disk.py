@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.broker_queue import BrokerQueue
 from penstock.errors import DiskFullError
 from penstock.storage.durability import OS
 from penstock.storage.options import StorageOptions
@@ -79,7 +79,7 @@ class Life:
             assert rig.vhost.engine.failed is None
         assert not rig.told("queue_restarted")
         assert not rig.told("queue_crashed")
-        assert not rig.told("mistake")
+        assert not rig.told("internal_error")
 
     def publish(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):
@@ -108,7 +108,7 @@ class Life:
             del self.kept[: len(tags)]
             self.rig.vhost.engine.sync()
 
-    def consume(self, queue: ServedQueue) -> None:
+    def consume(self, queue: BrokerQueue) -> None:
         channel = TakingChannel()
         channel.can_deliver = True
         consumer = self.rig.consume(queue, channel, no_ack=True)
@@ -173,12 +173,12 @@ def test_killed_on_a_full_disk_it_starts_or_waits_and_heals(seed: int) -> None:
     rig.fs.capacity = None
     if len(used) == 4:
         rig.vhost = rig._open()
-    life.queue = classic(rig.vhost.served("q"))
+    life.queue = classic(rig.vhost.table.usable("q"))
     life.heal()
     life.check()
 
 
-def full_log(**arguments: object) -> tuple[VHostRig, ServedQueue]:
+def full_log(**arguments: object) -> tuple[VHostRig, BrokerQueue]:
     """A vhost with a hundred messages in `q` whose log has no room for another record."""
     rig = VHostRig(storage=replace(OPTIONS, disk_free_limit=0, small_queue_entries=0))
     queue = rig.queue("q", arguments={name.replace("_", "-"): v for name, v in arguments.items()})
@@ -247,7 +247,7 @@ def test_a_start_reads_a_log_that_is_larger_than_its_memory_without_space() -> N
                 rig._open()
     rig.fs.capacity = None
     rig.vhost = rig._open()
-    assert rig.bodies(classic(rig.vhost.served("q"))) == wanted
+    assert rig.bodies(classic(rig.vhost.table.usable("q"))) == wanted
 
 
 def test_publishers_go_on_when_the_last_checkpoint_was_given_up() -> None:
@@ -284,7 +284,7 @@ def test_publishers_go_on_when_the_last_checkpoint_was_given_up() -> None:
     rig.put(queue, b"goes on")
 
 
-def goes_on(rig: VHostRig, queue: ServedQueue, seconds: float) -> None:
+def goes_on(rig: VHostRig, queue: BrokerQueue, seconds: float) -> None:
     """So much later, by the clock, clients' publishers are not blocked any more, and may publish.
     Time passes as the vhost itself asks for it."""
     left = seconds

@@ -68,7 +68,7 @@ def test_publishers_wait_for_the_full_one_and_go_on(full: str, is_taken_all: boo
         assert rig.told("disk_free")
         rig.put(queue, b"goes on")
     assert rig.vhost.engine.failed is None
-    assert not rig.told("mistake")
+    assert not rig.told("internal_error")
     assert not rig.told("queue_restarted")
 
 

@@ -89,7 +89,7 @@ def test_a_vhost_on_a_simulated_one_never_stays_blocked(size: int, is_taken_all:
         assert rig.vhost.blocked_reason == "", f"{rig.vhost.engine.fs.free_bytes('/')} are free"
         rig.put(queue, b"goes on")
     assert rig.vhost.engine.failed is None
-    assert not rig.told("mistake")
+    assert not rig.told("internal_error")
     assert not rig.told("queue_restarted")
 
 

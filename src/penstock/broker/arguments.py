@@ -1,23 +1,24 @@
-"""Arguments: the x-arguments of queues: which there are, what they may be, when two are the same.
+"""x-arguments of queues: which there are, what they may be, when two declarations are the same.
 
-One table says of each known argument which AMQP types it takes, which values, and which types of
-queue have it. What is not in it is stored and otherwise ignored. Most of what is in it is
-an option of QueueOptions (penstock.queues.queue_options), which has the last word on values that
-contradict each other; the rest is the broker's: x-expires, x-single-active-consumer, and the queue
-types of RabbitMQ, of which there are two here. A quorum queue is asked for by people who want a
-durable, replicated queue: on one machine that is a durable classic queue. A stream is another
-thing (served_stream.py), with options of its own (penstock.queues.stream_options). As in RabbitMQ
-an argument that is known, but not to that type of queue, is refused; x-max-length and x-partitions
-are ours for streams, x-delivery-limit for classic queues.
+One table has for each known argument which AMQP types and values it takes, and which types of queue
+have it. Arguments that are not in it are stored and otherwise ignored. Most of those in it are
+options of QueueOptions (penstock.queues.queue_options): their ranges come from there, and it
+decides on values that contradict each other. The rest is the broker's: x-expires,
+x-single-active-consumer, and the queue types of RabbitMQ. There are two here: a quorum queue is
+declared by people who want a durable, replicated queue, and on one machine that is a durable
+classic queue; streams (broker_stream.py) have options of their own
+(penstock.queues.stream_options). As in RabbitMQ an argument that is known, but not for that type of
+queue, is refused; x-max-length and x-partitions are ours for streams, x-delivery-limit for classic
+queues.
 
 Declaring again: every known argument must be equal to what it was, as RabbitMQ compares them:
-numbers of one class, whole or fractional, by value, a text and the same bytes as one. Arguments
-that are not known may differ. A classic queue may be called so or not.
+numbers of one class, whole or fractional, by value, a text and the same bytes as one. Unknown
+arguments may differ. A classic queue may name its type or not.
 
 Stored form, in the queue's record of the topology: a JSON object with the arguments as they were
-given, keys sorted, b"" for none. It is what the embedded library writes for its options, so either
-reads what the other wrote. A value that JSON has no word for (bytes, times, decimals) stands there
-as {"$amqp": base64 of its AMQP encoding, with its letter}.
+given, keys sorted, b"" for none. The embedded library writes its options in the same form, so
+either reads what the other wrote. A value that JSON has no type for (bytes, times, decimals) is
+stored as {"$amqp": base64 of its AMQP encoding, with its letter}.
 """
 
 import base64
@@ -36,6 +37,7 @@ from penstock.queues.queue_options import (
     MAX_COUNT,
     MAX_SIZE,
     MS_MAX,
+    NUMBER_RANGES,
     OVERFLOWS,
     POLICIES,
     POLICY_TYPE,
@@ -83,7 +85,7 @@ class Argument:
     queue_types: tuple[str, ...] = (CLASSIC, QUORUM)
 
     def allows(self, value: object) -> bool:
-        """Whether it may be this."""
+        """Return whether the argument may have this value."""
         if type(value) is not self.kind:
             return False
         if isinstance(value, int):
@@ -93,7 +95,7 @@ class Argument:
         return not self.choices or value in self.choices
 
     def expected(self) -> str:
-        """The same, for people."""
+        """Return in words which values it may have."""
         if self.kind is int:
             return f"a whole number from {self.low} to {self.high}"
         if self.kind is bool:
@@ -110,9 +112,13 @@ _QUORUM: Final = (QUORUM,)
 _STREAM: Final = (STREAM,)
 _ALL: Final = (CLASSIC, QUORUM, STREAM)
 
-_COUNT: Final = Argument(int)
-_UP: Final = Argument(int, low=1)
-_MS: Final = Argument(int, high=MS_MAX)
+
+def _number(name: str, queue_types: tuple[str, ...] = (CLASSIC, QUORUM)) -> Argument:
+    """Return an argument with the range that QueueOptions has for it."""
+    low, high = NUMBER_RANGES[name]
+    return Argument(int, low, high, queue_types=queue_types)
+
+
 _TEXT: Final = Argument(str)
 _LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 
@@ -120,17 +126,17 @@ _LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
 ARGUMENTS: Final[dict[str, Argument]] = {
     QUEUE_TYPE: Argument(str, choices=(CLASSIC, QUORUM, STREAM), queue_types=_ALL),
     EXPIRES: Argument(int, low=1, high=MS_MAX),
-    "x-message-ttl": _MS,
+    "x-message-ttl": _number("x-message-ttl"),
     DEAD_LETTER_EXCHANGE: _TEXT,
     DEAD_LETTER_ROUTING_KEY: _TEXT,
     "x-dead-letter-strategy": Argument(
         str, choices=("at-most-once", "at-least-once"), queue_types=_QUORUM
     ),
-    MAX_RECORDS: Argument(int, queue_types=_ALL),
-    MAX_BYTES: Argument(int, queue_types=_ALL),
+    MAX_RECORDS: _number(MAX_RECORDS, _ALL),
+    MAX_BYTES: _number(MAX_BYTES, _ALL),
     "x-max-in-memory-length": Argument(int, queue_types=_QUORUM),
     "x-max-in-memory-bytes": Argument(int, queue_types=_QUORUM),
-    "x-max-priority": Argument(int, high=255, queue_types=_CLASSIC),
+    "x-max-priority": _number("x-max-priority", _CLASSIC),
     "x-overflow": Argument(str, choices=OVERFLOWS),
     "x-queue-mode": Argument(str, choices=("default", "lazy"), queue_types=_CLASSIC),
     "x-queue-version": Argument(int, low=1, high=2, queue_types=_CLASSIC),
@@ -142,32 +148,33 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     LEADER_LOCATOR: Argument(str, choices=_LOCATORS, queue_types=(QUORUM, STREAM)),
     "x-queue-master-locator": Argument(str, queue_types=_CLASSIC),
     "x-delivery-limit": Argument(int, high=COUNT_MAX - 1),
-    "x-queue-max-memory-bytes": _COUNT,
-    "x-queue-min-memory-bytes": _COUNT,
+    "x-queue-max-memory-bytes": _number("x-queue-max-memory-bytes"),
+    "x-queue-min-memory-bytes": _number("x-queue-min-memory-bytes"),
     "x-paging-policy": Argument(str, choices=POLICIES),
-    "x-delay": _MS,
-    "x-retry-delay-min": _MS,
-    "x-retry-delay-max": _MS,
-    "x-alert-count-up": _UP,
-    "x-alert-count-down": _COUNT,
-    "x-alert-size-up": _UP,
-    "x-alert-size-down": _COUNT,
-    "x-alert-depth-up": _UP,
-    "x-alert-depth-down": _COUNT,
-    "x-alert-age-up": Argument(int, low=1, high=MS_MAX),
-    "x-alert-age-down": _MS,
-    "x-alert-repeat-gap": _COUNT,
+    "x-delay": _number("x-delay"),
+    "x-retry-delay-min": _number("x-retry-delay-min"),
+    "x-retry-delay-max": _number("x-retry-delay-max"),
+    "x-alert-count-up": _number("x-alert-count-up"),
+    "x-alert-count-down": _number("x-alert-count-down"),
+    "x-alert-size-up": _number("x-alert-size-up"),
+    "x-alert-size-down": _number("x-alert-size-down"),
+    "x-alert-depth-up": _number("x-alert-depth-up"),
+    "x-alert-depth-down": _number("x-alert-depth-down"),
+    "x-alert-age-up": _number("x-alert-age-up"),
+    "x-alert-age-down": _number("x-alert-age-down"),
+    "x-alert-repeat-gap": _number("x-alert-repeat-gap"),
     PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX, queue_types=_STREAM),
-    MAX_SIZE: _COUNT,
-    MAX_COUNT: _COUNT,
+    MAX_SIZE: Argument(int),
+    MAX_COUNT: Argument(int),
     POLICY_TYPE: Argument(str, choices=POLICY_TYPES),
 }
 
 
 def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
-    """The options of a queue that is declared with these. ChannelError 406: one of them is wrong.
+    """Return the options of a queue declared with these arguments. ChannelError 406: one is wrong.
 
-    what: the queue, as `refusals.called` has it."""
+    what: the queue, as `refusals.called` has it.
+    """
     _check_values(what, arguments)
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
         text = f"routing_key_but_no_dlx_defined: {DEAD_LETTER_EXCHANGE} is not given"
@@ -180,7 +187,7 @@ def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
 
 
 def check_stream_arguments(what: str, arguments: Mapping[str, object]) -> StreamOptions:
-    """The same for a stream."""
+    """Return the options of a stream, as `check_arguments` does for a queue."""
     _check_values(what, arguments)
     page_bytes = arguments.get(PAGE_BYTES)
     if isinstance(page_bytes, int) and page_bytes > SEGMENT_BYTES_MAX:
@@ -207,7 +214,7 @@ def _check_values(what: str, arguments: Mapping[str, object]) -> None:
 
 
 def wrong_type(name: str, what: str, value: object) -> Exception:
-    """406: an argument that names an exchange, and is no text."""
+    """Return a 406: an argument that names an exchange is not a text."""
     return precondition_failed(f"invalid type '{_type_name(value)}' for arg '{name}' in {what}")
 
 
@@ -220,19 +227,19 @@ def _not_of_type(name: str, what: str, kind: str) -> Exception:
 
 
 def type_of(arguments: Mapping[str, object]) -> str:
-    """The type of queue that is asked for: "classic", "quorum" or "stream"."""
+    """Return the type of queue that is asked for: "classic", "quorum" or "stream"."""
     return str(arguments.get(QUEUE_TYPE, CLASSIC))
 
 
 def of_type(kind: str) -> str:
-    """A type of queue, as RabbitMQ's errors name it."""
+    """Return a type of queue as RabbitMQ's errors name it."""
     return f"of queue type rabbit_{kind}_queue"
 
 
 def check_type(
     what: str, arguments: Mapping[str, object], *, durable: bool, exclusive: bool, auto_delete: bool
 ) -> None:
-    """ChannelError 406 for a quorum queue or a stream that cannot be one."""
+    """Raise ChannelError 406 for a quorum queue or a stream with properties that it cannot have."""
     if type_of(arguments) in (QUORUM, STREAM):
         for given, name in (
             (auto_delete, "auto-delete"), (exclusive, "exclusive-owner"),
@@ -243,7 +250,7 @@ def check_type(
 
 
 def check_equivalent(what: str, given: Mapping[str, object], current: Mapping[str, object]) -> None:
-    """ChannelError 406 unless all known arguments are what they are."""
+    """Raise ChannelError 406 unless all known arguments are equal."""
     for name in ARGUMENTS:
         if name not in given and name not in current:
             continue
@@ -255,8 +262,8 @@ def check_equivalent(what: str, given: Mapping[str, object], current: Mapping[st
 def check_same_argument(
     name: str, what: str, given: Mapping[str, object], current: Mapping[str, object]
 ) -> None:
-    """ChannelError 406, in RabbitMQ's words, unless both have this argument with one value, or
-    neither has it."""
+    """Raise ChannelError 406, in RabbitMQ's words, unless both have this argument with one value,
+    or neither has it."""
     if name not in given and name not in current:
         return
     received, stands = given.get(name), current.get(name)
@@ -272,7 +279,7 @@ def check_same_argument(
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """1 is not 1.0, nor true; a text is its bytes."""
+    """Return whether two values are equal: 1 is not 1.0, nor true; a text equals its bytes."""
     return comparable(_as_text(one)) == comparable(_as_text(other))
 
 
@@ -281,7 +288,7 @@ def _as_text(value: object) -> object:
 
 
 def _bare(value: object) -> str:
-    """A value without its type, as RabbitMQ shows two that differ; "none" for none."""
+    """Return a value without its type, as RabbitMQ shows two that differ; "none" for none."""
     if value is None:
         return "none"
     if isinstance(value, float):
@@ -290,7 +297,7 @@ def _bare(value: object) -> str:
 
 
 def _erlang_float(value: float) -> str:
-    """5.0e3 for 5000.0: the shorter way to write it, as Erlang does."""
+    """Return 5.0e3 for 5000.0: the shorter way to write it, as Erlang does."""
     plain = repr(value)
     mantissa, _, exponent = f"{Decimal(plain).normalize():e}".partition("e")
     short = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent or 0)}"
@@ -304,7 +311,7 @@ def _text(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value and its AMQP type, for people; "none" for none."""
+    """Return a value and its AMQP type for errors; "none" for none."""
     if value is None:
         return "none"
     return f"the value '{_text(value)}' of type '{_type_name(value)}'"
@@ -330,7 +337,7 @@ def _type_name(value: object) -> str:
 
 
 def encode_arguments(arguments: Mapping[str, object]) -> bytes:
-    """The stored form. ValueError, TypeError: a value that AMQP has no type for."""
+    """Return the stored form. ValueError, TypeError: a value that AMQP has no type for."""
     if not arguments:
         return b""
     plain = {name: _plain(value) for name, value in arguments.items()}
@@ -338,7 +345,7 @@ def encode_arguments(arguments: Mapping[str, object]) -> bytes:
 
 
 def decode_arguments(data: bytes) -> dict[str, object]:
-    """From the stored form. ValueError if it is none."""
+    """Return the arguments of a stored form. ValueError if it is not one."""
     if not data:
         return {}
     found = json.loads(data)

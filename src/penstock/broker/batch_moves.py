@@ -1,44 +1,482 @@
-"""Batch moves: a batch that was decided is rolled forward to its target, in slices between turns.
+"""Batch moves: the messages of a decided batch go from staged pages to its target, between turns.
 
-From the decision on the messages of a batch belong to its target, but they are still in staged
-pages. A BatchMove takes them there: a chore (chores.py), which never runs ahead of the log, and
+**Target.** Where the messages of a batch go, as its commit says and as the log keeps it:
+
+    {"queue": "q"}                           every message, to this queue or stream
+    {"exchanges": ["x", ""]}                 each to the exchange that it names itself, of these
+    + "dead_letter_to": "dead"               a queue or stream for what cannot go there
+
+A queue must be durable and not exclusive. Exchanges must exist and not be internal; "" is the
+default exchange, which routes by the names of queues. All of that is checked when the batch is
+committed. From then on its messages belong to the target, and what is deleted later makes them
+wait, or go to `dead_letter_to`.
+
+**Moves.** From the decision on the messages of a batch belong to its target, but they are still in
+staged pages. A BatchMove takes them there: a background task that never runs ahead of the log, and
 rests while publishers are blocked.
 
     page of 4 MiB or more, for a stream of one partition    the stream adopts the page as it is
     else     a worker reads and verifies the next 1024 messages or 1 MiB, while those before are
              moved in slices: up to 1024 messages, or what takes a millisecond or two; each is one
-             record of the log, with how far the batch has come. In a slice, messages that are
-             alike but for their bodies, and go to one queue, are one step
+             record of the log, with how far the batch has come
 
-So after a crash the move goes on where the log says, neither losing nor repeating a message. Each
-query has one move at most: its batches go one after the other. Streams show a batch whole: their
-heads wait until it is done, also across a crash; of several queries one at a time writes into a
-stream (BatchDesk.claim), for a head waits for all that have begun.
+So after a crash the move continues where the log says, and neither loses nor repeats a message.
+Each query has one move at most: its batches are moved one after the other. A stream shows a batch
+as a whole: its head waits until the batch is done, also across a crash. Of several queries one at a
+time writes into a stream (StreamClaims), because a head waits for all that have begun.
+
+**Slices.** A frame of a staged page is a message: its meta is the header that a queue stores
+(exchange, routing key, properties), its payload the body.
+
+    to one queue       every message, whatever exchange it names
+    to exchanges       by the routes at this moment, CC, BCC and headers exchanges included, as a
+                       publish (publish.py); one whose exchange the commit did not name is
+                       undeliverable
+    to a stream        with the batch's time; to its own partition
+
+Messages are persistent where the queue is durable, whatever their delivery mode. Priority,
+expiration and delays count from now, as for a publish. No queue refuses a message: if there are too
+many, the head is dropped, also where publishes would be rejected. What is undeliverable (its
+exchange is gone, or its properties are damaged) goes to the commit's dead_letter_to, with a death
+in its headers; without one the whole batch waits (BatchWaitsError). What no queue is bound for goes
+there too, or is dropped, as a publish that is not mandatory. Queues that are not durable get their
+messages right after the record; a crash between the two would end them anyway.
+
+A run of messages with the same meta that go to one queue is one step.
 
 **A batch that cannot go on** (its target was deleted and no queue for dead letters is named, the
 disk is full, a staged page is damaged) loses nothing: it waits, and is tried again every second.
-Why is told by `list_batches` (waits_for), and as an event, `batch_waits`, at once and every hour.
-
-Not here: what a slice does with a message (batch_slices.py), who decides (batch_desk.py), staged
-pages and adoption (penstock.storage).
+The reason is in `list_batches` (waits_for) and in an event, `batch_waits`, at once and every hour.
 """
 
-from typing import TYPE_CHECKING, Final
+import json
+from collections.abc import Callable
+from typing import Final
 
-from penstock.broker.batch_slices import BatchSlice, BatchSlices, BatchWaitsError
-from penstock.broker.batch_target import BatchTarget
-from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore, Pace, SliceSize
-from penstock.broker.served_stream import ServedStream
-from penstock.errors import PenstockError
+from penstock.access.permissions import Identity
+from penstock.broker import refusals
+from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
+from penstock.broker.broker_stream import BrokerStream, StreamAppend
+from penstock.broker.output import HEADERS, Output
+from penstock.broker.publish import (
+    HAS_EXPIRATION,
+    HAS_HEADERS,
+    HAS_REPLY_TO,
+    HAS_USER_ID,
+    Facts,
+    Planned,
+    Publisher,
+    delay_of,
+    expiration_of,
+    fan_out,
+    plan_all,
+    plan_of,
+)
+from penstock.broker.refusals import precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.codec.properties import scan
+from penstock.errors import AMQPError, PenstockError
+from penstock.queues.amqp_headers import FORMAT
+from penstock.queues.headers import REJECTED, Death, HeaderError
+from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
 from penstock.storage.batches import Batch
 from penstock.storage.page import StreamRecord
 from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import query_path
+from penstock.storage.transaction import PublishedRun, Transaction
 
-if TYPE_CHECKING:
-    from penstock.access.permissions import Identity
-    from penstock.broker.batch_desk import BatchDesk
-    from penstock.broker.vhost import VHost
+EXPECTED = (
+    'expected {"queue": name} or {"exchanges": [names]}, and perhaps "dead_letter_to": name of a '
+    "queue"
+)
+
+
+class BatchTarget:
+    """The target of a batch. queue: "" if it is exchanges. dead_letter_to: "" for none."""
+
+    __slots__ = ("dead_letter_to", "exchanges", "queue")
+
+    def __init__(self, queue: str, exchanges: tuple[str, ...], dead_letter_to: str) -> None:
+        self.queue: str = queue
+        self.exchanges: tuple[str, ...] = exchanges
+        self.dead_letter_to: str = dead_letter_to
+
+    @classmethod
+    def of(cls, given: object) -> "BatchTarget":
+        """Return the target of a commit's argument. ChannelError 406."""
+        if not isinstance(given, dict):
+            raise precondition_failed(f"target: given {given!r}, {EXPECTED}")
+        queue, exchanges = given.get("queue", ""), given.get("exchanges", [])
+        dead = given.get("dead_letter_to") or ""
+        is_right = (
+            isinstance(queue, str)
+            and isinstance(exchanges, list)
+            and all(isinstance(name, str) for name in exchanges)
+            and isinstance(dead, str)
+            and bool(queue) != bool(exchanges)
+            and not set(given).difference(("queue", "exchanges", "dead_letter_to"))
+        )
+        if not is_right:
+            raise precondition_failed(f"target: given {str(given)[:200]}, {EXPECTED}")
+        return cls(queue, tuple(sorted(set(exchanges))), dead)
+
+    @classmethod
+    def nowhere(cls) -> "BatchTarget":
+        """Return the target of a batch without rows, which names no exchange."""
+        return cls("", (), "")
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Return whether it names nothing."""
+        return not self.queue and not self.exchanges
+
+    @classmethod
+    def from_text(cls, text: str) -> "BatchTarget":
+        """Return the target as the log has it. ValueError."""
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ValueError(f"the target of a batch is no object: {text[:100]!r}")
+        names = given.get("exchanges", [])
+        return cls(
+            str(given.get("queue", "")), tuple(str(name) for name in names),
+            str(given.get("dead_letter_to") or ""),
+        )  # fmt: skip
+
+    def text(self) -> str:
+        """Return the target for the log."""
+        return json.dumps(self.facts(), separators=(",", ":"), ensure_ascii=True)
+
+    def facts(self) -> dict[str, object]:
+        """Return the target for listings."""
+        found: dict[str, object] = (
+            {"queue": self.queue} if self.queue else {"exchanges": list(self.exchanges)}
+        )
+        if self.dead_letter_to:
+            found["dead_letter_to"] = self.dead_letter_to
+        return found
+
+    def called(self) -> str:
+        """Return how messages name it: "queue 'q'", "exchanges 'x', 'y'"."""
+        if self.queue:
+            return f"queue '{self.queue}'"
+        if self.is_nowhere:
+            return "no target"
+        return "exchanges " + ", ".join([f"'{name}'" for name in self.exchanges])
+
+    def is_same_place(self, text: str) -> bool:
+        """Return whether the target of a decided batch is the same queue or exchanges; its
+        dead_letter_to may differ."""
+        try:
+            other = BatchTarget.from_text(text)
+        except ValueError:
+            return False
+        return (self.queue, self.exchanges) == (other.queue, other.exchanges)
+
+    def is_writable(self, identity: Identity) -> bool:
+        """Return whether the user may write to all of it, and it is something."""
+        if self.is_nowhere:
+            return False
+        names = [name for name in (self.queue, self.dead_letter_to) if name]
+        return all(identity.may_write(name) for name in (*names, *self.exchanges))
+
+    def check(self, vhost: VHost) -> None:
+        """Raise ChannelError 403, 404 or 406 unless everything exists."""
+        for name in (self.queue, self.dead_letter_to):
+            if name:
+                queue = vhost.table.find_queue(name)
+                if not is_lasting(queue):
+                    kind = "exclusive" if queue.is_exclusive else "not durable"
+                    raise refusals.precondition_failed(
+                        f"{vhost.table.called(name)} is {kind}: a batch is written exactly once, "
+                        "which such a queue cannot keep"
+                    )
+        for name in self.exchanges:
+            what = refusals.called("exchange", name, vhost.name)
+            if not vhost.router.has(name):
+                raise refusals.not_found(what)
+            if vhost.topology.is_internal(name):
+                raise refusals.access_refused(f"cannot publish to internal {what}")
+
+
+def is_lasting(queue: QueueOrStream) -> bool:
+    """Return whether the queue exists after a restart."""
+    return queue.is_durable and not queue.is_exclusive
+
+
+FRAME_MAX: Final = 131_072  # of an output that nothing is written to
+# Facts of the publisher's connection, which a batch has not.
+NOT_ASKED: Final = (HAS_USER_ID | HAS_REPLY_TO) << 16
+NO_PROPERTIES: Final = b"\0\0"
+
+
+class BatchWaitsError(PenstockError):
+    """A batch cannot continue now; it is tried again."""
+
+
+class BatchRoute:
+    """Where messages with one header go, and with which properties."""
+
+    __slots__ = ("durable", "facts", "header", "others", "streams")
+
+    def __init__(self, header: bytes, facts: Facts) -> None:
+        self.header: bytes = header
+        self.facts: Facts = facts
+        self.durable: list[BrokerQueue] = []
+        self.others: list[BrokerQueue] = []
+        self.streams: list[BrokerStream] = []
+
+    def add(self, queue: QueueOrStream) -> None:
+        """Add a queue or stream."""
+        if isinstance(queue, BrokerStream):
+            self.streams.append(queue)
+        elif isinstance(queue, BrokerQueue):
+            (self.durable if queue.is_durable else self.others).append(queue)
+
+
+class BatchSlice:
+    """One transaction of a batch."""
+
+    def __init__(self, slices: "BatchRouter", transaction: Transaction) -> None:
+        self._slices = slices
+        self._vhost = slices.vhost
+        self.transaction: Transaction = transaction
+        self._planned: list[Planned] = []
+        self._appends: list[StreamAppend] = []
+        self._later: list[tuple[BatchRoute, bytes, SharedBody | None]] = []
+        self.bytes: int = 0
+        self.dropped: int = 0
+
+    def put_run(self, meta: bytes, bodies: list[bytes]) -> None:
+        """Add messages that have this meta; one step, if all they do is to enter one queue.
+        BatchWaitsError: none of them is in the slice. DiskFullError: not all are."""
+        way = self._slices.route(meta)
+        if len(bodies) == 1 or not self._put_as_one(way, bodies):
+            for body in bodies:
+                self._put(way, body)
+        for body in bodies:
+            self.bytes += len(body) + len(meta)
+
+    def _put_as_one(self, way: BatchRoute, bodies: list[bytes]) -> bool:
+        """Add them as one step; return False if they must go one by one."""
+        if len(way.durable) != 1 or way.streams or way.others:
+            return False
+        queue = way.durable[0]
+        plan = plan_of(queue, way.header, way.facts)
+        run: PublishedRun | None = None
+        try:
+            run = self.transaction.publish_run(plan.index, plan.header, bodies, plan.expiry_ms)
+        finally:
+            if run is None:
+                queue.amq.unplan(plan)
+        if run is not None:
+            self._planned.append((queue, plan, run))
+        return run is not None
+
+    def _put(self, way: BatchRoute, body: bytes) -> None:
+        engine = self._vhost.engine
+        shared = engine.share_of(body, len(way.durable) + len(way.others))
+        with engine.share(shared, completes=False):
+            self._put_durable(way, body)
+        for stream in way.streams:
+            self._appends.append(stream.begin_append(self.transaction, way.header, body))
+        if way.others:
+            self._later.append((way, body, shared))
+
+    def _put_durable(self, way: BatchRoute, body: bytes) -> None:
+        if len(way.durable) == 1:
+            queue = way.durable[0]
+            plan = plan_of(queue, way.header, way.facts)
+            try:
+                published = self.transaction.publish(
+                    [plan.index], plan.header, body, plan.expiry_ms
+                )
+            except BaseException:
+                queue.amq.unplan(plan)
+                raise
+            self._planned.append((queue, plan, published))
+        elif way.durable:
+            plan_all(self.transaction, way.durable, way.header, body, way.facts, self._planned)
+        elif not way.streams and not way.others:
+            self.dropped += 1
+
+    def commit(self) -> int:
+        """Commit the slice; return the LSN. DiskFullError: it is rolled back."""
+        vhost = self._vhost
+        mode = vhost.mode
+        try:
+            lsn = self.transaction.commit(mode)
+        except BaseException:
+            self.rollback()
+            raise
+        touched: dict[BrokerQueue, None] = {}
+        held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
+        for queue, plan, published in self._planned:
+            number = plan.index.number
+            until = 0 if number in held else lsn
+            if isinstance(published, PublishedRun) and published.first_seq >= 0:
+                run = published.messages
+                queue.amq.planned_run(plan, published.first_seq, run, until, mode)
+                queue.published += len(run)
+            for index, entry in published.entries:
+                if index is plan.index:
+                    queue.amq.planned(plan, entry.seq, entry.message.size, until, mode)
+                    queue.published += 1
+            held.add(number)
+            touched[queue] = None
+        for append in self._appends:
+            append.done()
+        for way, body, shared in self._later:
+            others = [queue for queue in way.others if not queue.is_deleted]
+            fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
+        for queue in touched:
+            if queue.amq.options.overflow != DROP_HEAD:
+                queue.amq.after_dead_letters()
+            vhost.dispatch.mark(queue)
+        return lsn
+
+    def rollback(self) -> None:
+        """Undo the slice."""
+        if self.transaction.is_open:
+            self.transaction.rollback()
+        for queue, plan, _ in self._planned:
+            if not queue.is_deleted:
+                queue.amq.unplan(plan)
+        self._planned = []
+
+
+class BatchRouter:
+    """Routes the messages of one batch to its target."""
+
+    def __init__(self, vhost: VHost, target: BatchTarget, operator: Identity) -> None:
+        self.vhost: VHost = vhost
+        self._target = target
+        self._publisher = Publisher(vhost, operator, 0, Output(vhost.dispatch, FRAME_MAX))
+        self._meta: bytes | None = None
+        self._way: BatchRoute | None = None
+
+    def begin(self) -> BatchSlice:
+        """Begin a slice. Routes are looked up again, because much may have been deleted since the
+        last one."""
+        self._meta = None
+        self._way = None
+        return BatchSlice(self, self.vhost.engine.begin())
+
+    def goal(self) -> QueueOrStream | None:
+        """Return the target's queue or stream, or that for dead letters if it is gone; None for
+        exchanges. BatchWaitsError: there is none."""
+        target = self._target
+        if not target.queue:
+            return None
+        found = self._usable(target.queue)
+        if found is None and target.dead_letter_to:
+            found = self._dead()
+        if found is None:
+            what = self.vhost.table.called(target.queue)
+            raise BatchWaitsError(f"its target, {what}, {self._missing(target.queue)}")
+        return found
+
+    def _usable(self, name: str) -> QueueOrStream | None:
+        queue = self.vhost.table.usable(name)
+        return None if queue is None or not is_lasting(queue) else queue
+
+    def _missing(self, name: str) -> str:
+        found = self.vhost.table.find(name)
+        if found is None:
+            return "does not exist any more"
+        return "has crashed" if found.is_crashed else "is not durable"
+
+    def _dead(self) -> QueueOrStream:
+        name = self._target.dead_letter_to
+        found = self._usable(name)
+        if found is None:
+            what = self.vhost.table.called(name)
+            raise BatchWaitsError(f"the queue for its dead letters, {what}, {self._missing(name)}")
+        return found
+
+    # ---- the way of a message ------------------------------------------------------------------
+
+    def route(self, meta: bytes) -> BatchRoute:
+        """Return the route of a message with this header. BatchWaitsError."""
+        way = self._way
+        if way is None or meta != self._meta:
+            way = self._way = self._find(meta)
+            self._meta = meta
+        return way
+
+    def _find(self, meta: bytes) -> BatchRoute:
+        try:
+            way = self._to_target(meta)
+        except (AMQPError, HeaderError, IndexError) as error:
+            text = error.text if isinstance(error, AMQPError) else str(error)
+            return self._undeliverable(meta, text)
+        if not way.durable and not way.streams and not way.others and self._target.dead_letter_to:
+            return self._dead_letter_route(meta)
+        return way
+
+    def _to_target(self, meta: bytes) -> BatchRoute:
+        address, props = self.vhost.headers.parts(meta) if meta else (b"", NO_PROPERTIES)
+        info = scan(props) & ~NOT_ASKED
+        if self._target.queue:
+            queue = self._usable(self._target.queue)
+            if queue is None:
+                return self._undeliverable(meta, f"there is no queue '{self._target.queue}'")
+            way = BatchRoute(meta, facts_alone(props, info))
+            way.add(queue)
+            return way
+        route = self._publisher.route(address + b"\0")
+        if route.exchange not in self._target.exchanges:
+            what = f"exchange '{route.exchange}'"
+            return self._undeliverable(meta, f"{what} is not among those of the commit")
+        facts, targets, props = self._publisher.facts_of(route, props, info)
+        header = route.front + props
+        if facts.hidden:
+            header = HEADERS.with_hidden(header, facts.hidden)
+        way = BatchRoute(header, facts)
+        for queue in (*targets.queues, *targets.streams):
+            way.add(queue)
+        return way
+
+    def _undeliverable(self, meta: bytes, why: str) -> BatchRoute:
+        if not self._target.dead_letter_to:
+            raise BatchWaitsError(f"a message cannot be delivered: {why}")
+        return self._dead_letter_route(meta)
+
+    def _dead_letter_route(self, meta: bytes) -> BatchRoute:
+        """Return a route to the queue for dead letters."""
+        target = self._target
+        queue = self._dead()
+        headers = self.vhost.headers
+        key = target.dead_letter_to.encode("utf-8", "surrogateescape")
+        died_in = target.queue or "staging"
+        death = Death(died_in, REJECTED, self.vhost.clock.wall_ms(), 0)
+        try:
+            header = headers.readdressed(headers.with_death(meta, death), b"", key)
+            props = headers.parts(header)[1]
+            scan(props)
+        except (AMQPError, HeaderError, IndexError):
+            header = bytes((FORMAT, 0, len(key))) + key + NO_PROPERTIES
+            header = headers.with_death(header, death)
+        facts = Facts()
+        facts.is_persistent = True
+        facts.priority = headers.priority(header)
+        way = BatchRoute(header, facts)
+        way.add(queue)
+        return way
+
+
+def facts_alone(props: bytes, info: int) -> Facts:
+    """Return what a queue must know of a message. ChannelError 406."""
+    facts = Facts()
+    facts.set_plain(info)
+    flags = info >> 16
+    if flags & HAS_EXPIRATION:
+        facts.ttl_ms = expiration_of(props)
+    if flags & HAS_HEADERS and b"\x07x-delay" in props:
+        facts.delay_ms = delay_of(props, is_exchange=False)
+    return facts
+
 
 READ_RECORDS: Final = 1024
 READ_BYTES: Final = 1 << 20
@@ -48,7 +486,7 @@ REPEAT_S: Final = 3600.0  # between two events that say the same
 
 
 class PageReading:
-    """What is read ahead of one staged page. wake(): there is something, or an error."""
+    """Reads ahead in one staged page. Wakes the move when there are records, or an error."""
 
     def __init__(self, move: "BatchMove", batch: Batch) -> None:
         self.key: tuple[int, int] = batch.number, batch.page
@@ -66,8 +504,8 @@ class PageReading:
         self.at: int = 0  # of records, those below are moved
 
     def has_some(self) -> bool:
-        """Whether there are records to be moved; else they are on their way. CorruptionError,
-        OSError: they could not be read, and are read again when this is asked again."""
+        """Return whether there are records to move; otherwise they are being read. CorruptionError,
+        OSError: they could not be read; the next call reads them again."""
         if self.at >= len(self.records):
             self.records, self.at, self._ahead = self._ahead, 0, []
             self._read()
@@ -106,24 +544,52 @@ class PageReading:
         self._move.wake()
 
     def close(self) -> None:
-        """Nobody wants the rest."""
+        """Stop reading."""
         self._is_over = True
         if not self._is_reading:
             self._reader.close()
 
 
-class BatchMove(Chore):
-    """Of the batch of one query that is not done. waits_for: why it cannot go on."""
+class StreamClaims:
+    """Which move writes into which stream: one at a time."""
 
-    def __init__(self, desk: "BatchDesk", query: str, operator: "Identity") -> None:
+    def __init__(self) -> None:
+        self._claims: dict[str, BatchMove] = {}  # by the stream's name
+        self._waiting: list[BatchMove] = []
+
+    def claim(self, stream: str, move: "BatchMove") -> bool:
+        """Return whether the move may write into the stream; if not, it is woken later."""
+        if self._claims.setdefault(stream, move) is move:
+            return True
+        if move not in self._waiting:
+            self._waiting.append(move)
+        return False
+
+    def release(self, move: "BatchMove") -> None:
+        """Release the stream that the move has claimed, if any, and wake the moves that wait."""
+        if move in self._claims.values():
+            self._claims = {name: one for name, one in self._claims.items() if one is not move}
+            waiting, self._waiting = self._waiting, []
+            for other in waiting:
+                other.wake()
+
+
+class BatchMove(BackgroundTask):
+    """Moves the batch of one query that is not done. waits_for: why it cannot continue."""
+
+    def __init__(
+        self, vhost: VHost, query: str, operator: Identity, claims: StreamClaims,
+        on_moved: Callable[["BatchMove"], None],
+    ) -> None:  # fmt: skip
         self.query: str = query
-        self.vhost: VHost = desk.vhost
+        self.vhost: VHost = vhost
         self.waits_for: str = ""
-        self._desk = desk
+        self._claims = claims
+        self._on_moved = on_moved
         self._operator = operator
         self._pace = Pace(self.vhost.dispatch, self.vhost.mode, self.wake)
         self._size = SliceSize(self.vhost.clock, SLICE_MESSAGES)
-        self._slices: BatchSlices | None = None
+        self._slices: BatchRouter | None = None
         self._number: int = -1
         self._reading: PageReading | None = None
         self._dropped: int = 0
@@ -132,14 +598,14 @@ class BatchMove(Chore):
         self._is_retrying: bool = False
 
     def wake(self) -> None:
-        """It may go on."""
-        self.vhost.chores.wake(self)
+        """Continue."""
+        self.vhost.background.wake(self)
 
     def step(self) -> int:
-        batch = self._desk.batch(self.query)
+        batch = self.vhost.engine.batches.batch(self.query)
         if batch is None or batch.is_done:
             self._begin(None)
-            self._desk.moved(self)
+            self._on_moved(self)
             return DONE
         try:
             return self._go_on(batch)
@@ -149,8 +615,8 @@ class BatchMove(Chore):
             return self._wait(str(error))
 
     def failed(self, error: Exception) -> None:
-        """A mistake of ours: it is told, and tried again."""
-        self.vhost.mistake(f"the batch of query {self.query!r}", error)
+        """Report an unexpected error, and try again later."""
+        self.vhost.dispatch.internal_error(f"the batch of query {self.query!r}", error)
         self._wait(f"{type(error).__name__}: {error}")
 
     # ---- a slice -------------------------------------------------------------------------------
@@ -161,14 +627,14 @@ class BatchMove(Chore):
             slices = self._begin(batch)
         assert slices is not None, "there is a batch"
         goal = slices.goal()
-        if isinstance(goal, ServedStream) and not self._desk.claim(goal.name, self):
+        if isinstance(goal, BrokerStream) and not self._claims.claim(goal.name, self):
             return ASLEEP  # woken when the other one is done
         if self._pace.is_ahead():
             return ASLEEP
         vhost = self.vhost
         if vhost.blocked_reason:
             raise BatchWaitsError(f"publishing is blocked, short of {vhost.blocked_reason}")
-        if isinstance(goal, ServedStream) and len(goal.parts) == 1:
+        if isinstance(goal, BrokerStream) and len(goal.parts) == 1:
             batches = vhost.engine.batches
             if batches.can_adopt(self.query):
                 rows = batch.current.rows
@@ -184,8 +650,8 @@ class BatchMove(Chore):
         self._move(slices, reading, batch)
         return AGAIN
 
-    def _begin(self, batch: Batch | None) -> BatchSlices | None:
-        """Another batch, or none."""
+    def _begin(self, batch: Batch | None) -> BatchRouter | None:
+        """Begin another batch, or none."""
         if self._dropped:
             self.vhost.event(
                 "batch_unroutable",
@@ -193,7 +659,7 @@ class BatchMove(Chore):
                 "no queue: nothing is bound for them",
             )
         self._dropped = 0
-        self._desk.unclaim(self)
+        self._claims.release(self)
         if self._reading is not None:
             self._reading.close()
             self._reading = None
@@ -201,7 +667,7 @@ class BatchMove(Chore):
             self._slices = None
         else:
             target = BatchTarget.from_text(batch.target)
-            self._slices = BatchSlices(self.vhost, target, self._operator)
+            self._slices = BatchRouter(self.vhost, target, self._operator)
             self._number = batch.number
         return self._slices
 
@@ -211,8 +677,8 @@ class BatchMove(Chore):
         self._reading = PageReading(self, batch)
         return self._reading
 
-    def _move(self, slices: BatchSlices, reading: PageReading, batch: Batch) -> None:
-        """The next messages, as one record."""
+    def _move(self, slices: BatchRouter, reading: PageReading, batch: Batch) -> None:
+        """Move the next messages, as one record."""
         part = slices.begin()
         try:
             n = self._fill(part, reading)
@@ -227,8 +693,8 @@ class BatchMove(Chore):
         self._went_on(lsn, part.bytes)
 
     def _fill(self, part: BatchSlice, reading: PageReading) -> int:
-        """Messages into the slice, in runs of those with the same meta; how many. One that must
-        wait ends it, unless it is the first."""
+        """Add messages to the slice, in runs with the same meta; return how many. One that must
+        wait ends the slice, unless it is the first."""
         records, first = reading.records, reading.at
         end = min(first + self._size.begin(), len(records))
         at = first
@@ -260,18 +726,18 @@ class BatchMove(Chore):
 
     def _wait(self, why: str) -> int:
         now_s = self.vhost.clock.monotonic()
-        batch = self._desk.batch(self.query)
+        batch = self.vhost.engine.batches.batch(self.query)
         if batch is not None:
             if why != self._told or now_s - self._told_s >= REPEAT_S:
                 self._told, self._told_s = why, now_s
                 text = f"batch {batch.number} of query {self.query!r} cannot go on: {why}"
                 self.vhost.event("batch_waits", text, part=self.query)
             if not batch.holds:
-                self._desk.unclaim(self)
+                self._claims.release(self)
         self.waits_for = why
         if not self._is_retrying:
             self._is_retrying = True
-            self.vhost.call_at(now_s + RETRY_S, self._try_again)
+            self.vhost.timers.call_at(now_s + RETRY_S, self._try_again)
         return ASLEEP
 
     def _try_again(self) -> None:

@@ -1,22 +1,21 @@
-"""Channel: what one AMQP channel has going: publishes, consumers, unacked deliveries, its tx.
+"""Channel: the state of an AMQP channel: publishes, consumers, unacked deliveries, its transaction.
 
-A channel is the unit of order: its methods are handled one after the other. One that must wait for
-the disk (a durable declare, tx.commit, a basic.get whose message is held) makes the channel wait:
-what comes after it is kept (`backlog`) until it is answered; other channels go on. Confirms and
-deliveries are not answers and go on, too.
+A channel is the unit of order: its methods are handled one after the other. A method that must wait
+for the disk (a durable declare, tx.commit, a basic.get whose message is held) makes the channel
+wait: what follows is kept (`backlog`) until it is answered; other channels continue. Confirms and
+deliveries are not answers and are sent meanwhile.
 
-**Prefetch.** basic.qos with global=false is the limit of each consumer that comes after it, with
-global=true one limit for all consumers of the channel, as in RabbitMQ 3.x. `can_deliver` says at
-any time whether another message may be given to it; whatever changes that calls `update`.
+**Prefetch.** basic.qos with global=false is the limit of each consumer that is started after it,
+with global=true one limit for all consumers of the channel, as in RabbitMQ 3.x. `can_deliver` is
+whether another message may be given to the channel; what changes that calls `update`.
 
-With one limit for several consumers, a place is for the one that has waited longest of those whose
-queues have something (`before`): the queues get the same share, however full they are.
+With one limit for several consumers, a place is for the consumer that has waited longest of those
+whose queues have messages (`before`): the queues get the same share, however full they are.
 
-**Settling.** Acks of one queue that come in a row are one record. What is unacked when the channel
-ends goes back to its queues at once, to its old places, redelivered.
+**Settling.** Acks of one queue that follow one another are one record. What is unacked when the
+channel ends goes back to its queues at once, to its old places, redelivered.
 
-Not here: the methods (channel_basic.py, channel_topology.py), frames and errors
-(connection_handler.py), delivery tags (unacked.py).
+The methods are in channel_methods.py, frames and errors in connection_handler.py.
 """
 
 from abc import abstractmethod
@@ -27,14 +26,12 @@ from typing import Final
 from librt.strings import write_i64_be
 
 from penstock.access.permissions import Identity
+from penstock.broker import permissions
+from penstock.broker.broker_queue import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.confirms import Confirms
-from penstock.broker.consumers import NO_LIMIT, Consumer, ConsumerChannel
-from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
-from penstock.broker.large_content import LargeContent
-from penstock.broker.output import Output
-from penstock.broker.publish import Publisher
-from penstock.broker.roles import Peer, Source
-from penstock.broker.spooled import SpooledPublish
+from penstock.broker.dispatch import Peer, Source
+from penstock.broker.output import END, METHOD, LargeContent, Output, begin_frame, write_delivery
+from penstock.broker.publish import Publisher, SpooledPublish
 from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
@@ -62,18 +59,18 @@ class ChannelOwner(Peer):
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
 
     @abstractmethod
-    def went_full(self) -> None:
-        """The output is full: nothing more is to be delivered in this turn, unless a queue serves
-        its consumers before a limit acts: then it is sent at once."""
+    def on_output_full(self) -> None:
+        """Stop delivering in this turn: the output is full. While a queue serves its consumers
+        before a limit acts, send it at once instead."""
 
     @abstractmethod
     def go_on(self, channel: "Channel") -> None:
-        """The channel waits no more: handle its backlog."""
+        """Handle the backlog of a channel that waits no more."""
 
     @abstractmethod
     def failed(self, channel: "Channel", error: Exception) -> None:
-        """An answer that came later has raised this: close the channel or the connection, as an
-        error of a method would. A failure of the engine is raised again."""
+        """Close the channel or the connection for an error of a later answer, as for an error of a
+        method. Raises it if the engine has failed."""
 
     @abstractmethod
     def close_channel(self, number: int, error: AMQPError) -> None:
@@ -81,19 +78,19 @@ class ChannelOwner(Peer):
 
     @abstractmethod
     def hold_cancels(self) -> None:
-        """Consumers that are cancelled from here on are told at `send_cancels`, not before."""
+        """Keep notifications of cancelled consumers until `send_cancels`."""
 
     @abstractmethod
     def cancel(self, channel: "Channel", method: BasicCancel) -> None:
-        """Tell the client that a consumer of the channel is cancelled."""
+        """Notify the client that a consumer of the channel is cancelled."""
 
     @abstractmethod
     def send_cancels(self) -> None:
-        """Tell of those that were held back."""
+        """Send the notifications that were kept."""
 
     @abstractmethod
     def has_capability(self, name: str) -> bool:
-        """Whether the client said that it can do this."""
+        """Return whether the client has this capability."""
 
 
 class Channel(ConsumerChannel):
@@ -121,46 +118,50 @@ class Channel(ConsumerChannel):
         self.backlog: deque[object] = deque()
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output
-        self._owes: bool = False
+        self._is_unconfirmed: bool = False  # the dispatch calls `settle`
         self._then: Callable[[], None] | None = None  # of `when_free`
         self._counted_bytes: int = 0  # of unacked deliveries, as the vhost counts them
 
     @property
     def identity(self) -> Identity:
-        """Who is at the other end."""
+        """Return the user of the connection."""
         return self.handler.identity
 
+    def check(self, verb: str, kind: str, name: str) -> None:
+        """Raise ChannelError 403 unless the user may do this to that queue or exchange."""
+        permissions.check(self.vhost, self.identity, verb, kind, name)
+
     def send(self, method: Method) -> None:
-        """A method without content, for the client."""
+        """Send a method without content to the client."""
         self.output.send(self.number, method)
 
     # ---- publishing ----------------------------------------------------------------------------
 
     def select_confirms(self) -> None:
-        """From now on publishes are confirmed."""
+        """Confirm publishes from now on."""
         if self.transaction is not None:
             raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", 85, 10)
         if self.confirms is None:
             self.confirms = self.publisher.confirms = Confirms()
 
     def note_publishes(self) -> None:
-        """Publishes were handled: answers may be owed."""
-        if self.confirms is not None and self.confirms.is_owing:
-            if self._owes:
-                self.vhost.dispatch.owes_more()
+        """Note that publishes were handled: some may be unconfirmed."""
+        if self.confirms is not None and self.confirms.has_unconfirmed:
+            if self._is_unconfirmed:
+                self.vhost.dispatch.note_unconfirmed()
             else:
-                self._owes = True
-                self.vhost.dispatch.owes(self)
+                self._is_unconfirmed = True
+                self.vhost.dispatch.add_unconfirmed(self)
 
     def settle(self, settled: int) -> bool:
         confirms = self.confirms
         if confirms is None or self.is_closed:
-            self._owes = False
+            self._is_unconfirmed = False
             return False
         try:
             runs = confirms.settle(settled)
         except Exception as error:  # noqa: BLE001 - it is reported
-            self._owes = False
+            self._is_unconfirmed = False
             self.handler.failed(self, error)
             return False
         for run in runs:
@@ -170,8 +171,8 @@ class Channel(ConsumerChannel):
             write_i64_be(out, run.last_tag)
             out.append(1 if run.is_multiple else 0)
             out.append(END)
-        self._owes = confirms.is_owing
-        return self._owes
+        self._is_unconfirmed = confirms.has_unconfirmed
+        return self._is_unconfirmed
 
     # ---- delivering ----------------------------------------------------------------------------
 
@@ -196,10 +197,10 @@ class Channel(ConsumerChannel):
         if stored is not None:
             self.send_body(stored, consumer.source if consumer.no_ack else None, delivery.tag)
         if output.is_full():
-            self.handler.went_full()
+            self.handler.on_output_full()
 
     def open_body(self, source: Source, delivery: Delivery) -> StoredBody:
-        """The large body of a message that was fetched. CorruptionError, OSError: it cannot be
+        """Open the large body of a message that was fetched. CorruptionError, OSError: it cannot be
         opened now, and the message is back in its source."""
         try:
             return self.vhost.engine.open_body(delivery.message)
@@ -208,26 +209,26 @@ class Channel(ConsumerChannel):
             raise
 
     def send_body(self, stored: StoredBody, source: Source | None = None, tag: int = 0) -> None:
-        """Its header frame was written: the body follows, in pieces. Nothing more is delivered on
-        this channel meanwhile. source, tag: to be told when it was sent."""
+        """Send the body in pieces, after its header frame was written. Nothing more is delivered on
+        this channel meanwhile. source, tag: the delivery to settle when it was sent."""
         output = self.output
         output.put_large(LargeContent(self.number, output.frame_max, stored, source, tag))
         self.can_deliver = False
 
     def when_free(self, then: Callable[[], None]) -> None:
-        """Wait, as for the disk, until no large body is on its way on this channel; then call."""
+        """Wait until no large body is being sent on this channel; then call `then`."""
         self.is_waiting = True
         self._then = then
 
     def body_sent(self) -> None:
-        """The last large body was sent, and all that was behind it."""
+        """Continue after the last large body, and all that waited for it, was sent."""
         self.update()
         then, self._then = self._then, None
         if then is not None:
             self.go_on(then)
 
     def update(self) -> None:
-        """Something changed that decides whether more may be delivered."""
+        """Compute `can_deliver` again after something changed that decides it."""
         can = (
             self.handler.is_open_to_output
             and not self.is_closed
@@ -240,22 +241,22 @@ class Channel(ConsumerChannel):
         self.can_deliver = can
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """One consumer more, of this tag from now on."""
+        """Add a consumer of this tag."""
         self.consumers[consumer.tag] = consumer
         if self.is_shared:
             self._turns[consumer] = None
         else:
-            self.look_at_sharing()
+            self.update_sharing()
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """One consumer less."""
+        """Remove a consumer."""
         self.consumers.pop(consumer.tag, None)
         self._turns.pop(consumer, None)
         if len(self.consumers) < SHARING_MIN:
-            self.look_at_sharing()
+            self.update_sharing()
 
-    def look_at_sharing(self) -> None:
-        """Whether several consumers share one prefetch."""
+    def update_sharing(self) -> None:
+        """Compute whether several consumers share one prefetch."""
         is_shared = self.prefetch > 0 and len(self.consumers) >= SHARING_MIN
         if is_shared != self.is_shared:
             self.is_shared = is_shared
@@ -281,14 +282,14 @@ class Channel(ConsumerChannel):
         return NO_LIMIT if self.can_deliver else 0
 
     def mark_queues(self) -> None:
-        """Its consumers may be given more."""
+        """Mark the queues of the consumers, which may be given more."""
         for consumer in self.consumers.values():
             consumer.wake()
             self.vhost.dispatch.mark(consumer.source)
 
     def take_away(self, consumer: Consumer) -> None:
-        """A consumer ends by itself; what it has unacked stays unacked. `vhost.consumer_gone` is to
-        follow."""
+        """End a consumer; what it has unacked stays unacked. Call `table.consumer_gone`
+        afterwards."""
         vhost = self.vhost
         self.remove_consumer(consumer)
         vhost.usage.consumer_bytes -= consumer.held_bytes
@@ -298,8 +299,8 @@ class Channel(ConsumerChannel):
         vhost.dispatch.mark(consumer.source)
 
     def check_rights(self) -> None:
-        """The user's permissions have changed: what may not be read any more is consumed no more.
-        The client is told by basic.cancel, and an event is reported for each consumer."""
+        """Cancel the consumers whose queues the user may not read any more, after the permissions
+        changed. The client gets basic.cancel, and an event is reported for each consumer."""
         vhost, identity = self.vhost, self.identity
         self.publisher.identity = identity
         self.publisher.forget_routes()
@@ -316,7 +317,7 @@ class Channel(ConsumerChannel):
             )
             if self.handler.has_capability("consumer_cancel_notify"):
                 self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
-            vhost.consumer_gone(queue)
+            vhost.table.consumer_gone(queue)
 
     def cancelled(self, consumer: Consumer) -> None:
         if consumer.tag not in self.consumers:
@@ -329,28 +330,28 @@ class Channel(ConsumerChannel):
             self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
 
     def add_pending(self, queue: Source, delivery: Delivery) -> int:
-        """A message that was fetched for the client otherwise than by a consumer; its tag."""
+        """Add a message that was fetched without a consumer; return its delivery tag."""
         return self.unacked.add(queue, delivery.tag, None)
 
     def adopt(self, delivered: Delivered) -> int:
-        """An unacked delivery of a sibling channel is this one's now; its new delivery tag."""
+        """Take over an unacked delivery of another channel; return its new delivery tag."""
         return self.unacked.add(delivered.source, delivered.tag, None)
 
     def forget(self, delivery_tag: int) -> Delivered | None:
-        """An unacked delivery is somebody else's now; None if there is none of that tag."""
+        """Remove an unacked delivery that another takes over; None if there is none of that tag."""
         delivered = self.unacked.take(delivery_tag)
         if delivered is not None:
             self._returned(delivered)
         return delivered
 
     def pending(self, delivery_tag: int) -> Delivered | None:
-        """An unacked delivery, which stays that."""
+        """Return an unacked delivery, which stays unacked; None if there is none of that tag."""
         return self.unacked.get(delivery_tag)
 
     # ---- settling ------------------------------------------------------------------------------
 
     def ack_run(self, tags: list[int], multiples: list[bool]) -> None:
-        """Acknowledgements, in order. ChannelError 406: an unknown delivery tag."""
+        """Handle acknowledgements, in order. ChannelError 406: an unknown delivery tag."""
         if self.transaction is not None:
             self._ack_later(tags, multiples)
             return
@@ -382,7 +383,7 @@ class Channel(ConsumerChannel):
                 self.update()
 
     def _check_tag(self, tag: int, method_id: int) -> None:
-        """With `multiple` a tag must be an open one; 0 is all there are."""
+        """Raise ChannelError 406 unless the tag of a `multiple` is open; 0 means all there are."""
         if tag and self.unacked.get(tag) is None:
             raise unknown_tag(tag, method_id)
 
@@ -393,7 +394,7 @@ class Channel(ConsumerChannel):
         self.vhost.dispatch.mark(source)
 
     def _returned(self, delivered: Delivered) -> None:
-        """A delivery is settled: there is room for another one."""
+        """Make room for another delivery after one was settled."""
         consumer = delivered.consumer
         if consumer is not None:
             consumer.unacked -= 1
@@ -412,9 +413,8 @@ class Channel(ConsumerChannel):
         transaction.count_settled(n)
 
     def take(self, tag: int, *, is_multiple: bool, method_id: int) -> list[tuple[int, Delivered]]:
-        """(tag, delivery) of what a method settles; they are not unacked any more. In a transaction
-        they keep their places until the commit (`committed`). ChannelError 406 for an unknown
-        tag."""
+        """Remove and return (tag, delivery) of what a method settles. In a transaction they keep
+        their places until the commit (`committed`). ChannelError 406 for an unknown tag."""
         if is_multiple:
             self._check_tag(tag, method_id)
             taken = self.unacked.open_up_to(tag)
@@ -430,14 +430,14 @@ class Channel(ConsumerChannel):
         return taken
 
     def committed(self, transaction: ChannelTransaction) -> None:
-        """What was settled in it gives room for other deliveries."""
+        """Make room for other deliveries after a commit."""
         for _, delivered in transaction.taken:
             self._returned(delivered)
         for _, delivered, _ in transaction.rejected:
             self._returned(delivered)
 
     def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
-        """Deliveries that failed: dead-lettered, or back to their places, at `give_back`."""
+        """Dead-letter deliveries that failed, or put them back at `give_back`."""
         if requeue:
             self.returning += delivered
             return
@@ -445,9 +445,9 @@ class Channel(ConsumerChannel):
         self._settle_failed(delivered, requeue=False)
 
     def give_back(self) -> None:
-        """Put back what was requeued. Whoever handles the client's methods calls this before the
-        next method that is no basic.reject or basic.nack, and at the end of what was read, so
-        requeues that come together are one record and one step of each queue."""
+        """Put back what was requeued. The caller that handles the client's methods calls this
+        before the next method that is not basic.reject or basic.nack, and at the end of what was
+        read, so that requeues that arrive together are one record and one step of each queue."""
         if self.returning:
             returning, self.returning = self.returning, []
             self._settle_failed(returning, requeue=True)
@@ -466,8 +466,8 @@ class Channel(ConsumerChannel):
             self.vhost.dispatch.mark(source)
 
     def release_all(self) -> None:
-        """All that is unacked goes back to its queues. A delivery limit counts it, unless it is the
-        server that ends the connection."""
+        """Put all unacked deliveries back. A delivery limit counts an attempt, unless the server
+        ends the connection."""
         by_source: dict[Source, list[int]] = {}
         for delivered in self.unacked.take_up_to(0):
             self._returned(delivered)
@@ -481,7 +481,8 @@ class Channel(ConsumerChannel):
                 self.vhost.dispatch.mark(source)
 
     def count_bytes(self) -> int:
-        """By how much what unacked deliveries take in RAM has changed since the last call."""
+        """Return by how many bytes the RAM of unacked deliveries has changed since the last
+        call."""
         now = 0 if self.is_closed else self.unacked.count * UNACKED_BYTES
         change = now - self._counted_bytes
         self._counted_bytes = now
@@ -490,7 +491,7 @@ class Channel(ConsumerChannel):
     # ---- waiting -------------------------------------------------------------------------------
 
     def wait_for(self, lsn: int, mode: int, then: Callable[[], None]) -> None:
-        """Go on with `then`, and the backlog behind it, once the LSN is settled; 0: at once."""
+        """Call `then`, and handle the backlog, once the LSN is settled; 0: at once."""
         if not lsn:
             then()
             return
@@ -498,7 +499,7 @@ class Channel(ConsumerChannel):
         self.vhost.dispatch.when_settled(lsn, mode, lambda: self.go_on(then))
 
     def go_on(self, then: Callable[[], None]) -> None:
-        """What it waited for (`is_waiting`) has come: `then`, and the backlog behind it."""
+        """End the waiting (`is_waiting`): call `then`, and handle the backlog."""
         if not self.is_closed:
             self.is_waiting = False
             try:
@@ -508,8 +509,8 @@ class Channel(ConsumerChannel):
             self.handler.go_on(self)
 
     def answer(self, lsn: int, method: Method | None) -> None:
-        """Answer once the LSN is settled in the vhost's mode. None: none is wanted (nowait),
-        and nothing is waited for."""
+        """Answer once the LSN is settled in the vhost's mode. None: the client wants no answer
+        (nowait)."""
         if method is None:
             return
         if not lsn:
@@ -525,7 +526,7 @@ class Channel(ConsumerChannel):
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The channel ends, by whoever's wish: consumers go, what is unacked goes back."""
+        """End the channel: consumers end, and what is unacked goes back."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -552,19 +553,19 @@ class Channel(ConsumerChannel):
         self.release_all()
         for consumer in consumers:
             self.vhost.dispatch.mark(consumer.source)
-            self.vhost.consumer_gone(consumer.queue)
+            self.vhost.table.consumer_gone(consumer.queue)
         if self.publisher.reply_queue:
-            queue = self.vhost.served(self.publisher.reply_queue)
+            queue = self.vhost.table.usable(self.publisher.reply_queue)
             if queue is not None:
                 self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
 
     def undo(self, transaction: ChannelTransaction) -> None:
-        """What the transaction had acknowledged is unacked again."""
+        """Make unacked again what the transaction had acknowledged."""
         back = [*transaction.taken, *[(tag, one) for tag, one, _ in transaction.rejected]]
         self.unacked.put_back(back)
 
     def info(self) -> dict[str, object]:
-        """What people see of it."""
+        """Return the channel's columns for listings."""
         confirms = self.confirms
         return {
             "connection": self.handler.name,
@@ -583,5 +584,5 @@ class Channel(ConsumerChannel):
 
 
 def unknown_tag(tag: int, method_id: int) -> ChannelError:
-    """406 for a delivery tag that is not open."""
+    """Return a 406 for a delivery tag that is not open."""
     return ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}", 60, method_id)

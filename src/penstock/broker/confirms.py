@@ -1,15 +1,15 @@
-"""Confirms: which publishes of a channel the publisher is still owed a word on.
+"""Confirms: which publishes of a channel are not confirmed yet.
 
-A channel in confirm mode counts its publishes from 1. Each is acknowledged once what became of it
-is as safe as its mode says: its record's LSN is settled. LSNs rise with the publishes, so a channel
-is a run of (publishes up to this tag, their LSN): all publishes of one turn of the loop are one
-entry, and one basic.ack with `multiple` answers them.
+A channel in confirm mode counts its publishes from 1. Each is acknowledged once it is as safe as
+its mode says: its record's LSN is settled. LSNs rise with the publishes, so a channel is a run of
+(publishes up to this tag, their LSN): all publishes of one turn of the loop are one entry, and one
+basic.ack with `multiple` answers them.
 
-Publishes with nothing to wait for (transient, unroutable) have LSN 0 and go with the entry that
-they come into: confirms leave in order. RabbitMQ may answer them sooner, out of order; a publisher
-must take both.
+Publishes with nothing to wait for (transient, unroutable) have LSN 0 and are answered with the
+entry that they are added to: confirms are sent in order. RabbitMQ may answer them sooner, out of
+order; a publisher must accept both.
 
-What a queue refused is a basic.nack, which splits the run.
+A publish that a queue refused is a basic.nack, which splits the run.
 """
 
 from collections import deque
@@ -31,12 +31,13 @@ class Run:
 
     @property
     def is_multiple(self) -> bool:
-        """Whether the answer is for more than one."""
+        """Return whether the answer is for more than one publish."""
         return self.first_tag != self.last_tag
 
 
 class Confirms:
-    """Of one channel. last_tag: of its last publish. `answered`: the last tag that was answered."""
+    """The confirms of one channel. last_tag: of its last publish. `answered`: the last tag that was
+    answered."""
 
     def __init__(self) -> None:
         self.last_tag: int = 0
@@ -45,7 +46,7 @@ class Confirms:
         self._open: Run | None = None  # the last run, while its turn lasts
 
     def published(self, lsn: int) -> None:
-        """One more publish; it is safe once lsn is settled, 0: at once."""
+        """Count a publish; it is safe once lsn is settled, 0: at once."""
         self.last_tag += 1
         run = self._open
         if run is not None and run.is_ack:
@@ -57,18 +58,18 @@ class Confirms:
         self._runs.append(run)
 
     def refused(self) -> None:
-        """One more publish, which a queue did not take."""
+        """Count a publish that a queue refused."""
         self.last_tag += 1
         self._open = run = Run(self.last_tag, 0, False)
         self._runs.append(run)
 
     @property
-    def is_owing(self) -> bool:
-        """Whether an answer is owed."""
+    def has_unconfirmed(self) -> bool:
+        """Return whether publishes are unconfirmed."""
         return bool(self._runs)
 
     def settle(self, settled: int) -> list[Run]:
-        """The turn is over, and LSNs up to `settled` are safe: the runs to be answered now."""
+        """End the turn: return the runs to answer, with LSNs up to `settled`."""
         self._open = None
         runs = self._runs
         done: list[Run] = []

@@ -5,10 +5,12 @@ socket over to the process of the vhost, with these facts as JSON and the bytes 
 after connection.open, because a client need not wait for answers. The vhost's process sends
 connection.open-ok. The facts never change. `tls` is reserved for facts of an encrypted connection.
 
-What a client says of itself, its properties, is a field table of up to 8 KiB that anybody can send
-and that only operators look at. So it stays bytes, which take a tenth of the memory, and is decoded
-when it is shown; of one that is unusually long only what is well known, for a listing is made on
+A client's properties are a field table of up to 8 KiB that anybody can send and that only operators
+look at. So they stay bytes, which take a tenth of the memory, and are decoded when they are shown.
+Of a table that is unusually long only well-known entries are decoded, because a listing is made on
 the loop that all clients of the vhost share.
+
+A module of its own, because the supervisor imports it without the broker's core.
 """
 
 import base64
@@ -20,7 +22,7 @@ from penstock.codec.fields import decode_table, decode_value, raw_entry
 SHOWN_BYTES_MAX: Final = 1024
 WELL_KNOWN: Final = ("product", "version", "platform", "connection_name", "capabilities")
 NO_PROPERTIES: Final = b"\0\0\0\0"
-# What a client says that it can do, as far as it makes a difference here.
+# Capabilities of clients that make a difference here.
 CAPABILITIES: Final = (
     "authentication_failure_close",
     "connection.blocked",
@@ -62,8 +64,8 @@ class ConnectionFacts:
 
 
 def shown(client_properties: bytes) -> dict[str, object]:
-    """What people see of them: all of a table of usual size, of a longer one what is well known.
-    client_properties: checked."""
+    """Return the properties for listings: all of a table of usual size, the well-known ones of a
+    longer one. client_properties: checked."""
     size = len(client_properties)
     if size <= SHOWN_BYTES_MAX:
         return decode_table(client_properties)[0]
@@ -77,7 +79,7 @@ def shown(client_properties: bytes) -> dict[str, object]:
 
 
 def capabilities(client_properties: bytes) -> frozenset[str]:
-    """Those of CAPABILITIES that the client says it has. client_properties: checked."""
+    """Return those of CAPABILITIES that the client has. client_properties: checked."""
     found = raw_entry(client_properties, b"capabilities")
     if found is None or found[:1] != b"F":
         return frozenset()

@@ -1,30 +1,30 @@
-"""ConnectionHandler: one client's connection: bytes in, what they ask for done, bytes out.
+"""ConnectionHandler: one client's connection, between the transport and its channels.
 
     receive(bytes)   protocol.Connection parses; runs of publishes and acks and single methods go to
-                     their channel; what it sends gathers in the Output
+                     their channel; what it sends is gathered in the Output
     flush()          the end of the turn: all of it goes to the Outlet
     writable(bool)   the transport took it, or is full: channels may deliver, or not
-    blocked(reason)  memory or disk are short: a connection that publishes is read no more
+    blocked(reason)  memory or disk are short: a connection that publishes is not read
     lost()           the transport is gone: channels end, exclusive queues are deleted
 
 It is made when the supervisor has handed over the socket: connection.open was read, and the first
 thing that is sent is connection.open-ok.
 
 **Errors.** A ChannelError closes its channel, an AMQPConnectionError the connection; both with the
-ids of the method that was being handled, and both are lines of the log (`on_refused`). What came
-before a mistake in the same bytes is handled first. A full disk in a method that needs it is 506 on
-the channel. Errors of the engine go up: the vhost's process ends and is started again. Anything
-else is a mistake of ours: it is an event with its traceback, with 541 to the client, and the others
-go on. The same holds for answers that come in a later turn (`failed`).
+ids of the method that was being handled, and both are lines of the log (`on_refused`). What
+precedes an error in the same bytes is handled first. A full disk in a method that needs it is 506
+on the channel. Errors of the engine are raised: the vhost's process ends and is started again. Any
+other error is unexpected: it is an event with its traceback, with 541 to the client, and other
+clients are not affected. The same holds for answers in a later turn (`failed`).
 
-**Blocked.** Publishes that come while the vhost is short of memory or disk are kept, with all that
-comes behind them on this connection, and the client is not read until it is over; it is told with
-connection.blocked if it understands that. A client that only consumes notices nothing.
+**Blocked.** Publishes that arrive while the vhost is short of memory or disk are kept, with
+everything after them on this connection, and the client is not read until that is over; it gets
+connection.blocked if it supports that. A client that only consumes is not affected.
 
-**Large bodies** are sent by a chore of the connection, a piece whenever the transport takes more:
-no other client waits for a file to be read. What the client is slow to take is not read, and takes
-no RAM. A body that cannot be read, or turns out to be damaged, ends the connection (541) before the
-content is whole, for the client cannot be told otherwise; its message stays.
+**Large bodies** are sent by a background task of the connection, a piece whenever the transport
+takes more, so no other client waits for a file to be read. What a slow client has not taken is not
+read, and takes no RAM. A body that cannot be read, or is damaged, ends the connection (541) before
+the content is complete, because there is no other way to notify the client; its message stays.
 
 **Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them, or 4 MiB,
 the client is not read. What is kept, unfinished bodies and unacked deliveries are counted for the
@@ -37,16 +37,13 @@ from collections import deque
 from typing import Any, Final
 
 from penstock.access.permissions import Identity
-from penstock.broker import operations
+from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.channel_basic import BASIC_METHODS
-from penstock.broker.channel_topology import TOPOLOGY_METHODS
-from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore
+from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
-from penstock.broker.outlet import Outlet
-from penstock.broker.output import Output
-from penstock.broker.penstock_calls import on_penstock_call
-from penstock.broker.spooled import SpooledPublish
+from penstock.broker.operations import on_penstock_call
+from penstock.broker.output import Outlet, Output
+from penstock.broker.publish import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -99,8 +96,8 @@ LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
 
 class ConnectionHandler(ChannelOwner):
-    """See the head of this module. is_closing: connection.close was sent, and is not answered yet.
-    is_closed: nothing more will be said; the transport goes when what was sent is out."""
+    """One client's connection. is_closing: connection.close was sent and is not answered yet.
+    is_closed: nothing more is sent; the transport is closed when what was sent is out."""
 
     def __init__(
         self, vhost: VHost, connection: Connection, outlet: Outlet, facts: ConnectionFacts,
@@ -164,7 +161,7 @@ class ConnectionHandler(ChannelOwner):
     # ---- what the transport does ---------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the client. Errors of the engine go up."""
+        """Handle bytes from the client. Raises errors of the engine."""
         if self.is_closed:
             return
         self.received_bytes += len(data)
@@ -178,17 +175,17 @@ class ConnectionHandler(ChannelOwner):
         self.account()
 
     def writable(self, is_writable: bool) -> None:
-        """The transport takes more, or does not."""
+        """Note that the transport takes more, or does not."""
         if is_writable != self.is_open_to_output and not self.is_closed:
             self.is_open_to_output = is_writable
             if is_writable and self.output.has_large():
                 self._may_send_piece = True
-                self.vhost.chores.wake(self._sending)
+                self.vhost.background.wake(self._sending)
             for channel in self.channels.values():
                 channel.update()
 
     def lost(self) -> None:
-        """The transport is gone."""
+        """Note that the transport is gone: end the channels."""
         if self._is_lost:
             return
         self._is_lost = self.is_closed = True
@@ -209,7 +206,7 @@ class ConnectionHandler(ChannelOwner):
                 self.outlet.send(piece)
         except Exception as error:  # noqa: BLE001 - it is reported
             # The client misses bytes now: nothing more can be said to it.
-            self._mistake(error)
+            self._internal_error(error)
             self.is_closed = True
             self.is_closing = False
             self._end_channels()
@@ -218,11 +215,12 @@ class ConnectionHandler(ChannelOwner):
         else:
             self.writable(self.outlet.is_writable)
             if self.output.has_large():
-                self.vhost.chores.wake(self._sending)
+                self.vhost.background.wake(self._sending)
                 self.account()
 
     def send_piece(self) -> int:
-        """The next piece of a large body, if the transport takes more: a step of a chore."""
+        """Send the next piece of a large body, if the transport takes more: a step of a background
+        task."""
         output = self.output
         if output.has_frames():  # the body's own header frame may be among them
             self.flush()
@@ -250,8 +248,8 @@ class ConnectionHandler(ChannelOwner):
         return AGAIN
 
     def _body_failed(self, error: Exception) -> None:
-        """A large body cannot be sent to its end: the connection ends, whose client has a part of
-        it, and is not to blame."""
+        """End the connection: the client has a part of a body whose rest cannot be read. The client
+        is not to blame."""
         if self.vhost.engine.failed is not None:
             raise error
         self.vhost.event(
@@ -263,19 +261,19 @@ class ConnectionHandler(ChannelOwner):
         self.account()
 
     def sending_failed(self, error: Exception) -> None:
-        """A step of the chore has raised this, which nobody expected: the client misses bytes."""
-        self._mistake(error)
+        """End the connection after an unexpected error of a step: the client misses bytes."""
+        self._internal_error(error)
         self.is_ended_by_server = True
         self.fail(AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
 
-    def went_full(self) -> None:
+    def on_output_full(self) -> None:
         if self.vhost.dispatch.is_serving:  # a limit would take what the client is there for
             self.flush()
         else:
             self.writable(False)
 
     def set_identity(self, identity: Identity) -> None:
-        """What the user may do has changed: publishes and consumers are checked again."""
+        """Check publishes and consumers again after the user's permissions changed."""
         self.identity = identity
         for channel in self.channels.values():
             channel.check_rights()
@@ -286,7 +284,7 @@ class ConnectionHandler(ChannelOwner):
     # ---- what the vhost does -------------------------------------------------------------------
 
     def blocked(self, reason: str) -> None:
-        """The vhost is short of `reason` ("memory", "disk" ...), or, "", no longer."""
+        """Note that the vhost is short of `reason` ("memory", "disk" ...), or, "", no longer."""
         if reason:
             if self.has_published:
                 self._tell_blocked()
@@ -303,12 +301,12 @@ class ConnectionHandler(ChannelOwner):
             self._say(0, ConnectionBlocked(reason=f"low on {self.vhost.blocked_reason}"))
 
     def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
-        """The server ends the connection; the client is told why."""
+        """End the connection for the server; the client gets the reason."""
         self.is_ended_by_server = True
         self.fail(AMQPConnectionError(code, text))
 
     def account(self) -> None:
-        """Tell the vhost how much RAM the connection takes beyond its queues."""
+        """Report to the vhost how much RAM the connection takes beyond its queues."""
         now = 0 if self._is_lost else self.connection.unfinished_bytes
         self.vhost.unfinished_bytes += now - self._unfinished_bytes
         self._unfinished_bytes = now
@@ -329,11 +327,11 @@ class ConnectionHandler(ChannelOwner):
             f"connection {self.name} of user '{self.facts.user}'",
         )
 
-    def relieve(self, reason: str) -> None:
+    def free_memory(self, reason: str) -> None:
         self.fail(AMQPConnectionError(RESOURCE_ERROR, reason))
         self.account()
 
-    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+    def check_stalled(self, now_s: float, most_s: float) -> None:
         is_read = not self._is_paused and self.is_open_to_output
         unfinished = self.connection.unfinished() if is_read and not self.is_closed else {}
         before, self._stalled = self._stalled, {}
@@ -346,7 +344,7 @@ class ConnectionHandler(ChannelOwner):
                 where = f"the message on channel {number}" if number else "a frame"
                 text = f"{where} has begun and made no progress for {most_s:g} s"
                 self.vhost.event("warning", f"connection {self.name} ends: {text}")
-                self.relieve(text)
+                self.free_memory(text)
                 return
 
     # ---- events --------------------------------------------------------------------------------
@@ -365,7 +363,7 @@ class ConnectionHandler(ChannelOwner):
         self._look_at_reading()
 
     def _give_back(self) -> None:
-        """What a run of basic.reject and basic.nack requeued goes back, together."""
+        """Put back together what a run of basic.reject and basic.nack requeued."""
         channel, self._returning = self._returning, None
         if channel is None:
             return
@@ -375,7 +373,7 @@ class ConnectionHandler(ChannelOwner):
             self.failed(channel, error)
 
     def _guarded(self, event: Event) -> None:
-        """Handle an event; what goes wrong ends its channel or the connection."""
+        """Handle an event; an error ends its channel or the connection."""
         try:
             if self._returning is not None and not goes_on_returning(event, self._returning):
                 self._give_back()
@@ -387,15 +385,15 @@ class ConnectionHandler(ChannelOwner):
         self._went_wrong(channel.number, error, None)
 
     def _went_wrong(self, number: int, error: Exception, event: Event | None) -> None:
-        """This was raised on behalf of a channel: close it, or the connection. A failure of the
-        engine is raised again. event: what was being handled; None: an answer that comes later."""
+        """Close the channel or the connection for an error. Raises it if the engine has failed.
+        event: what was being handled; None: a later answer."""
         told: AMQPError
         if isinstance(error, ChannelError | AMQPConnectionError):
             told = error
         elif isinstance(error, DiskFullError):
             told = ChannelError(RESOURCE_ERROR, f"the disk is full: {error}")
         else:
-            self._mistake(error)
+            self._internal_error(error)
             told = AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         if event is not None:
             told = with_ids(told, event)
@@ -404,11 +402,11 @@ class ConnectionHandler(ChannelOwner):
         else:
             self.fail(told)
 
-    def _mistake(self, error: Exception) -> None:
-        """Report an error that nobody expected. A failure of the engine is raised again."""
+    def _internal_error(self, error: Exception) -> None:
+        """Report an unexpected error. Raises it if the engine has failed."""
         if self.vhost.engine.failed is not None:
             raise error
-        self.vhost.mistake(f"connection {self.name}", error)
+        self.vhost.dispatch.internal_error(f"connection {self.name}", error)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, PublishRun):
@@ -432,8 +430,8 @@ class ConnectionHandler(ChannelOwner):
             raise event.error
 
     def _ready(self, number: int, event: Event) -> Channel | None:
-        """The channel that is to handle the event now. None: it waits, and the event is kept; or it
-        was closed, with an error, by what came before in the same bytes."""
+        """Return the channel that handles the event now. None: the channel waits, and the event is
+        kept; or an earlier event in the same bytes has closed it with an error."""
         channel = self.channels.get(number)
         if channel is not None and channel.is_waiting:
             self._keep(channel, event)
@@ -458,15 +456,15 @@ class ConnectionHandler(ChannelOwner):
                 self._hold(rest)
 
     def _go_on_later(self, channel: Channel, rest: PublishRun) -> None:
-        """Others are served before the rest of a run; what comes behind it on the channel waits."""
+        """Handle the rest of a run after other clients; what follows on the channel waits."""
         channel.is_waiting = True
         channel.backlog.appendleft(rest)
         self._backlog += 1
         self._backlog_bytes += event_bytes(rest)
-        self.vhost.chores.wake(RestOfRun(channel))
+        self.vhost.background.wake(RestOfRun(channel))
 
     def _count_published(self, count: int) -> None:
-        """A user who publishes faster than the limit allows is not read for a while."""
+        """Stop reading for a while from a user who publishes faster than the limit allows."""
         vhost = self.vhost
         if self._is_throttled or not vhost.usage.has_publish_rates:
             return
@@ -475,20 +473,21 @@ class ConnectionHandler(ChannelOwner):
         if delay_s > 0.0:
             self._is_throttled = True
             self._look_at_reading()
-            vhost.call_at(now_s + delay_s, self._unthrottle)
+            vhost.timers.call_at(now_s + delay_s, self._unthrottle)
 
     def _unthrottle(self) -> None:
         self._is_throttled = False
         self._look_at_reading()
 
     def _hold(self, event: Event) -> None:
-        """Keep it until there is room again."""
+        """Keep the event until there is memory or disk again."""
         self._held.append(event)
         self._tell_blocked()
-        self.vhost.look_at_alarms()
+        self.vhost.update_alarms()
 
     def _on_spooled(self, channel: Channel, event: Event) -> None:
-        """A large body arrives. It begins only when there is room; later it goes on."""
+        """Handle a part of a large body. A body begins only when there is room, and then
+        continues."""
         if isinstance(event, PublishBegan):
             self.has_published = True
             if self.vhost.blocked_reason:
@@ -529,7 +528,7 @@ class ConnectionHandler(ChannelOwner):
             in_flight = self.vhost.in_flight
             in_flight.begin(self.identity.name, method.op)
             try:
-                on_penstock_call(channel, method, operations.call)
+                on_penstock_call(channel, method)
             finally:
                 in_flight.end()
         else:
@@ -571,7 +570,7 @@ class ConnectionHandler(ChannelOwner):
             raise AMQPConnectionError(COMMAND_INVALID, f"unexpected {method.NAME}")
 
     def _handle_closing(self, event: Event) -> None:
-        """After connection.close was sent nothing matters but its answer."""
+        """Wait for close-ok after connection.close was sent; ignore everything else."""
         if isinstance(event, MethodReceived):
             if isinstance(event.method, ConnectionClose):
                 self._say(0, ConnectionCloseOk())
@@ -660,7 +659,8 @@ class ConnectionHandler(ChannelOwner):
         self.outlet.closing()
 
     def _log_refusal(self, number: int, error: AMQPError) -> None:
-        """A line of the log, with what RabbitMQ has in its own: who, where, which method, why."""
+        """Write a line of the log, with what RabbitMQ has in its own: who, where, which method,
+        why."""
         facts = self.facts
         kind = METHODS.get(error.class_id << 16 | error.method_id)
         what = f"{kind.NAME}: " if kind is not None else ""
@@ -688,14 +688,14 @@ class ConnectionHandler(ChannelOwner):
         for number in list(self.channels):
             self._drop_channel(number)
         self.output.abandon(is_tried=not self.is_ended_by_server)
-        self.vhost.owner_gone(self)
+        self.vhost.table.owner_gone(self)
 
     def _say(self, number: int, method: Method) -> None:
-        """A method that the protocol's states must know of."""
+        """Send a method that the protocol's state machine must see."""
         self.output.writer(number).write(self.connection.send(number, method))
 
     def info(self) -> dict[str, Any]:
-        """What people see of it."""
+        """Return the connection's columns for listings."""
         facts = self.facts
         state = "running"
         if self._told_blocked or self._held:
@@ -723,7 +723,7 @@ class ConnectionHandler(ChannelOwner):
 
 
 def goes_on_returning(event: Event, channel: Channel) -> bool:
-    """Whether an event belongs to the run of requeues that a channel has begun."""
+    """Return whether an event belongs to the run of requeues that a channel has begun."""
     return (
         isinstance(event, MethodReceived)
         and event.channel == channel.number
@@ -731,8 +731,8 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
     )
 
 
-class SendingBodies(Chore):
-    """The large bodies of a connection, a piece at a time."""
+class SendingBodies(BackgroundTask):
+    """Sends the large bodies of a connection, a piece at a time."""
 
     def __init__(self, handler: ConnectionHandler) -> None:
         self._handler: ConnectionHandler = handler
@@ -744,8 +744,8 @@ class SendingBodies(Chore):
         self._handler.sending_failed(error)
 
 
-class RestOfRun(Chore):
-    """The rest of a run of publishes that took too long."""
+class RestOfRun(BackgroundTask):
+    """Handles the rest of a run of publishes that took too long."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel: Channel = channel
@@ -762,12 +762,12 @@ class RestOfRun(Chore):
 
 
 def is_close(event: object) -> bool:
-    """Whether the event is a channel.close."""
+    """Return whether the event is a channel.close."""
     return isinstance(event, MethodReceived) and isinstance(event.method, ChannelClose)
 
 
 def event_bytes(event: Event) -> int:
-    """What an event that is kept takes in RAM, about."""
+    """Return about how many bytes of RAM an event that is kept takes."""
     if isinstance(event, PublishRun):
         n = EVENT_BYTES * len(event.bodies)
         for body in event.bodies:
@@ -784,7 +784,7 @@ def event_bytes(event: Event) -> int:
 
 
 def with_ids(error: AMQPError, event: Event) -> AMQPError:
-    """The error, with the ids of the method that was handled if it has none."""
+    """Return the error, with the ids of the method that was handled if it has none."""
     if not error.class_id:
         if isinstance(event, MethodReceived):
             error.class_id, error.method_id = event.method.CLASS_ID, event.method.METHOD_ID
@@ -796,7 +796,7 @@ def with_ids(error: AMQPError, event: Event) -> AMQPError:
 
 
 def short(text: str) -> str:
-    """The text cut to what a short string holds."""
+    """Return the text cut to the length of a short string."""
     data = text.encode()
     if len(data) <= TEXT_BYTES_MAX:
         return text

@@ -1,23 +1,20 @@
 """Dead letters on a broker: from a queue's dead letter exchange to the queues that get them.
 
-A queue names an exchange and perhaps a routing key; without one a message keeps its own, those in
-CC, and those that were in BCC, and with one it loses them. The router is asked at the moment of
-death, with the headers as they are then, so bindings and exchanges may change at any time: the
-exchange need not exist when the queue is declared, and a message that dies while it does not is
-dropped, which is an event. Alternate exchanges count. What no queue is bound for is dropped without
-a word, as a publish would be.
+A queue names an exchange and perhaps a routing key. Without a key a message keeps its own, those in
+CC, and those that were in BCC; with one it loses them. The router is asked when the message dies,
+with the headers of that moment, so bindings and exchanges may change at any time. The exchange need
+not exist when the queue is declared; a message that dies while it does not exist is dropped, with
+an event. Alternate exchanges count. A message that no queue is bound for is dropped silently, as a
+publish would be.
 
-A queue in which the message died already does not get it again, unless somebody rejected it on the
-way (`is_cycle`); the others do. RabbitMQ 3 has the same rules.
+A queue in which the message died already does not get it again, unless a client rejected it on the
+way (`is_cycle`); other queues do. RabbitMQ 3 has the same rules.
 
-To its new queues the message is one of that exchange and key: so it is delivered, and so the next
-death tells it.
+In its new queues the message has that exchange and key, in deliveries and in the next death.
 
-A dead letter exchange of type x-delayed-message routes at once: what a message was delayed for is
-behind it.
+A dead letter exchange of type x-delayed-message routes at once: the delay of the message is over.
 
-Not here: the move itself (penstock.queues.dead_letter), x-death (x_death.py), permissions, which
-RabbitMQ asks when the queue is declared.
+RabbitMQ and Penstock check permissions for this when the queue is declared (permissions.py).
 """
 
 from collections.abc import Callable
@@ -47,8 +44,8 @@ DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
 
 
 class DeadLetterRoutes:
-    """Makes the routes of one vhost's queues. taker(name): the queue of that name, opened if it was
-    not; None: there is none that can take anything."""
+    """Makes the routes of one vhost's queues. taker(name): the queue of that name, opened if
+    necessary; None: no queue can take anything."""
 
     def __init__(
         self, router: Router, headers: AmqpHeaders, taker: Callable[[str], Target | None]
@@ -58,8 +55,8 @@ class DeadLetterRoutes:
         self._taker = taker
 
     def of(self, queue: bytes) -> Callable[[QueueOptions], DeadLetterRoute | None]:
-        """For the queue of this name: its route by its options, as AMQQueue asks for it; None if
-        they name no exchange."""
+        """Return a function for the queue of this name that AMQQueue calls with its options. It
+        returns the route, or None if they name no exchange."""
 
         def route_of(options: QueueOptions) -> DeadLetterRoute | None:
             return self._route(queue.decode("utf-8", "surrogateescape"), options)
@@ -75,7 +72,8 @@ class DeadLetterRoutes:
 
 
 class ExchangeRoute(DeadLetterRoute):
-    """From `queue` to an exchange, with this routing key, or (None) with each message's own."""
+    """A route from `queue` to an exchange, with this routing key, or (None) with each message's
+    own."""
 
     def __init__(
         self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
@@ -120,7 +118,7 @@ class ExchangeRoute(DeadLetterRoute):
         return Routed(header, takers, CYCLE, f"its dead letters come back from {there}: dropped")
 
     def _cycling(self, names: list[str], header: bytes) -> list[str]:
-        """Those of the queues that it would come back to by itself."""
+        """Return those of the queues to which the message would come back by itself."""
         props = self._headers.parts(header)[1]
         # Their names would stand there: nearly always that is all there is to look at.
         if not [name for name in names if _raw(name) in props]:
@@ -129,13 +127,13 @@ class ExchangeRoute(DeadLetterRoute):
         return [name for name in names if is_cycle(name, deaths)]
 
     def _is_too_far(self, header: bytes) -> bool:
-        """Whether it moved through too many queues by itself."""
+        """Return whether it moved through too many queues by itself."""
         if len(header) < HOPS_MAX * DEATH_BYTES_MIN:
             return False
         return is_too_far(self._headers.deaths(header))
 
     def _table(self, header: bytes) -> dict[str, object] | None:
-        """The headers as the router wants them; None if there are none, or they are damaged."""
+        """Return the headers for the router; None if there are none, or they are damaged."""
         try:
             return BasicProperties.decode(self._headers.parts(header)[1]).headers
         except AMQPError:
@@ -143,5 +141,5 @@ class ExchangeRoute(DeadLetterRoute):
 
 
 def _raw(name: str) -> bytes:
-    """As a short string has it; a longer one names nothing that exists."""
+    """Return the bytes of a short string; a longer name is the name of nothing that exists."""
     return name.encode("utf-8", "surrogateescape")[:SHORT_STRING_BYTES_MAX]

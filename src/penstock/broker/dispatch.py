@@ -1,59 +1,141 @@
-"""Dispatch: the end of a turn: what was marked is delivered, the log is written, answers go out.
+"""Dispatch: the end of a turn of a vhost: deliver what was marked, write the log, send answers.
 
-Whatever reaches a vhost in one turn of its loop, from any number of clients, is first handled and
-only marked: this queue has work, this channel is owed confirms, this connection has output. Then
-comes one `run`:
+What clients send in one turn of the vhost's loop is first only handled and noted: this queue has
+work, this channel has unconfirmed publishes, this connection has output. Then comes one `run`:
 
-    for each marked source  a queue, or a reading of a stream: its consumers get what there is
+    each marked source      a queue, or one consumer's reading of a stream, delivers
     engine.flush            one write for all records of the turn; a sync starts if one is wanted
-    settle                  confirms, tx.commit-ok, declare-ok: what the log says is safe by now
+    settle                  confirms, tx.commit-ok, declare-ok: what the log says is durable
     flush of connections    one write per client
-    chores                  a few milliseconds of long work, if there is any (chores.py)
+    background tasks        a few milliseconds of long work, if there is any (background_tasks.py)
 
-So the costs of a write, a sync and a send are shared by all that happened in the turn, and under
-load turns grow by themselves. A turn delivers at most so many messages; then others get in.
+So all that happens in a turn shares the cost of a write, a sync and a send, and under load turns
+grow by themselves. A turn delivers at most TURN_SLICE messages; then other events are handled.
 
 Queues whose consumers share the prefetch of one channel take turns within the turn, a message each
-(`again`): else the first of them would take all places.
+(`again`): otherwise the first of them would take all places.
 
-Errors. If the engine has failed, so has the vhost: the error goes up, nothing is confirmed any
-more. A source that meets a full disk is tried again every second; that is no failure. Any other
-error in one queue's own code is that queue's: `on_queue_error` is called. Any other error
-(of an answer, a connection, a chore) concerns one client: `on_mistake` reports it, and the turn
-goes on with the others.
+Errors. If the engine has failed, so has the vhost: the error is raised and nothing is confirmed any
+more. A source that meets a full disk is tried again every second. Any other error in a queue's own
+code goes to `on_queue_error`. Any other error (of an answer, a connection, a background task)
+concerns one client: `on_internal_error` reports it, and the turn continues.
 
-Not here: what a source delivers (served_queue.py, stream_reading.py), who is ready (consumers.py),
-bytes (deliver.py), time (vhost.py).
+The abstract classes at the top are what dispatch and vhost know of the modules above them. mypyc
+allows one base class, so a class that has several of these roles inherits from a chain.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.roles import Owing, Peer, Source
 from penstock.errors import is_disk_full
+from penstock.native import mypyc_attr
 from penstock.storage.engine import StorageEngine
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Unconfirmed(ABC):
+    """A channel in confirm mode, which has publishes that are not confirmed yet."""
+
+    @abstractmethod
+    def settle(self, settled: int) -> bool:
+        """Confirm what is durable: LSNs up to `settled`. Returns True if more is unconfirmed."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Peer(ABC):
+    """A client's connection, as dispatch and vhost see it."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Hand the output to the transport, at the end of the turn."""
+
+    @abstractmethod
+    def blocked(self, reason: str) -> None:
+        """Note that the vhost is short of `reason` ("memory", "disk"), or no longer ("")."""
+
+    @abstractmethod
+    def held(self) -> tuple[int, str]:
+        """Return how many bytes of RAM its unfinished messages take, and its name for messages."""
+
+    @abstractmethod
+    def free_memory(self, reason: str) -> None:
+        """End the connection to free what it holds; the client gets the reason."""
+
+    @abstractmethod
+    def check_stalled(self, now_s: float, most_s: float) -> None:
+        """End the connection if a message in progress has not advanced for more than `most_s`."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Source(ABC):
+    """A place that deliveries come from and that settles them: a queue, which gives each message to
+    one of its consumers, or one consumer's reading of a stream. Tags are the source's own.
+
+    is_marked: it is in the dispatch's list of work. is_touched: it is in the list for the next
+    tick, or no tick handles it. is_deleted, is_crashed: it delivers and settles nothing.
+    """
+
+    is_marked: bool = False
+    is_touched: bool = False
+    is_deleted: bool = False
+    is_crashed: bool = False
+
+    @abstractmethod
+    def deliver(self, dispatch: "Dispatch") -> int:
+        """Deliver a slice to the consumers that are ready; return how many messages."""
+
+    @abstractmethod
+    def ack(self, tags: list[int]) -> None:
+        """Acknowledge deliveries. Unknown tags are ignored, here and in the methods below."""
+
+    def sent(self, tags: list[int]) -> None:
+        """Acknowledge deliveries to no_ack consumers that were sent completely. If a full disk
+        keeps that from being logged, it is done later."""
+        self.ack(tags)
+
+    @abstractmethod
+    def requeue(self, tags: list[int]) -> None:
+        """Put back deliveries that failed; an attempt is counted."""
+
+    @abstractmethod
+    def discard(self, tags: list[int]) -> None:
+        """Dead-letter or drop deliveries that failed."""
+
+    @abstractmethod
+    def release(self, tags: list[int]) -> None:
+        """Put back deliveries that nobody has tried; no attempt is counted."""
+
+    def give_back(self, tags: list[int]) -> None:
+        """Put back what a consumer had that is gone or wants it again. A queue with a delivery
+        limit counts an attempt, because the message may have ended its consumer."""
+        self.release(tags)
+
+
+# Takes the result of an operation, or its AMQPError.
+Reply = Callable[[object], None]
 
 TURN_SLICE: Final = 4096  # messages that one turn delivers
 RETRY_S: Final = 1.0  # after which a source that had no space is tried again
 
 
 def nothing() -> None:
-    """Nobody has asked to be woken."""
+    """Do nothing: the default of `wake`."""
 
 
-def no_chores() -> bool:
-    """Nobody has long work."""
+def no_background() -> bool:
+    """Return False: there are no background tasks."""
     return False
 
 
 class Dispatch:
-    """Of one vhost. mode: the durability that publishers wait for.
+    """The turns of one vhost. mode: the durability that publishers wait for.
 
     wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
-    in a source's own code. on_mistake(where, error): any other error, of which the turn goes on.
-    touched: those that a tick is to look at. chores(): a turn's share of
-    long work, True if there is more; has_chores: it is to be called.
+    in a source's own code. on_internal_error(where, error): any other error; the turn continues.
+    touched: sources for the next tick. background(): runs background tasks for a turn and returns
+    True if there is more; has_background: it is to be called.
     """
 
     def __init__(self, engine: StorageEngine, mode: int) -> None:
@@ -61,25 +143,25 @@ class Dispatch:
         self.mode: int = mode
         self.wake: Callable[[], None] = nothing
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
-        self.on_mistake: Callable[[str, Exception], None] | None = None
+        self.on_internal_error: Callable[[str, Exception], None] | None = None
         self.touched: list[Source] = []
-        self.chores: Callable[[], bool] = no_chores
-        self.has_chores: bool = False
-        self.is_serving: bool = False  # a queue delivers before the turn ends (ServedQueue.serve)
+        self.background: Callable[[], bool] = no_background
+        self.has_background: bool = False
+        self.is_serving: bool = False  # a queue delivers before the turn ends (BrokerQueue.serve)
         self._is_due: bool = False
         self.is_taking_turns: bool = False
         self._marked: deque[Source] = deque()
         self._again: deque[Source] = deque()
-        self._owing: list[Owing] = []
-        self._owing_since: int = -1  # the LSN up to which those that owe were asked
-        self._has_new_owing: bool = False
+        self._unconfirmed: list[Unconfirmed] = []
+        self._settled: int = -1  # the LSN with which `settle` was called last
+        self._has_new_unconfirmed: bool = False
         self._sending: list[Peer] = []
         self._without_space: list[Source] = []
         self._retried_at_s: float = 0.0
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
 
-    def woken_by(self, wake: Callable[[], None]) -> None:
-        """What `wake` is from now on; it is called if a run is wanted already."""
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Set `wake`; call it if a run is due already."""
         self.wake = wake
         if self._is_due:
             wake()
@@ -87,64 +169,65 @@ class Dispatch:
     # ---- marking -------------------------------------------------------------------------------
 
     def mark(self, source: Source) -> None:
-        """There may be something to deliver, or somebody to deliver it to."""
+        """Have the source deliver in the next run, and looked at in the next tick."""
         if not source.is_marked:
             source.is_marked = True
             self._marked.append(source)
             if not self._is_due:
-                self.be_due()
+                self.schedule()
         if not source.is_touched:
             source.is_touched = True
             self.touched.append(source)
 
     def again(self, source: Source) -> None:
-        """It has more to deliver in this turn, after others of the same channel."""
+        """Have the source deliver again in this turn, after the others of its channel."""
         self._again.append(source)
 
-    def be_due(self) -> None:
-        """A run is wanted."""
+    def schedule(self) -> None:
+        """Have `run` called."""
         if not self._is_due:
             self._is_due = True
             self.wake()
 
     def take_touched(self, n: int) -> list[Source]:
-        """Up to n of those that a tick is to look at; they are not touched any more."""
+        """Remove and return up to n sources that were touched."""
         taken, self.touched = self.touched[:n], self.touched[n:]
         for source in taken:
             source.is_touched = False
         return taken
 
-    def owes(self, who: Owing) -> None:
-        """This one owes confirms from now on, until its `settle` says that it does not."""
-        self._owing.append(who)
-        self._has_new_owing = True
-        self.be_due()
+    def add_unconfirmed(self, who: Unconfirmed) -> None:
+        """Call `who.settle` at the end of turns, until it returns False."""
+        self._unconfirmed.append(who)
+        self._has_new_unconfirmed = True
+        self.schedule()
 
-    def owes_more(self) -> None:
-        """One that owes has something new in this turn."""
-        self._has_new_owing = True
-        self.be_due()
+    def note_unconfirmed(self) -> None:
+        """Have `settle` called in this turn: a channel in the list has new publishes."""
+        self._has_new_unconfirmed = True
+        self.schedule()
 
-    def sends(self, who: Peer) -> None:
-        """This one has output; it is asked for it, once, at the end of the turn."""
+    def add_output(self, who: Peer) -> None:
+        """Have the connection flushed, once, at the end of the turn."""
         self._sending.append(who)
-        self.be_due()
+        self.schedule()
 
     def when_settled(self, lsn: int, mode: int, call: Callable[[], None]) -> None:
-        """Call it once `engine.settled(mode)` has reached lsn: at the end of a turn."""
+        """Call `call` at the end of the turn in which `engine.settled(mode)` reaches lsn."""
         self._waiting.append((lsn, mode, call))
-        self.be_due()
+        self.schedule()
 
-    def waits_for(self) -> int:
-        """The highest LSN that somebody waits for; 0 if nobody does."""
+    def awaited_lsn(self) -> int:
+        """Return the highest LSN that something waits for, 0 if nothing does."""
         waiting = max([lsn for lsn, _, _ in self._waiting], default=0)
-        return max(waiting, self.engine.last_lsn) if self._owing else waiting
+        return max(waiting, self.engine.last_lsn) if self._unconfirmed else waiting
 
     # ---- a turn --------------------------------------------------------------------------------
 
     def run(self, *, is_between: bool = False) -> bool:
-        """One turn; True if there is more to do at once (call it again, others first). is_between:
-        it is one beside that of this iteration of the loop, and has no time for chores."""
+        """Run one turn. Returns True if there is more to do at once: call it again, after other
+        events. is_between: it is a further turn in this iteration of the loop, without background
+        tasks."""
         self._is_due = False
         budget = TURN_SLICE
         marked = self._marked
@@ -164,16 +247,16 @@ class Dispatch:
                 try:
                     who.flush()
                 except Exception as error:  # noqa: BLE001 - it is reported
-                    self.mistake("sending to a client", error)
-        has_more = self.has_chores and (is_between or self.chores())
+                    self.internal_error("sending to a client", error)
+        has_more = self.has_background and (is_between or self.background())
         if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True
         return has_more
 
     def _take_turns(self, budget: int) -> None:
-        """Visit those that share places, round and round, until nobody of them delivers any more.
-        What is left beyond the budget is for the next turn."""
+        """Let sources that share places deliver in turn until none delivers any more. What is left
+        beyond the budget is marked for the next turn."""
         again = self._again
         self.is_taking_turns = True
         try:
@@ -185,7 +268,7 @@ class Dispatch:
                 self.mark(again.popleft())
 
     def _deliver(self, source: Source) -> int:
-        """What this one has for whoever is ready; how many messages."""
+        """Let the source deliver; return how many messages."""
         if source.is_deleted or source.is_crashed:
             return 0
         try:
@@ -200,33 +283,32 @@ class Dispatch:
             return 0
 
     def without_space(self, source: Source) -> None:
-        """This one had no space for what it had to log or to write: it is tried again a second
-        later. The engine has reported the full disk."""
+        """Try the source again a second later: it had no space for what it had to log or write. The
+        engine has reported the full disk."""
         self._without_space.append(source)
 
     def retry(self, now_s: float) -> None:
-        """Mark again those that had no space, once a second."""
+        """Mark the sources that had no space, once a second."""
         if self._without_space and now_s - self._retried_at_s >= RETRY_S:
             self._retried_at_s = now_s
             waiting, self._without_space = self._without_space, []
             for source in waiting:
                 self.mark(source)
 
-    def mistake(self, where: str, error: Exception) -> None:
-        """An error that nobody expected was raised: report it. A failure of the engine, and any
-        error while nobody listens, is raised again."""
-        if self.engine.failed is not None or self.on_mistake is None:
+    def internal_error(self, where: str, error: Exception) -> None:
+        """Report an unexpected error. Raises it if the engine has failed or nothing listens."""
+        if self.engine.failed is not None or self.on_internal_error is None:
             raise error
-        self.on_mistake(where, error)
+        self.on_internal_error(where, error)
 
     def _settle(self) -> None:
-        """Answer what is safe by now."""
+        """Send the answers to what is durable now."""
         engine = self.engine
         settled = engine.settled(self.mode)
-        if self._owing and (settled != self._owing_since or self._has_new_owing):
-            self._owing_since = settled
-            self._has_new_owing = False
-            self._owing = [who for who in self._owing if self._owes_after(who, settled)]
+        if self._unconfirmed and (settled != self._settled or self._has_new_unconfirmed):
+            self._settled = settled
+            self._has_new_unconfirmed = False
+            self._unconfirmed = [who for who in self._unconfirmed if self._confirm(who, settled)]
         if self._waiting:
             for _ in range(len(self._waiting)):
                 lsn, mode, call = self._waiting.popleft()
@@ -234,16 +316,16 @@ class Dispatch:
                     try:
                         call()
                     except Exception as error:  # noqa: BLE001 - it is reported
-                        self.mistake("an answer", error)
+                        self.internal_error("an answer", error)
                 else:
                     self._waiting.append((lsn, mode, call))
                     if mode > self.mode:
                         engine.request_sync()
 
-    def _owes_after(self, who: Owing, settled: int) -> bool:
-        """Have it confirm what is settled; whether it owes more."""
+    def _confirm(self, who: Unconfirmed, settled: int) -> bool:
+        """Have the channel confirm what is durable; return whether more is unconfirmed."""
         try:
             return who.settle(settled)
         except Exception as error:  # noqa: BLE001 - it is reported
-            self.mistake("confirms", error)
+            self.internal_error("confirms", error)
             return False

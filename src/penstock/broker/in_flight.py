@@ -1,26 +1,24 @@
-"""InFlight: what a vhost's process is handling at this moment, where its supervisor can read it.
+r"""What a vhost's process is handling at this moment, written where its supervisor can read it.
 
 A request that ends the process does so again when its client repeats it after the restart. The
-supervisor therefore has to know what was being handled when a process died, also when the kernel
-killed it and it could say nothing. So the process writes each request to memory that both share, a
-memfd of SIZE bytes:
+supervisor therefore must know what was being handled when a process died, also when the kernel
+killed it. So the process writes each request to memory that both share, a memfd of SIZE bytes:
 
-    state u8   since f64 (monotonic seconds)   length u16   "<user>\\0<operation>" UTF-8
+    state u8   since f64 (monotonic seconds)   length u16   "<user>\0<operation>" UTF-8
 
     NOTHING    nothing is being handled
     HANDLING   this request is being handled
-    TURN       it has been handled, and the turn in which its work is finished has not ended
+    TURN       it was handled, and the turn in which its work is finished has not ended
 
 The operation is a method of AMQP ("queue.declare"), an operation by name ("declare_queue"), or
-MESSAGES for everything else that one read of a socket brought: publishes, acks, gets. In a turn
-several requests may have been handled; then none of them is named, because nobody knows which of
-them the turn failed in.
+MESSAGES for everything else that one read of a socket brought: publishes, acks, gets. If several
+requests were handled in a turn, none is named, because it is unknown which one the turn failed in.
 
-What ended the process twice is refused for a while, by `begin`. Which requests these are, the
-supervisor decides (penstock.server.watched_vhost).
+What ended the process twice is refused for a while, by `begin`. The supervisor decides which
+requests these are (penstock.server.watched_vhost).
 
-An update may be torn by the death of the process. A torn name is seen once and blames nobody, as
-two equal ones are needed.
+The death of the process may tear an update. A torn name is seen once and has no effect, because two
+equal ones are needed.
 """
 
 import struct
@@ -40,12 +38,13 @@ NAME_BYTES_MAX: Final = SIZE - HEAD.size
 
 
 def signature(user: str, operation: str) -> bytes:
-    """How a request of this user is named in the shared memory."""
+    """Return how a request of this user is named in the shared memory."""
     return f"{user}\0{operation}".encode(errors="replace")[:NAME_BYTES_MAX]
 
 
 def parsed(memory: bytes) -> tuple[int, float, str, str]:
-    """(state, since, user, operation) of what a process left. State NOTHING: unreadable, too."""
+    """Return (state, since, user, operation) of what a process left; state NOTHING if
+    unreadable."""
     state, since_s, length = HEAD.unpack_from(memory)
     name = memory[HEAD.size : HEAD.size + length].decode(errors="replace")
     user, separator, operation = name.partition("\0")
@@ -55,7 +54,8 @@ def parsed(memory: bytes) -> tuple[int, float, str, str]:
 
 
 class InFlight:
-    """`memory`: shared with the supervisor. monotonic: the clock that both have."""
+    """The writer of the shared memory. memory: shared with the supervisor. monotonic: the clock of
+    both."""
 
     def __init__(
         self, monotonic: Callable[[], float], memory: mmap | bytearray | None = None
@@ -80,8 +80,9 @@ class InFlight:
     # ---- one read of a socket ------------------------------------------------------------------
 
     def begin_read(self, name: bytes) -> None:
-        """What one read of a socket brought is handled; name: signature(user, MESSAGES). The time
-        is not kept: nobody needs it of messages, and there may be 100,000 reads in a second."""
+        """Note that what one read of a socket brought is handled; name: signature(user, MESSAGES).
+        The time is not written: nobody needs it for messages, and there may be 100,000 reads in a
+        second."""
         self._read = name
         self._has_other = False
         if self._written == name:
@@ -90,7 +91,7 @@ class InFlight:
             self._write(HANDLING, name)
 
     def end_read(self) -> None:
-        """All of it has been handled, but for the turn."""
+        """Note that all of it was handled, but for the turn."""
         if not self._has_other:
             self._note(self._read)
         self._read = b""
@@ -99,7 +100,7 @@ class InFlight:
     # ---- one request that may be costly --------------------------------------------------------
 
     def begin(self, user: str, operation: str) -> None:
-        """A request is handled. ChannelError 403: it ended the process twice."""
+        """Note that a request is handled. ChannelError 403: it ended the process twice."""
         if self._refused:
             self._check(user, operation)
         name = signature(user, operation)
@@ -108,7 +109,7 @@ class InFlight:
         self._write(HANDLING, name)
 
     def end(self) -> None:
-        """It has been handled, but for the turn."""
+        """Note that it was handled, but for the turn."""
         if self._read:
             self._write(HANDLING, self._read)
         else:
@@ -128,19 +129,20 @@ class InFlight:
     # ---- the turn ------------------------------------------------------------------------------
 
     def turned(self) -> None:
-        """A turn has ended: what was handled before it cannot fail any more."""
+        """Note that a turn has ended: what was handled before it cannot fail any more."""
         if self._handled:
             self._handled = b""
             self._is_several = False
             self._memory[0] = NOTHING
 
     def blameless(self) -> None:
-        """The process ends for a reason that no request is to blame for, such as a disk error."""
+        """Write nothing more: the process ends for a reason that no request caused, such as a disk
+        error."""
         self._memory[0] = NOTHING
         self._memory = bytearray(SIZE)
 
     def freeze(self) -> None:
-        """The process ends because of what stands there now: nothing more is written."""
+        """Write nothing more: the process ends because of what is written now."""
         self._memory = bytearray(SIZE)
 
     def _note(self, name: bytes) -> None:

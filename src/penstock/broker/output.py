@@ -1,35 +1,148 @@
-"""Output: what a connection has to say, gathered until the end of the turn.
+"""What goes out to a client: frames of deliveries, the output buffer, large bodies, the transport.
 
-Frames of all channels of a connection go into one buffer in the order they are made; the end of the
-turn hands it to the transport. A body of 8 KiB or more is not copied into it: it stands between two
-pieces of the buffer as it is, and the transport sends the pieces together. A buffer of more than
-128 KiB counts as full: nothing more is delivered to that client in this turn. (Much larger buffers
-cost more per delivery, in page faults, than the writes that they save.) Answers, confirms and
-returns still get in; a client that does not read them is not read either.
+**Output.** Frames of all channels of a connection go into one buffer in the order they are made; at
+the end of the turn it is handed to the transport. A body of 8 KiB or more is not copied into it: it
+stands between two pieces of the buffer, and the transport sends the pieces together. A buffer of
+more than 128 KiB counts as full: nothing more is delivered to that client in this turn. (Much
+larger buffers cost more per delivery, in page faults, than the writes that they save.) Answers,
+confirms and returns are still added; a client that does not read them is not read either.
 
-**Large bodies** (large_content.py) are no part of the buffer. The frames of one content must follow
-one another on their channel, so from its header frame on, until its last body frame, what else the
-channel has to say waits in a *lane*; other channels go on in the buffer. Whoever has the transport
-asks for the next piece when there is room for one (`next_frames`): channels take turns, a piece
-each.
+**Deliveries.** A stored header holds exchange, routing key and properties as the publisher sent
+them (amqp_headers.py), so a delivery decodes nothing: three slices and the body, with lengths in
+between.
+
+    method   1 | channel 2 | length 4 | 60 2 | 60 2 | consumer tag 1+n | delivery tag 8
+             | redelivered 1 | exchange 1+n | routing key 1+n | CE
+    header   2 | channel 2 | length 4 | 60 2 | 0 2 | body size 8 | property flags and list | CE
+    body     3 | channel 2 | length 4 | bytes | CE               none if empty, several if large
+
+The bytes before and after the delivery tag are kept with the consumer, for the last address:
+messages of one queue mostly have the same.
+
+**Large bodies** are not read into RAM to be delivered. Their method and header frames are written
+as others; their body frames are made when the client takes them, at most PIECE_BYTES at a time,
+from the open body in the store. An open body can be read to its end, whatever becomes of the
+message (storage/stored_body.py). The frames of one content must follow one another on their
+channel, so from its header frame until its last body frame the channel's other frames wait in a
+*lane*; other channels continue in the buffer. The connection asks for the next piece when its
+transport has room (`next_frames`): channels take turns, a piece each. For a consumer that need not
+acknowledge, the message is acknowledged when all of it was handed to the transport: until then it
+is pending in its source, and goes back there if the client leaves.
+
+**Outlet** is the transport as the broker's core sees it: output and flow control. The core knows no
+sockets: the server's session writes to a transport, a test keeps what is sent in a list.
+`is_writable` is False while more waits to be sent than the client takes; the core delivers nothing
+more then, and is called (`ConnectionHandler.writable`) when it may continue. `pause` and `resume`
+say whether the client is to be read: not while it publishes and memory or disk are short, nor while
+too much work of it waits here. What was read already is handled or kept by the core.
+
+Hot: `write_delivery` runs once per message delivered.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 
-from penstock.broker.dispatch import Dispatch
-from penstock.broker.large_content import PIECE_BYTES, LargeContent
-from penstock.broker.roles import Peer
+from penstock.broker.broker_queue import ALL_COUNTS, COUNTS_OF_DEATHS, NO_COUNTS, Consumer
+from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.codec.frames import method_frame
 from penstock.codec.method import Method
+from penstock.native import mypyc_attr
+from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
+from penstock.queues.backing_queue import Delivery
+from penstock.storage.stored_body import StoredBody
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Outlet(ABC):
+    """The transport of one connection. `is_writable`: more may be sent; set by the
+    implementation."""
+
+    is_writable: bool = True
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Send frames, or pieces of them, in order; they go together at the end of the turn. Never
+        blocks; does nothing after `close`."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Stop reading from the client; again: nothing happens."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Read from the client again; again: nothing happens."""
+
+    def closing(self) -> None:  # noqa: B027 - where nothing can be dropped there is nothing to do
+        """Note that the client was sent a close. Drop a client that does not answer in time."""
+
+    @abstractmethod
+    def close(self, *, client_first: bool) -> None:
+        """Close the transport after everything was sent. client_first: the client said goodbye and
+        waits for close-ok, so it closes; we do only if it takes too long."""
+
+
+PIECE_BYTES: Final = 256 << 10
+FRAME_EXTRA_BYTES: Final = 8  # type, channel, length, end
+FRAME_END: Final = b"\xce"
+
+
+class LargeContent:
+    """The body of one content that is being sent, in frames of `frame_max` bytes at most. source
+    and tag: the delivery to settle when it was sent; None if there is none."""
+
+    def __init__(
+        self, channel: int, frame_max: int, body: StoredBody, source: Source | None = None,
+        tag: int = 0,
+    ) -> None:  # fmt: skip
+        self.channel: int = channel
+        self._body: StoredBody = body
+        self._payload_bytes: int = min(frame_max - FRAME_EXTRA_BYTES, PIECE_BYTES)
+        self._source: Source | None = source
+        self._tag: int = tag
+
+    def is_whole(self) -> bool:
+        """Return whether all frames were made."""
+        return not self._body.left
+
+    def next_frames(self) -> list[bytes]:
+        """Make the next body frames, PIECE_BYTES or a little more, in parts that follow one
+        another. CorruptionError, OSError: the rest cannot be read; call `abandon`."""
+        parts: list[bytes] = []
+        made = 0
+        front = b"\x03" + self.channel.to_bytes(2, "big")
+        while made < PIECE_BYTES and self._body.left:
+            data = self._body.read(self._payload_bytes)
+            made += len(data) + FRAME_EXTRA_BYTES
+            parts += (front + len(data).to_bytes(4, "big"), data, FRAME_END)
+        return parts
+
+    def sent(self) -> None:
+        """Close the body and settle its delivery: the client has all of it."""
+        self._body.close()
+        source, self._source = self._source, None
+        if source is not None and not source.is_deleted:
+            source.sent([self._tag])
+
+    def abandon(self, *, is_tried: bool) -> None:
+        """Close the body and give its delivery back: the client will not get the rest. is_tried:
+        the message may have ended the client."""
+        self._body.close()
+        source, self._source = self._source, None
+        if source is not None and not source.is_deleted:
+            if is_tried:
+                source.give_back([self._tag])
+            else:
+                source.release([self._tag])
+
 
 FULL_BYTES: Final = 128 << 10
 
 
 class Lane:
-    """What one channel has to say: a large body that is on its way, and what is behind it."""
+    """The frames of one channel while it has a large body: the body, and what waits for its end."""
 
     def __init__(self, content: LargeContent) -> None:
         self.content: LargeContent = content
@@ -38,13 +151,13 @@ class Lane:
         self._behind_bytes: int = 0
 
     def add(self, content: LargeContent) -> None:
-        """Another large body, whose header frame was written last."""
+        """Add another large body, whose header frame was written last."""
         self._write(self.writer.getvalue())
         self.writer = BytesWriter()
         self._behind.append(content)
 
     def put(self, data: bytes) -> BytesWriter:
-        """See Output.put."""
+        """Add bytes that are not copied, see Output.put."""
         self._write(self.writer.getvalue())
         self._write(data)
         self.writer = BytesWriter()
@@ -55,8 +168,8 @@ class Lane:
         self._behind_bytes += len(data)
 
     def go_on(self, parts: list[bytes]) -> bool:
-        """The body was sent: add to `parts` what is behind it, up to the next large body. False:
-        there is none, and the lane is at its end."""
+        """After the body was sent, add to `parts` what waits, up to the next large body. Returns
+        False if there is none: the lane is at its end."""
         behind = self._behind
         while behind:
             item = behind.popleft()
@@ -70,17 +183,17 @@ class Lane:
         return False
 
     def waiting_bytes(self) -> int:
-        """Bytes of frames that wait behind the body."""
+        """Return the bytes of frames that wait for the end of the body."""
         return self._behind_bytes + len(self.writer)
 
     def contents(self) -> list[LargeContent]:
-        """The large bodies that were not sent."""
+        """Return the large bodies that were not sent."""
         return [self.content, *[item for item in self._behind if isinstance(item, LargeContent)]]
 
 
 class Output:
-    """Of one connection. frame_max: as it was tuned. `sender` is asked to flush at the end of each
-    turn in which there was something."""
+    """The output of one connection. frame_max: as it was tuned. `sender` is flushed at the end of
+    each turn in which something was written."""
 
     def __init__(self, dispatch: Dispatch, frame_max: int) -> None:
         self.frame_max: int = frame_max
@@ -93,10 +206,10 @@ class Output:
         self._lanes: dict[int, Lane] = {}  # by channel, whose turn is next first
 
     def writer(self, channel: int) -> BytesWriter:
-        """Where whole frames of this channel are written to, now."""
+        """Return the writer for whole frames of this channel."""
         if not self._is_due and self.sender is not None:
             self._is_due = True
-            self._dispatch.sends(self.sender)
+            self._dispatch.add_output(self.sender)
         if self._lanes:
             lane = self._lanes.get(channel)
             if lane is not None:
@@ -104,11 +217,11 @@ class Output:
         return self._writer
 
     def send(self, channel: int, method: Method) -> None:
-        """A method without content."""
+        """Write a method without content."""
         self.writer(channel).write(method_frame(channel, method.encode()))
 
     def put(self, channel: int, data: bytes) -> BytesWriter:
-        """Bytes that are large enough not to be copied. Where to write on, behind them."""
+        """Add bytes that are large enough not to be copied. Returns the writer for what follows."""
         if self._lanes:
             lane = self._lanes.get(channel)
             if lane is not None:
@@ -121,15 +234,15 @@ class Output:
         return self._writer
 
     def is_full(self) -> bool:
-        """Whether nothing more should be delivered in this turn."""
+        """Return whether nothing more should be delivered in this turn."""
         return self._piece_bytes + len(self._writer) >= FULL_BYTES
 
     def has_frames(self) -> bool:
-        """Whether there is anything to `take`."""
+        """Return whether there is anything to `take`."""
         return self._piece_bytes + len(self._writer) > 0
 
     def take(self) -> list[bytes]:
-        """All there is, in order; the buffer is empty then."""
+        """Remove and return everything in the buffer, in order."""
         pieces = self._pieces
         if len(self._writer):
             pieces.append(self._writer.getvalue())
@@ -142,7 +255,7 @@ class Output:
     # ---- large bodies --------------------------------------------------------------------------
 
     def put_large(self, content: LargeContent) -> None:
-        """The body of a content, whose header frame was written just now."""
+        """Send this large body, whose header frame was written just now."""
         lane = self._lanes.get(content.channel)
         if lane is None:
             self._lanes[content.channel] = Lane(content)
@@ -150,17 +263,17 @@ class Output:
             lane.add(content)
 
     def has_large(self) -> bool:
-        """Whether a large body is on its way."""
+        """Return whether a large body is being sent."""
         return bool(self._lanes)
 
     def is_busy(self, channel: int) -> bool:
-        """Whether a large body is on its way on this channel."""
+        """Return whether a large body is being sent on this channel."""
         return channel in self._lanes
 
     def next_frames(self) -> tuple[int, list[bytes]]:
-        """The next piece of a large body, of which there is one, in parts, and what its channel has
-        to say behind it; and the number of the channel if that was all, else -1. CorruptionError,
-        OSError: the body cannot be read; its content is not whole, and `abandon` is due."""
+        """Return the next piece of a large body, in parts, with what waited for its end; before it
+        the number of the channel if that was all, else -1. There must be a large body.
+        CorruptionError, OSError: it cannot be read; call `abandon`."""
         number = next(iter(self._lanes))
         lane = self._lanes[number]
         content = lane.content
@@ -174,17 +287,160 @@ class Output:
         return -1, parts
 
     def abandon(self, *, is_tried: bool) -> None:
-        """The client gets nothing more of the large bodies, nor of what is behind them. is_tried:
-        see LargeContent.abandon."""
+        """Drop the large bodies and what waits for them. is_tried: see LargeContent.abandon."""
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             for content in lane.contents():
                 content.abandon(is_tried=is_tried)
 
     def waiting_bytes(self) -> int:
-        """Bytes of frames that wait behind large bodies."""
+        """Return the bytes of frames that wait for large bodies."""
         return sum([lane.waiting_bytes() for lane in self._lanes.values()])
 
     def large_bytes(self) -> int:
-        """What large bodies that are on their way take in RAM, with what waits behind them."""
+        """Return the bytes of RAM that large bodies take, with what waits for them."""
         return len(self._lanes) * PIECE_BYTES + self.waiting_bytes() if self._lanes else 0
+
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+END: Final = 0xCE
+DELIVER: Final = b"\x00\x3c\x00\x3c"  # class 60, method 60
+GET_OK: Final = b"\x00\x3c\x00\x47"  # 60, 71
+RETURN: Final = b"\x00\x3c\x00\x32"  # 60, 50
+CONTENT: Final = b"\x00\x3c\x00\x00"  # class 60, weight 0
+METHOD_FIXED_BYTES: Final = 4 + 8 + 1  # class and method, delivery tag, redelivered
+HEADER_FIXED_BYTES: Final = 4 + 8
+APART_BYTES: Final = 8192  # bodies from here on are not copied into the buffer
+
+HEADERS: Final = AmqpHeaders()
+
+
+def address_of(header: bytes, queue: str) -> tuple[bytes, bytes]:
+    """Return (exchange and routing key as two short strings, properties) of a stored header. queue:
+    its queue, for a message that the embedded library put there."""
+    return HEADERS.parts(header, queue)
+
+
+def counted_props(header: bytes, props: bytes, attempts: int, counts: int) -> bytes:
+    """Return the properties with x-delivery-count and the attempts of deaths, as `counts`
+    (broker_queue.py) asks."""
+    if counts & COUNTS_OF_DEATHS:
+        props = HEADERS.told_props(header, props)
+    if counts & ALL_COUNTS or (counts and attempts):
+        props = HEADERS.delivered_props(props, attempts)
+    return props
+
+
+def write_delivery(
+    output: Output, channel: int, consumer: Consumer, delivery_tag: int, delivery: Delivery
+) -> None:
+    """Write a basic.deliver with its content."""
+    message = delivery.message
+    header = message.header
+    if delivery.attempts or not header or header[0] != FORMAT:
+        address, props = address_of(header, consumer.queue.name)
+        if consumer.counts != NO_COUNTS:
+            props = counted_props(header, props, delivery.attempts, consumer.counts)
+    else:
+        at = 2 + header[1]
+        at += 1 + header[at]
+        address = header[1:at]
+        props = header[at:]
+    if address != consumer.address or not consumer.front:
+        _set_address(consumer, channel, address)
+    out = output.writer(channel)
+    out.write(consumer.front)
+    write_i64_be(out, delivery_tag)
+    out.write(consumer.redelivered if delivery.is_redelivered else consumer.fresh)
+    write_content(output, channel, props, message.size, message.body)
+
+
+def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
+    tag = consumer.tag.encode("utf-8", "surrogateescape")
+    size = METHOD_FIXED_BYTES + 1 + len(tag) + len(address)
+    consumer.address = address
+    consumer.front = b"\x01%b%b%b%c%b" % (
+        channel.to_bytes(2, "big"), size.to_bytes(4, "big"), DELIVER, len(tag), tag
+    )  # fmt: skip
+    consumer.fresh = b"\x00%b\xce" % address
+    consumer.redelivered = b"\x01%b\xce" % address
+
+
+def begin_frame(out: BytesWriter, kind: int, channel: int, size: int) -> None:
+    """Write what precedes a frame's payload of `size` bytes. END must follow the payload."""
+    out.append(kind)
+    write_i16_be(out, channel if channel < 0x8000 else channel - 0x10000)  # as signed ones
+    write_i32_be(out, size)
+
+
+def write_content(
+    output: Output, channel: int, props: bytes, size: int, body: bytes | None
+) -> None:
+    """Write content header and body frames. body: None for a large body of `size` bytes that comes
+    from the store; then call `Output.put_large`."""
+    out = output.writer(channel)
+    begin_frame(out, HEADER, channel, HEADER_FIXED_BYTES + len(props))
+    out.write(CONTENT)
+    write_i64_be(out, size)
+    out.write(props)
+    out.append(END)
+    if body is None:
+        return
+    piece_bytes = output.frame_max - FRAME_EXTRA_BYTES
+    if size > piece_bytes:
+        for start in range(0, size, piece_bytes):
+            _write_body(output, channel, body[start : start + piece_bytes])
+    elif size >= APART_BYTES:
+        _write_body(output, channel, body)
+    elif size:
+        begin_frame(out, BODY, channel, size)
+        out.write(body)
+        out.append(END)
+
+
+def _write_body(output: Output, channel: int, body: bytes) -> None:
+    """Write a body frame whose content is not copied."""
+    out = output.writer(channel)
+    begin_frame(out, BODY, channel, len(body))
+    out = output.put(channel, body)
+    out.append(END)
+
+
+def write_get_ok(
+    output: Output, channel: int, queue: str, delivery_tag: int, delivery: Delivery, ready: int,
+    counts: int,
+) -> None:  # fmt: skip
+    """Write a basic.get-ok with its content. ready: how many messages are left. counts: as a
+    consumer's."""
+    message = delivery.message
+    address, props = address_of(message.header, queue)
+    props = counted_props(message.header, props, delivery.attempts, counts)
+    out = output.writer(channel)
+    begin_frame(out, METHOD, channel, METHOD_FIXED_BYTES + len(address) + 4)
+    out.write(GET_OK)
+    write_i64_be(out, delivery_tag)
+    out.append(1 if delivery.is_redelivered else 0)
+    out.write(address)
+    out.write(min(ready, 0xFFFFFFFF).to_bytes(4, "big"))
+    out.append(END)
+    write_content(output, channel, props, message.size, message.body)
+
+
+def write_return(
+    output: Output, channel: int, code: int, text: str, address: bytes, props: bytes, size: int,
+    body: bytes | None,
+) -> None:  # fmt: skip
+    """Write a basic.return with its content: a mandatory message that no queue got. size, body: see
+    write_content."""
+    reply = text.encode("utf-8", "surrogateescape")
+    out = output.writer(channel)
+    begin_frame(out, METHOD, channel, 4 + 2 + 1 + len(reply) + len(address))
+    out.write(RETURN)
+    write_i16_be(out, code)
+    out.append(len(reply))
+    out.write(reply)
+    out.write(address)
+    out.append(END)
+    write_content(output, channel, props, size, body)

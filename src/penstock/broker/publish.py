@@ -1,32 +1,58 @@
 """Publish: from a publish on the wire to its queues.
 
-    run          for each publish of a run: its route, its properties' few facts, then
-    _publish     one queue: AMQQueue.publish, which appends the record
-    _append      one stream: ServedStream.append, which does too
-                 several: one record and one body for all of them (fan_out.py)
-                 none: back to the publisher if it is mandatory
+    Publisher.run    for each publish of a run: its route, the few facts of its properties, then
+    _publish         one queue: AMQQueue.publish, which appends the record
+    _append          one stream: BrokerStream.append, which does too
+    fan_out          several: one record and one body for all of them
+                     none: the message is returned to the publisher if it is mandatory
 
 **Routes are cached by bytes.** Exchange, key and bits of a basic.publish are one slice of the
-frame; the same slice goes the same way until topology or permissions change (`router.version`). So
-permission, exchange and bindings are looked at once per slice and channel. Not cached are messages
-that headers route, and those with CC, BCC or x-delay headers.
+frame; the same slice has the same route until topology or permissions change (`router.version`). So
+permission, exchange and bindings are looked up once per slice and channel. Messages that headers
+route are not cached, nor those with CC, BCC or x-delay headers.
 
-**Properties are looked at, not decoded**: `scan` validates the list and gives delivery mode,
-priority and which properties there are; only expiration, user-id, reply-to and some headers need
-more.
+**Properties are looked at, not decoded.** `scan` validates the list and returns delivery mode,
+priority and which properties there are. Only these need more, when their flag is there:
 
-A message is persistent if its delivery mode is 2 and its queue is durable; else it is in RAM, or
-paged to what is wiped at start, and confirmed at once. In a stream it is persistent in any case.
+    expiration   a number of ms as text: how long the message may wait
+    user-id      must be the user's own name
+    reply-to     direct reply-to is replaced by the name of the channel's reply queue
+    x-delay      a header, or the exchange's: how long the message has to wait, in ms
+    CC, BCC      headers: more routing keys, RabbitMQ's extension. A message is routed by its own
+                 key and by each of theirs. CC stays in the headers. BCC is removed before the
+                 message is stored, and its keys go into the stored header, where no consumer sees
+                 them: dead-lettering without a routing key of its own needs them. One that is not
+                 an array of strings closes the channel; values that are not strings are ignored
 
-A queue that refuses (reject-publish) makes the publish a basic.nack; other queues that it went to
-have it. A full disk stops the run at the message that did not fit: `run` says how many were taken,
-the rest is kept by the connection until there is room.
+A message is persistent if its delivery mode is 2 and its queue is durable; otherwise it is in RAM,
+or paged to files that are deleted at the start, and confirmed at once. In a stream it is always
+persistent.
+
+**Several queues and streams** share one record of the log where possible:
+
+    queues that may refuse it, or whose consumers wait      each by itself, first
+    streams, and with them every durable queue              one transaction, one record: all of
+                                                            them have it after a crash, or none
+    the other queues                                        one record and one body for all to
+                                                            which the message is the same
+
+However many records there are, the queues share one body in RAM, and it is counted once
+(shared_body.py). A queue that refuses (reject-publish) makes the publish a basic.nack; the other
+queues have the message. A full disk is a DiskFullError: none of those that share a record has the
+message, and the run stops there. `run` returns how many were handled; the connection keeps the rest
+until there is room.
+
+**Large bodies**, of more than a MiB, go to disk as their frames arrive (SpooledPublish), so an
+unfinished body costs no RAM: each goes to a file of its own in a MessageStore, by the spool of
+Qpid's Flow to Disk Design (storeHeader, storeChunk). After the last frame the publish names that
+file. If the client leaves before that, the body is aborted and its file deleted. The file is in the
+store where the message will be, as far as that is known when it begins: a persistent message for a
+durable queue in the persistent store, any other in the transient one. All queues share it there;
+for those that need it in the other store it is copied, in pieces. For streams, for queues that may
+refuse it, and in a transaction the body is read back once, and the file is deleted.
 
 A channel of the library's box may send all it publishes to one stream (`send_to`), by key alone,
 and ask for the offsets.
-
-Not here: several queues (fan_out.py), bodies that are spooled (spooled.py), transactions
-(transactions.py).
 """
 
 from abc import ABC, abstractmethod
@@ -35,34 +61,34 @@ from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.confirms import Confirms
-from penstock.broker.copies import copies, has_copies
-from penstock.broker.deliver import HEADERS, write_return
 from penstock.broker.dispatch import Dispatch
-from penstock.broker.fan_out import fan_out
-from penstock.broker.large_content import LargeContent
-from penstock.broker.output import Output
-from penstock.broker.publish_facts import (
-    Facts,
-    check_user,
-    delay_of,
-    expiration_of,
-    with_reply_to,
-)
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import ServedStream
+from penstock.broker.output import HEADERS, LargeContent, Output, write_return
 from penstock.broker.vhost import VHost
-from penstock.codec.properties import BasicProperties, scan
+from penstock.codec.properties import BasicProperties, expiration_at, scan
 from penstock.errors import (
     NO_ROUTE,
     NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
     AMQPConnectionError,
+    ChannelError,
     DiskFullError,
     QueueFullError,
 )
 from penstock.message import Message
 from penstock.native import mypyc_attr
+from penstock.queues import raw_tables
+from penstock.queues.arrivals import Plan
+from penstock.queues.queue_options import DROP_HEAD, MS_MAX
+from penstock.queues.raw_properties import PropertiesError, RawProperties
+from penstock.queues.raw_tables import RawEntry
+from penstock.queues.x_death import CC, routing_keys_in
+from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
+from penstock.storage.file_queue_backing import Spool
+from penstock.storage.transaction import Published, Transaction
 
 MANDATORY: Final = 1
 IMMEDIATE: Final = 2
@@ -73,27 +99,54 @@ RUN_STEPS: Final = 256
 SPECIAL_STEPS: Final = 32  # of a publish that is routed by itself
 RUN_S: Final = 0.01
 PERSISTENT: Final = 2
+EXPIRATION_MS_MAX: Final = MS_MAX
+DELAY_MS_MAX: Final = MS_MAX
+PUBLISH: Final = (60, 40)
 # Property flags that say that more than the scan is needed.
 HAS_HEADERS: Final = 0x2000
 HAS_REPLY_TO: Final = 0x0200
 HAS_EXPIRATION: Final = 0x0100
 HAS_USER_ID: Final = 0x0010
 SPECIAL: Final = HAS_HEADERS | HAS_REPLY_TO | HAS_EXPIRATION | HAS_USER_ID
+HEADERS_IN_FIRST_OCTET: Final = HAS_HEADERS >> 8
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
+BCC: Final = b"BCC"
+
+
+class Facts:
+    """What a queue must know of a message. ttl_ms: None for no expiration; delay_ms: None for the
+    queue's own. hidden: keys of BCC, which the stored header keeps."""
+
+    __slots__ = ("delay_ms", "hidden", "is_persistent", "priority", "ttl_ms")
+
+    def __init__(self) -> None:
+        self.is_persistent: bool = False
+        self.priority: int = 0
+        self.ttl_ms: int | None = None
+        self.delay_ms: int | None = None
+        self.hidden: list[bytes] = []
+
+    def set_plain(self, info: int) -> None:
+        """Set the facts of a message from the result of the scan."""
+        self.is_persistent = info & 0xFF == PERSISTENT
+        self.priority = info >> 8 & 0xFF
+        self.ttl_ms = None
+        self.delay_ms = None
+        self.hidden = []
 
 
 class Targets:
-    """The queues and the streams that a message goes to."""
+    """The queues and streams that a message goes to."""
 
     __slots__ = ("queues", "streams")
 
     def __init__(self) -> None:
-        self.queues: list[ServedQueue] = []
-        self.streams: list[ServedStream] = []
+        self.queues: list[BrokerQueue] = []
+        self.streams: list[BrokerStream] = []
 
 
 class Route:
-    """Where one slice of a publish frame leads. front: of the stored header."""
+    """Where one slice of a publish frame leads. front: the start of the stored header."""
 
     def __init__(self, raw: bytes, exchange: str, key: str) -> None:
         self.exchange: str = exchange
@@ -106,11 +159,11 @@ class Route:
         # It is no queue's alone: headers route, or delay, or it leads to streams.
         self.is_special: bool = False
         self.targets: Targets = Targets()
-        self.queues: list[ServedQueue] = self.targets.queues
+        self.queues: list[BrokerQueue] = self.targets.queues
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Collecting(ABC):
+class PublishCollector(ABC):
     """A transaction: what is published in it is published when it commits."""
 
     @abstractmethod
@@ -118,11 +171,12 @@ class Collecting(ABC):
         self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
         facts: Facts,
     ) -> None:  # fmt: skip
-        """One publish."""
+        """Add one publish."""
 
 
 class Publisher:
-    """Of one channel. `confirms`: in confirm mode; `transaction`: in a transaction's."""
+    """The publishes of one channel. `confirms`: set in confirm mode; `transaction`: set in a
+    transaction."""
 
     def __init__(self, vhost: VHost, identity: Identity, number: int, output: Output) -> None:
         self.vhost: VHost = vhost
@@ -132,33 +186,33 @@ class Publisher:
         self.number: int = number
         self.output: Output = output
         self.confirms: Confirms | None = None
-        self.transaction: Collecting | None = None
+        self.transaction: PublishCollector | None = None
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self._routes: dict[bytes, Route] = {}
         self._version: int = -1
         self._facts: Facts = Facts()
-        self._stream: ServedStream | None = None  # where all publishes go
+        self._stream: BrokerStream | None = None  # where all publishes go
         self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
 
-    def send_to(self, stream: ServedStream | None) -> None:
-        """From now on all publishes go to this stream, whatever they are published to; None: where
-        they are published to. Their places are noted in `appended`."""
+    def send_to(self, stream: BrokerStream | None) -> None:
+        """Send all publishes to this stream from now on, whatever they are published to; None:
+        where they are published to. Their places are noted in `appended`."""
         self._stream = stream
         self.appended = None if stream is None else deque(maxlen=APPENDED_MAX)
         self._version = -1
 
     def forget_routes(self) -> None:
-        """Permissions have changed."""
+        """Forget the cached routes, because permissions have changed."""
         self._version = -1
 
     # ---- a run ---------------------------------------------------------------------------------
 
     def run(self, routes: list[bytes], headers: list[bytes], bodies: list[bytes]) -> int:
-        """Publish them in order; how many were dealt with. Fewer than all: `is_sliced` says that
-        they took longer than RUN_S, and others are to be served before the rest; else the disk is
-        full.
-        ChannelError, AMQPConnectionError: of the one behind those before it, which are in."""
+        """Publish them in order; return how many were handled. If fewer than all: `is_sliced`
+        means that they took longer than RUN_S, and other clients come before the rest;
+        otherwise the disk is full. ChannelError, AMQPConnectionError: of one publish, after
+        those before it were done."""
         raw = b""
         route: Route | None = None
         props = b""
@@ -194,7 +248,7 @@ class Publisher:
         return n
 
     def route(self, raw: bytes) -> Route:
-        """The way of a publish with this slice. ChannelError 403, 404."""
+        """Return the route of a publish with this slice. ChannelError 403, 404."""
         vhost = self.vhost
         if vhost.router.version != self._version or len(self._routes) >= ROUTES_MAX:
             self._version = vhost.router.version
@@ -228,7 +282,7 @@ class Publisher:
             raise refusals.no_access("write", "exchange", exchange, vhost.name, self.identity.name)
         if not vhost.router.has(exchange):
             raise refusals.not_found(what)
-        if vhost.is_internal(exchange):
+        if vhost.topology.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
         route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
@@ -242,17 +296,17 @@ class Publisher:
         """The queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
-            queue = self.vhost.served(name)
-            if isinstance(queue, ServedStream):
+            queue = self.vhost.table.usable(name)
+            if isinstance(queue, BrokerStream):
                 found.streams.append(queue)
-            elif isinstance(queue, ServedQueue) and not queue.is_crashed:
+            elif isinstance(queue, BrokerQueue) and not queue.is_crashed:
                 found.queues.append(queue)
         return found
 
     # ---- one message ---------------------------------------------------------------------------
 
     def _publish(
-        self, route: Route, queues: list[ServedQueue], props: bytes, info: int, body: bytes
+        self, route: Route, queues: list[BrokerQueue], props: bytes, info: int, body: bytes
     ) -> None:
         """A message that is no more than its delivery mode and priority."""
         if self.transaction is not None or len(queues) != 1:
@@ -275,7 +329,7 @@ class Publisher:
         if self.confirms is not None:
             self.confirms.published(lsn)
 
-    def _refused(self, queue: ServedQueue) -> None:
+    def _refused(self, queue: BrokerQueue) -> None:
         self._dispatch.mark(queue)
         if self.confirms is not None:
             self.confirms.refused()
@@ -290,17 +344,18 @@ class Publisher:
         facts, targets, props = self.facts_of(route, props, info)
         self.publish_with(route, targets, props, body, facts)
 
-    def _append(self, stream: ServedStream, header: bytes, body: bytes) -> None:
+    def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
         """A message for one stream alone."""
         lsn = stream.append(header, body, self._mode)
-        self._dispatch.be_due()
+        self._dispatch.schedule()
         if self.appended is not None:
             self.appended.append(stream.last_place)
         if self.confirms is not None:
             self.confirms.published(lsn)
 
     def facts_of(self, route: Route, props: bytes, info: int) -> tuple[Facts, Targets, bytes]:
-        """What must be known of a message, where it goes, and its properties as they are stored."""
+        """Return what a queue must know of a message, where it goes, and its properties as
+        stored."""
         facts = Facts()
         facts.set_plain(info)
         flags = info >> 16
@@ -336,8 +391,8 @@ class Publisher:
         self, route: Route, targets: Targets, props: bytes, body: bytes, facts: Facts,
         spooled: Message | None = None,
     ) -> None:  # fmt: skip
-        """Any message: to a transaction, to several queues, to none. spooled: its body is in the
-        store, and `body` is empty."""
+        """Publish any message: to a transaction, to several queues, to none. spooled: its body is
+        in the store, and `body` is empty."""
         header = route.front + props
         if facts.hidden:
             header = HEADERS.with_hidden(header, facts.hidden)
@@ -347,9 +402,9 @@ class Publisher:
         queues, streams = targets.queues, targets.streams
         if not queues and not streams:
             if route.is_mandatory and spooled is not None:
-                self.give_back_stored(route, props, spooled)
+                self.return_stored(route, props, spooled)
             elif route.is_mandatory:
-                self.give_back(route, props, body)
+                self.return_message(route, props, body)
             if self.confirms is not None:
                 self.confirms.published(0)
             return
@@ -363,11 +418,11 @@ class Publisher:
             else:
                 self.confirms.published(lsn)
 
-    def give_back(self, route: Route, props: bytes, body: bytes) -> None:
-        """A mandatory message that no queue gets."""
+    def return_message(self, route: Route, props: bytes, body: bytes) -> None:
+        """Return a mandatory message that no queue gets."""
         self._return(route, props, len(body), body)
 
-    def give_back_stored(self, route: Route, props: bytes, message: Message) -> None:
+    def return_stored(self, route: Route, props: bytes, message: Message) -> None:
         """The same of one whose body is in the store. CorruptionError, OSError."""
         body = self.vhost.engine.open_body(message)
         self._return(route, props, message.size, None)
@@ -376,3 +431,348 @@ class Publisher:
     def _return(self, route: Route, props: bytes, size: int, body: bytes | None) -> None:
         output = self.output
         write_return(output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, size, body)
+
+
+# ---- large bodies --------------------------------------------------------------------------------
+
+
+class SpooledPublish:
+    """A publish whose body is arriving. ChannelError 403, 404, 406 as for other publishes.
+    DiskFullError: there is no room."""
+
+    def __init__(self, publisher: Publisher, raw: bytes, props: bytes) -> None:
+        self._publisher: Publisher = publisher
+        self._route = publisher.route(raw)
+        self._props: bytes = props
+        self._info: int = scan(props)
+        engine = publisher.vhost.engine
+        self._message = engine.new_message(b"", b"")
+        self._message.body = None
+        self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
+        self._spool: Spool = engine.spool(self._message)
+
+    def write(self, data: bytes) -> None:
+        """Write the next bytes. DiskFullError: only `abort` may be called then."""
+        engine = self._publisher.vhost.engine
+        try:
+            self._spool.write(data)
+        except OSError as error:
+            raise engine.disk_full(error, len(data)) from error
+
+    def finish(self) -> None:
+        """Publish the message, after the last byte."""
+        publisher = self._publisher
+        vhost = publisher.vhost
+        engine = vhost.engine
+        message = self._message
+        try:
+            message.store_file = self._spool.finish()
+        except OSError as error:
+            raise engine.disk_full(error, self._spool.size) from error
+        message.size = self._spool.size
+        engine.own_body(message)
+        try:
+            facts, targets, props = publisher.facts_of(self._route, self._props, self._info)
+            if publisher.transaction is not None:
+                body = whole_body(vhost, message)
+                publisher.publish_with(self._route, targets, props, body, facts)
+            else:
+                publisher.publish_with(self._route, targets, props, b"", facts, message)
+        finally:
+            engine.disown_body(message)
+
+    def abort(self) -> None:
+        """Delete the file: the body will not end."""
+        try:
+            self._spool.abort()
+        except DiskFullError:
+            pass
+
+
+def leads_to_durable(route: Route) -> bool:
+    """Return whether a message may go to a durable queue; its headers may decide that later."""
+    if route.by_headers or route.is_special:
+        return True
+    return any(queue.is_durable for queue in route.queues)
+
+
+# ---- several queues and streams ------------------------------------------------------------------
+
+
+Planned = tuple[BrokerQueue, Plan, Published]
+
+
+def fan_out(
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
+    body: bytes, facts: Facts, spooled: Message | None = None, copies: SharedBody | None = None,
+) -> tuple[int, bool]:  # fmt: skip
+    """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
+    shared body of other queues to which the message was published already. Returns the LSN to wait
+    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    if copies is None:
+        copies = vhost.engine.share_of(body, len(queues))
+    with vhost.engine.share(copies):
+        return _fan_out(vhost, queues, streams, header, body, facts, spooled)
+
+
+def _fan_out(
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
+    body: bytes, facts: Facts, spooled: Message | None,
+) -> tuple[int, bool]:  # fmt: skip
+    shared: list[BrokerQueue] = []
+    lsn = 0
+    is_refused = False
+    size = len(body) if spooled is None else spooled.size
+    for queue in queues:
+        mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
+        options = queue.amq.options
+        if facts.ttl_ms != 0 and options.ttl_ms != 0 and options.overflow == DROP_HEAD:
+            shared.append(queue)
+            continue
+        # It may refuse, or it is for whoever waits now: the queue decides by itself.
+        whole = body if spooled is None else whole_body(vhost, spooled)
+        try:
+            one = queue.amq.publish(
+                header, whole, mode, priority=min(facts.priority, queue.priorities),
+                ttl_ms=facts.ttl_ms, delay_ms=facts.delay_ms,
+            )  # fmt: skip
+        except QueueFullError:
+            is_refused = True
+        else:
+            lsn = max(lsn, one)
+            queue.published += 1
+        vhost.dispatch.mark(queue)
+    if streams:
+        joined = [queue for queue in shared if facts.is_persistent and queue.is_durable]
+        shared = [queue for queue in shared if queue not in joined]
+        whole = body if spooled is None else whole_body(vhost, spooled)
+        lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts))
+    if shared:
+        lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
+    return lsn, is_refused
+
+
+def _publish_shared(
+    vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int, facts: Facts,
+    spooled: Message | None,
+) -> int:  # fmt: skip
+    """Publish with one record for all queues to which the message is the same. Returns the LSN, 0
+    if none is durable."""
+    engine = vhost.engine
+    plans: list[tuple[BrokerQueue, Plan]] = []
+    done = 0
+    lsn = 0
+    try:
+        for queue in queues:
+            plan = plan_of(queue, header, facts)
+            plans.append((queue, plan))
+        plans.sort(key=_by_kind)
+        while done < len(plans):
+            first, like = plans[done]
+            group = [plans[done]]
+            for other, plan in plans[done + 1 :]:
+                if (
+                    plan.expiry_ms != like.expiry_ms
+                    or plan.header != like.header
+                    or other.is_durable != first.is_durable
+                ):
+                    break
+                group.append((other, plan))
+            mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
+            targets = [plan.index for _, plan in group]
+            if spooled is None:
+                engine.publish(targets, like.header, body, mode, like.expiry_ms)
+            elif mode == NONE:
+                spooled = engine.in_transient(spooled)
+                engine.publish_stored(targets, like.header, spooled, like.expiry_ms)
+            else:
+                spooled = engine.in_persistent(spooled)
+                message = spooled.copy()
+                message.expiry_ms = like.expiry_ms
+                engine.publish_spooled(targets, like.header, message, mode)
+            if mode != NONE:
+                lsn = engine.last_lsn
+            for queue, plan in group:
+                done += 1
+                queue.amq.planned(plan, plan.index.next_seq - 1, size)
+                queue.published += 1
+                vhost.dispatch.mark(queue)
+    except BaseException:
+        for queue, plan in plans[done:]:
+            queue.amq.unplan(plan)
+        raise
+    return lsn
+
+
+def _append_all(
+    vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
+    body: bytes, facts: Facts,
+) -> int:  # fmt: skip
+    """Publish with one record to streams and durable queues; return its LSN."""
+    vhost.dispatch.schedule()
+    if not queues and len(streams) == 1:
+        return streams[0].append(header, body, vhost.mode)
+    transaction = vhost.engine.begin()
+    planned: list[Planned] = []
+    try:
+        plan_all(transaction, queues, header, body, facts, planned)
+        entering = [stream.begin_append(transaction, header, body) for stream in streams]
+        lsn = transaction.commit(vhost.mode)
+    except BaseException:
+        if transaction.is_open:
+            transaction.rollback()
+        for queue, plan, _ in planned:
+            queue.amq.unplan(plan)
+        raise
+    for queue, plan, published in planned:
+        for index, entry in published.entries:
+            if index is plan.index:
+                queue.amq.planned(plan, entry.seq, len(body))
+                queue.published += 1
+        vhost.dispatch.mark(queue)
+    for append in entering:
+        append.done()
+    return lsn
+
+
+def plan_all(
+    transaction: Transaction, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
+    planned: list[Planned],
+) -> None:  # fmt: skip
+    """Publish to durable queues in a transaction, the body once for all to which it is the same.
+    What is planned is added to `planned`, also if this fails: the caller must undo it."""
+    plans: list[tuple[BrokerQueue, Plan]] = []
+    groups: dict[tuple[bytes, int], list[tuple[BrokerQueue, Plan]]] = {}
+    done: set[int] = set()
+    try:
+        for queue in queues:
+            plan = plan_of(queue, header, facts)
+            plans.append((queue, plan))
+            groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
+        for (shared, expiry_ms), group in groups.items():
+            targets = [plan.index for _, plan in group]
+            published = transaction.publish(targets, shared, body, expiry_ms)
+            for queue, plan in group:
+                planned.append((queue, plan, published))
+                done.add(id(plan))
+    except BaseException:
+        for queue, plan in plans:
+            if id(plan) not in done:
+                queue.amq.unplan(plan)
+        raise
+
+
+def whole_body(vhost: VHost, spooled: Message) -> bytes:
+    """A spooled body, read back, for a queue that cannot share it."""
+    return vhost.engine.read_stored(spooled)
+
+
+def plan_of(queue: BrokerQueue, header: bytes, facts: Facts) -> Plan:
+    """Return what the queue would make of the message; `planned` or `unplan` must follow."""
+    return queue.amq.plan(
+        header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,
+        delay_ms=facts.delay_ms,
+    )  # fmt: skip
+
+
+def _by_kind(planned: tuple[BrokerQueue, Plan]) -> tuple[bool, int, bytes]:
+    """Sort key: durable queues first, those to which the message is the same together."""
+    queue, plan = planned
+    return (not queue.is_durable, plan.expiry_ms, plan.header)
+
+
+# ---- facts of a message, from the bytes of its properties ----------------------------------------
+
+
+def refused(text: str) -> ChannelError:
+    """Return a 406 on basic.publish."""
+    return ChannelError(PRECONDITION_FAILED, text, *PUBLISH)
+
+
+def expiration_of(props: bytes) -> int:
+    """Return the expiration in ms. ChannelError 406 unless it is a whole number in range."""
+    given = expiration_at(props) or b""
+    if not given.isdigit() or len(given) > 15 or int(given) > EXPIRATION_MS_MAX:
+        text = given.decode("utf-8", "replace")
+        raise refused(
+            f"invalid expiration '{text}': expected a number of ms, 0 to {EXPIRATION_MS_MAX}"
+        )
+    return int(given)
+
+
+def check_user(props: bytes, user: str) -> None:
+    """Raise ChannelError 406 if the message has the user-id of another user."""
+    given = BasicProperties.decode(props).user_id
+    if given is not None and given != user:
+        raise refused(f"user_id property set to '{given}' but authenticated user was '{user}'")
+
+
+def delay_of(props: bytes, *, is_exchange: bool) -> int | None:
+    """Return the delay in ms that the header x-delay asks for; None: there is none. A negative one
+    is 0, as in RabbitMQ's plugin. is_exchange: the exchange is one for delays, so a value that is
+    not a number counts as none; otherwise it is refused."""
+    given = (BasicProperties.decode(props).headers or {}).get("x-delay")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given > DELAY_MS_MAX:
+        if is_exchange:
+            return None
+        raise refused(f"invalid header x-delay {given!r}: expected ms, at most {DELAY_MS_MAX}")
+    return max(given, 0)
+
+
+def with_reply_to(props: bytes, reply_to: str) -> bytes:
+    """Return the properties with another reply-to."""
+    decoded = BasicProperties.decode(props)
+    decoded.reply_to = reply_to
+    return decoded.encode()
+
+
+# ---- CC and BCC ----------------------------------------------------------------------------------
+
+
+class Copies:
+    """The keys in CC and BCC, and the properties without BCC."""
+
+    __slots__ = ("bcc", "cc", "props")
+
+    def __init__(self, cc: list[bytes], bcc: list[bytes], props: bytes) -> None:
+        self.cc: list[bytes] = cc
+        self.bcc: list[bytes] = bcc
+        self.props: bytes = props
+
+
+def has_copies(props: bytes) -> bool:
+    """Return whether properties may name further routing keys. Hot: False for nearly every
+    message."""
+    return props[0] & HEADERS_IN_FIRST_OCTET != 0 and (b"\x02CC" in props or b"\x03BCC" in props)
+
+
+def copies(props: bytes) -> Copies:
+    """Return the keys in CC and BCC of valid properties. ChannelError for one that is not an
+    array."""
+    try:
+        raw = RawProperties(props)
+    except PropertiesError:
+        return Copies([], [], props)
+    headers = raw.headers()
+    _check(headers, CC)
+    _check(headers, BCC)
+    cc = routing_keys_in(headers)
+    if raw_tables.get(headers, BCC) is None:
+        return Copies(cc, [], props)
+    bcc = routing_keys_in(headers, BCC)
+    return Copies(cc, bcc, raw.changed([entry for entry in headers if entry[0] != BCC]))
+
+
+def _check(headers: list[RawEntry], name: bytes) -> None:
+    value = raw_tables.get(headers, name)
+    if value is None or value[:1] == b"A":
+        return
+    kind = raw_tables.TYPE_NAMES[value[0]]
+    raise ChannelError(
+        PRECONDITION_FAILED,
+        f'invalid message: {{unacceptable_type_in_header,"{name.decode()}",{kind}}}',
+        class_id=60,
+        method_id=40,
+    )

@@ -1,66 +1,240 @@
-"""QueueTable: the queues of a vhost: declared, found, deleted, with all that goes along.
+"""The queues of a vhost: opened, declared, found, deleted; their timers; restart after an error.
 
-A durable queue of the directory is opened when it is first named or routed to, so ten thousand of
-them start in a moment; `stored` has the names of those that nobody has opened yet. Streams stand
-beside queues under their names, and are served from the start (stream_table.py). A queue that is
-not durable, or exclusive, is known here alone: an exclusive one is deleted with the connection that
-declared it, so nothing of it needs to be on disk, whatever it was declared as.
+**QueueTable.** A durable queue of the directory is opened when it is first named or routed to, so a
+vhost with ten thousand of them starts in a moment; `stored` has the names of the others. Streams
+are in the table under their names too, and open from the start (StreamTable). A queue that is
+not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted with the connection
+that declared it, so nothing of it is on disk, whatever it was declared as.
 
     flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
     start), bit 1 auto-delete
 
-A queue with a memory limit of its own that does not fit the budget at a start, where that is
-strict, is kept down (`kept_down`, own_limits.py): opened as any other when it is named, and crashed
-for all who want something of it, until there is room.
+A queue whose own memory limit does not fit the budget at a strict start is kept down (`kept_down`,
+own_limits.py): it is opened as any other when it is named, and crashed for everybody, until there
+is room. A queue of which a reader has messages leased (leases.py) is deleted by force only, and
+neither expires nor goes with its last consumer. Deleting a queue deletes its bindings, and
+auto-delete exchanges that have none afterwards: one record of the log for all of it. Declaring
+returns the LSN to wait for before it is answered, 0 for none.
 
-A queue of which a reader has messages leased (lease_desk.py) is deleted by force only, and neither
-expires nor goes with its last consumer.
+**QueueOpener** makes the AMQQueue of a name, new or as the directory has it, with everything that a
+vhost gives it: a backing queue and parts for delayed messages, each registered with the memory
+monitor; the codec of its headers; the route of its dead letters; callbacks. A stored queue whose
+arguments cannot be understood (a later version wrote them) is opened with none, and an event is
+reported: its messages are worth more than its options.
 
-Deleting a queue takes its bindings along, and auto-delete exchanges that this leaves without any:
-one record of the log for all of it. Its consumers are cancelled, whoever waits is woken.
+**QueueTimers.** A tick looks at the queues that were touched since the last one, and at those for
+which something is due: the expiry of a head, a delayed message, an alert on age. It looks at no
+others, so ten thousand idle queues cost nothing. After each look at a queue the next time goes into
+a heap; a time that is too early does no harm. A queue with x-expires is deleted once nobody has
+used it for so many ms: no consumer, no get, no declare, no messages leased. For a queue that nobody
+has named since the start, the time counts from the start; such a queue is not opened for that. An
+error in a queue's own code goes to `on_queue_error`, any other to `Dispatch.internal_error`, and
+the tick continues with the others. A failure of the engine is raised.
 
-Declaring returns the LSN to wait for before it is answered, 0 for nothing.
+**QueueRestarts.** An error in one queue's own code ends that queue's life in RAM, and nothing else.
+What a queue holds is known twice: by its backing queue, which the error may have interrupted
+anywhere, and by its QueueIndex, which the engine keeps and which has for every seq whether it is
+alive. So a durable queue starts again from its index, as it would after a restart of the vhost:
 
-Not here: exchanges and bindings (topology.py), x-arguments (arguments.py), time (queue_clock.py),
-permissions and the names of queues that a client leaves out (the channel's).
+    consumers are cancelled and their clients notified; waiters are woken
+    everything so far is synced: nothing that arrives now has to be held
+    live entries that are in RAM and log alone are taken from the old Holder
+    every other one must be in the checkpoint's section or on its slot: this is looked up, for what
+    came after the last cut (what was before it the checkpoint has put there), in `.qi` files
+    a new AMQQueue takes over the indexes: all messages are ready, and are redelivered
+
+If an entry is nowhere (the queue held it when the error occurred), or a checkpoint is under way and
+has not finished this queue, the queue's RAM cannot be trusted: the engine stops, and the vhost is
+opened again from disk, where everything is. Transient messages are lost, as in RabbitMQ; a queue
+that is not durable starts empty. The old BrokerQueue is `is_deleted` from then on, so a channel
+that settles one of its deliveries settles nothing. After five failures within ten seconds the new
+queue is `is_crashed`: it can be deleted, and then declared again.
 """
 
 import base64
+import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from penstock.broker import refusals
 from penstock.broker.arguments import (
+    EXPIRES,
     QUORUM,
     check_arguments,
     check_equivalent,
     check_stream_arguments,
     check_type,
+    decode_arguments,
     encode_arguments,
     type_of,
 )
-from penstock.broker.dispatch import Dispatch
-from penstock.broker.queue_opening import QueueOpener
-from penstock.broker.served_queue import Served, ServedQueue, not_counted
-from penstock.broker.served_stream import ServedStream
-from penstock.broker.stream_table import Making, StreamTable
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
+from penstock.broker.broker_stream import BrokerStream, PreparedStream, StreamTable
+from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, OptionError
+from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError, is_disk_full
+from penstock.message import Entry
 from penstock.queues import factory, own_limits
-from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.alerts import Alert
+from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue
+from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
-from penstock.queues.delays import MARK
+from penstock.queues.delays import MARK, find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import MAX_SIZE, QueueOptions
 from penstock.queues.stream_options import STREAM
-from penstock.storage.durability import DISK
+from penstock.storage.dump_text import queue_title
+from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
+from penstock.storage.holder import DictHolder
 from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG
+
+
+class QueueOpener:
+    """Opens the queues of one vhost. mode: durability of what a queue does by itself. routes: where
+    dead letters go. on_ready(name): messages became ready by themselves. on_alert: the threshold of
+    a queue's alert was crossed; on_event(kind, text); on_queue_event(name, kind, text), of one
+    queue. on_gone(name): it was deleted.
+
+    opened_seq: number of an index -> its next seq when it was opened; all below was on disk then.
+    """
+
+    def __init__(
+        self, engine: StorageEngine, monitor: MemoryMonitor, headers: AmqpHeaders, *, mode: int,
+        routes: DeadLetterRoutes, on_ready: Callable[[bytes], None],
+        on_alert: Callable[[Alert], None], on_event: Callable[[str, str], None],
+        on_queue_event: Callable[[str, str, str], None], on_gone: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._monitor = monitor
+        self._headers = headers
+        self._mode = max(mode, OS)
+        self._routes = routes
+        self._on_ready = on_ready
+        self._on_alert = on_alert
+        self._on_event = on_event
+        self._on_queue_event = on_queue_event
+        self._on_gone = on_gone
+        self.opened_seq: dict[int, int] = {}
+        self._delay_parts = find_parts(engine.routing.queues)
+
+    def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
+        """Return arguments, options and flags of a durable queue of the directory.
+        UnknownQueueError."""
+        data, flags = factory.stored(self._engine, name)
+        try:
+            arguments = decode_arguments(data)
+            return arguments, QueueOptions.from_arguments(arguments), flags
+        except (OptionError, ValueError) as error:
+            text = name.decode("utf-8", "replace")
+            self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
+        priorities = factory.priorities_of(self._engine, name) or 0
+        return {}, QueueOptions(priorities=priorities), flags
+
+    def stored_arguments(self, name: bytes) -> dict[str, object]:
+        """Return its arguments alone; {} if they cannot be understood. UnknownQueueError."""
+        try:
+            return decode_arguments(factory.stored(self._engine, name)[0])
+        except ValueError:
+            return {}
+
+    def stored_flags(self, name: bytes) -> int:
+        """Return the flags of a durable queue of the directory. UnknownQueueError."""
+        return factory.stored(self._engine, name)[1]
+
+    def warn(self, text: str) -> None:
+        """Report a warning."""
+        self._on_event("warning", text)
+
+    def report(self, kind: str, text: str) -> None:
+        """Report an event of a queue of the table."""
+        self._on_event(kind, text)
+
+    def has_delays(self, name: bytes) -> bool:
+        """Whether there are parts for delayed messages that nobody has opened yet."""
+        return name in self._delay_parts
+
+    def open(
+        self, name: bytes, options: QueueOptions, *, arguments: bytes = b"", flags: int = 0,
+        is_durable: bool = True,
+    ) -> AMQQueue:  # fmt: skip
+        """Return the queue as the directory has it, or a new one with these arguments and flags.
+        OptionError (of the memory limits, if they are strict): nothing happened."""
+        engine = self._engine
+        on_event = self._event_of(name)
+        backing = factory.open_backing(
+            engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
+            is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
+        )  # fmt: skip
+        self.register(backing, options)
+        for index in backing.indexes() if is_durable else ():
+            self._note_opened(index)
+        return AMQQueue(
+            engine, name, options, backing, headers=self._headers, open_part=self._open_part,
+            route_of=self._routes.of(name), mode=self._mode, is_durable=is_durable,
+            close_part=self.close_part, on_event=on_event, on_alert=self._on_alert,
+            on_alert_over=self._on_alert, on_ready=self._on_ready,
+            delay_parts=self._delay_parts.pop(name, []),
+        )  # fmt: skip
+
+    def _event_of(self, name: bytes) -> Callable[[str, str], None]:
+        """Return on_event(kind, text) for a queue, or for a part of it."""
+        whole = name.partition(factory.SEPARATOR)[0]
+        return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
+
+    def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
+        """Open a durable queue again after its failure. parts: names of its parts for delayed
+        messages."""
+        if parts:
+            self._delay_parts[name] = parts
+        return self.open(name, options)
+
+    def register(self, backing: BackingQueue, options: QueueOptions) -> None:
+        """Register the queue and its own limit with the memory monitor, or change the limit."""
+        memory = options.memory_bytes
+        self._monitor.register(backing, UNLIMITED if memory is None else memory[0])
+
+    def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
+        part = factory.open_backing(
+            self._engine,
+            name,
+            is_durable=is_durable,
+            mode=self._mode,
+            on_event=self._event_of(name),
+        )
+        self._monitor.register(part)
+        if is_durable:
+            self._note_opened(part.index())
+        return part
+
+    def _note_opened(self, index: QueueIndex) -> None:
+        self.opened_seq[index.number] = index.next_seq
+
+    def close_part(self, part: BackingQueue) -> None:
+        """Unregister a part of delayed messages that is about to be deleted."""
+        self._monitor.unregister(part)
+        self.opened_seq.pop(part.index().number, None)
+        if part.info()["is_flowed"]:  # nobody is to wait for it
+            name = part.index().name
+            text = f"queue {queue_title(name)!r}: the part is gone"
+            self._event_of(name)("recovered", text)
+
+    def forget(self, amq: AMQQueue) -> None:
+        """Unregister a queue that was deleted."""
+        self._monitor.unregister(amq.backing)
+        for index in amq.backing.indexes():
+            self.opened_seq.pop(index.number, None)
+        self._on_gone(amq.text_name)
+
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
@@ -70,39 +244,40 @@ STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened
 
 
 class QueueTable:
-    """Of one vhost. served: the open queues by name; stored: how many
-    indexes each of the others has, by name.
+    """The queues of one vhost. served: the open queues by name; stored: how many indexes each of
+    the others has, by name.
 
-    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): refuses a
-    queue that would be one too many, by an error. on_leased_deleted(name,
-    messages by reader): a queue was deleted while they were leased."""
+    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): raises an
+    error for a queue too many. on_leased_deleted(name, messages by reader): a queue was deleted
+    while they were leased.
+    """
 
     def __init__(
         self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
         streams: StreamTable, monitor: MemoryMonitor, dispatch: Dispatch, *, clock: Clock,
         rng: random.Random, is_strict: bool, check_new: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        self.served: dict[str, Served] = {}
+        self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
         self.stored: dict[str, int] = {}
         self._stored_bytes: int = 0
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
-        self._engine = engine
+        self.engine: StorageEngine = engine
         self._vhost = vhost
         self._topology = topology
         self._opener = opener
         self._streams = streams
         self._dispatch = dispatch
         self._monitor = monitor
-        self._clock = clock
+        self.clock: Clock = clock
         self._rng = rng
         self._is_strict = is_strict
         self._check_new = check_new
-        self._owned: dict[object, list[Served]] = {}
-        self._limits: dict[str, int] = {}  # of stored queues: limits of their own
+        self._owned: dict[object, list[QueueOrStream]] = {}
+        self._limits: dict[str, int] = {}  # own memory limits of stored queues, in bytes
         self.kept_down: dict[str, str] = {}  # name -> why; opened or not
-        self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _not_told
+        self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         for queue in engine.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
                 self._add_stored(text_of(queue.name.partition(factory.SEPARATOR)[0]), 1)
@@ -113,25 +288,31 @@ class QueueTable:
     # ---- finding -------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Whether there is a queue of this name."""
+        """Return whether there is a queue of this name."""
         return name in self.served or name in self.stored
 
     def names(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
         return sorted((*self.served, *self.stored))
 
-    def find(self, name: str) -> Served | None:
-        """The queue or stream of this name, opened if need be; None if there is none."""
+    def find(self, name: str) -> QueueOrStream | None:
+        """Return the queue or stream of this name, opening it if necessary; None if there is
+        none."""
         found = self.served.get(name)
         if found is None and name in self.stored:
             found = self._open(name)
         return found
 
-    def _open(self, name: str) -> ServedQueue:
+    def usable(self, name: str) -> QueueOrStream | None:
+        """Return the queue or stream of this name as `find` does; None if it has crashed."""
+        queue = self.find(name)
+        return None if queue is None or queue.is_crashed else queue
+
+    def _open(self, name: str) -> BrokerQueue:
         at = bytes_of(name)
         arguments, options, flags = self._opener.stored(at)
         amq = self._opener.open(at, options)
-        queue = ServedQueue(
+        queue = BrokerQueue(
             name, amq, is_durable=True, is_exclusive=bool(flags & EXCLUSIVE_FLAG),
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
             dispatch=self._dispatch,
@@ -148,7 +329,7 @@ class QueueTable:
             queue.why = why
         return queue
 
-    def _serve(self, queue: Served) -> None:
+    def _serve(self, queue: QueueOrStream) -> None:
         self.served[queue.name] = queue
         self._served_bytes += queue.held_bytes
         queue.on_parts = self._add_bytes
@@ -156,7 +337,7 @@ class QueueTable:
     def _add_bytes(self, count: int) -> None:
         self._served_bytes += count
 
-    def _uncount(self, queue: Served) -> None:
+    def _uncount(self, queue: QueueOrStream) -> None:
         self._served_bytes -= queue.held_bytes
         queue.on_parts = not_counted
 
@@ -166,23 +347,23 @@ class QueueTable:
 
     @property
     def count(self) -> int:
-        """How many queues and streams there are, opened or not."""
+        """Return how many queues and streams there are, opened or not."""
         return len(self.served) + len(self.stored)
 
     @property
     def held_bytes(self) -> int:
-        """What they take in RAM without their messages, about."""
+        """Return about how many bytes of RAM they take without their messages."""
         return self._served_bytes + self._stored_bytes
 
     def called(self, name: str) -> str:
-        """A queue, for people."""
+        """Return how errors name a queue."""
         return refusals.called("queue", name, self._vhost)
 
     def find_queue(
         self, name: str, owner: object | None = None, *, is_crashed_allowed: bool = False
-    ) -> Served:
-        """The queue or stream, if this connection may have it. ChannelError: 404 (none, crashed),
-        405 (exclusive)."""
+    ) -> QueueOrStream:
+        """Return the queue or stream, if the connection `owner` may use it. ChannelError: 404
+        (none; crashed, unless that is allowed), 405 (exclusive to another connection)."""
         queue = self.find(name)
         if queue is None:
             raise refusals.not_found(self.called(name))
@@ -191,21 +372,24 @@ class QueueTable:
             raise refusals.crashed(self.called(name))
         return queue
 
-    def of_messages(self, queue: Served, asked: str) -> ServedQueue:
-        """The same, if messages can be taken out of it. AMQPConnectionError 540: it is a stream,
-        and `asked` is not for streams."""
-        if not isinstance(queue, ServedQueue):
+    def find_messages(self, name: str, owner: object | None, asked: str) -> BrokerQueue:
+        """Return a queue as `find_queue` does. AMQPConnectionError 540: it is a stream, and streams
+        do not support `asked`."""
+        return self._queue_only(self.find_queue(name, owner), asked)
+
+    def _queue_only(self, queue: QueueOrStream, asked: str) -> BrokerQueue:
+        if not isinstance(queue, BrokerQueue):
             raise refusals.not_for_streams(asked, self.called(queue.name))
         return queue
 
-    def check_access(self, queue: Served, owner: object | None) -> None:
-        """ChannelError 405 if the queue is another connection's."""
+    def check_access(self, queue: QueueOrStream, owner: object | None) -> None:
+        """Raise ChannelError 405 if the queue is another connection's."""
         if queue.is_exclusive and queue.owner is not owner:
             raise refusals.locked(self.called(queue.name))
 
     def name_of_servers(self, arguments: Mapping[str, object]) -> str:
-        """A name that no queue has, for a queue with these arguments. ChannelError 406: a stream or
-        a quorum queue, whose name its users must know."""
+        """Return a name that no queue has, for a queue with these arguments. ChannelError 406: a
+        stream or a quorum queue, whose name its users must know."""
         kind = type_of(arguments)
         if kind in (QUORUM, STREAM):
             raise refusals.precondition_failed(
@@ -221,10 +405,10 @@ class QueueTable:
     def declare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
-    ) -> tuple[Served, int]:  # fmt: skip
-        """Declare a queue, "" for one that is named here, or find that it is there as it is.
-        ChannelError: 403 (reserved), 404 (crashed), 405 (exclusive), 406 (another one, arguments).
-        """
+    ) -> tuple[QueueOrStream, int]:  # fmt: skip
+        """Declare a queue, "" for one that is named here, or find that it exists with these
+        properties. Returns it and the LSN to wait for. ChannelError: 403 (reserved), 404 (crashed),
+        405 (exclusive), 406 (other properties, invalid arguments)."""
         durable = durable and not exclusive  # it ends with its connection
         is_stream = type_of(arguments) == STREAM
         if not name:
@@ -235,22 +419,22 @@ class QueueTable:
         queue = self.find(name)
         if queue is not None:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
-            queue.used_at_ms = self._clock.wall_ms()
+            queue.used_at_ms = self.clock.wall_ms()
             return queue, 0
         self._check_may(name)
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
-                return self._make_stream(what, name, arguments), self._engine.last_lsn
+                return self._make_stream(what, name, arguments), self.engine.last_lsn
             options = check_arguments(what, arguments)
             self._check_memory(what, options, arguments)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
-        return queue, self._engine.last_lsn if durable else 0
+        return queue, self.engine.last_lsn if durable else 0
 
     def _check_may(self, name: str) -> None:
-        """ChannelError 406 for a name that cannot be, and for one queue too many."""
+        """Raise ChannelError 406 for an impossible name, and for a queue too many."""
         if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
@@ -261,9 +445,9 @@ class QueueTable:
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object],
-    ) -> Making | None:  # fmt: skip
-        """What a declare of a new stream has to wait for, so that it need not wait for the disk;
-        None: nothing. ChannelError 406: the declare would be refused."""
+    ) -> PreparedStream | None:  # fmt: skip
+        """Return what a declare of a new stream has to wait for, so that it does not wait for the
+        disk; None: nothing. ChannelError 406: the declare would be refused."""
         if type_of(arguments) != STREAM or not name or self.has(name):
             return None
         self._check_may(name)
@@ -274,17 +458,17 @@ class QueueTable:
         )  # fmt: skip
         return self._streams.prepare(bytes_of(name), check_stream_arguments(what, arguments))
 
-    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> ServedStream:
+    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> BrokerStream:
         options = check_stream_arguments(what, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
-        stream.used_at_ms = self._clock.wall_ms()
+        stream.used_at_ms = self.clock.wall_ms()
         self._serve(stream)
         self.declared += 1
         self._topology.router.queue_added()
         return stream
 
     def _check_same(
-        self, queue: Served, durable: bool, exclusive: bool, auto_delete: bool,
+        self, queue: QueueOrStream, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None,
     ) -> None:  # fmt: skip
         what = self.called(queue.name)
@@ -300,7 +484,7 @@ class QueueTable:
     def _make(
         self, name: str, options: QueueOptions, arguments: dict[str, object], durable: bool,
         exclusive: bool, auto_delete: bool, owner: object | None,
-    ) -> ServedQueue:  # fmt: skip
+    ) -> BrokerQueue:  # fmt: skip
         at = bytes_of(name)
         try:
             amq = self._opener.open(
@@ -309,16 +493,16 @@ class QueueTable:
                 is_durable=durable,
             )  # fmt: skip
         except BaseException:
-            if factory.priorities_of(self._engine, at) is not None:
+            if factory.priorities_of(self.engine, at) is not None:
                 self._add_stored(
                     name, options.priorities + 1
                 )  # it is declared, and can be opened another time
             raise
-        queue = ServedQueue(
+        queue = BrokerQueue(
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
             arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
-        queue.used_at_ms = self._clock.wall_ms()
+        queue.used_at_ms = self.clock.wall_ms()
         self._serve(queue)
         self.declared += 1
         if exclusive:
@@ -327,9 +511,9 @@ class QueueTable:
         return queue
 
     def check_limits(self) -> None:
-        """At the start: whether the queues' own memory limits fit the budget together. A warning;
-        if that is strict, those that do not fit are kept down."""
-        declared = self._engine.routing.queues.values()
+        """Check at the start whether the queues' own memory limits fit the budget together. If not,
+        warn; if that is strict, keep down those that do not fit."""
+        declared = self.engine.routing.queues.values()
         for queue in sorted(declared, key=_number):
             if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
                 at = queue.name.partition(factory.SEPARATOR)[0]
@@ -353,13 +537,13 @@ class QueueTable:
             more = len(self.kept_down) - own_limits.SHOWN_MAX
             self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
 
-    def look_at_kept_down(self) -> None:
-        """There may be room for queues that are kept down: more memory, or a queue less."""
+    def recheck_kept_down(self) -> None:
+        """Start queues that are kept down if there is room: after more memory, or a queue less."""
         if not self.kept_down:
             return
         used = self._unopened_limits()
         for queue in self.served.values():
-            if isinstance(queue, ServedQueue) and queue.name not in self.kept_down:
+            if isinstance(queue, BrokerQueue) and queue.name not in self.kept_down:
                 used += own_limits.own_limit(queue.amq.options)
         for name in list(self.kept_down):
             if used + self._limits[name] <= self._monitor.budget_bytes:
@@ -367,26 +551,27 @@ class QueueTable:
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        """One that was kept down is a queue like any other."""
+        """Make a queue that was kept down a queue like any other."""
         del self.kept_down[name]
         queue = self.served.get(name)
-        if isinstance(queue, ServedQueue):
+        if isinstance(queue, BrokerQueue):
             del self._limits[name]
             queue.is_crashed = False
             queue.why = ""
             self._opener.register(queue.amq.backing, queue.amq.options)
             self._dispatch.mark(queue)
         self._topology.router.queue_added()
-        self._opener.tell("queue_started", f"{self.called(name)} starts: there is room")
+        self._opener.report("queue_started", f"{self.called(name)} starts: there is room")
 
     def _unopened_limits(self) -> int:
-        """Bytes of the limits of queues that nobody has opened yet, and that are not kept down."""
+        """Return the sum in bytes of the limits of queues that are not open and not kept down."""
         return sum(n for name, n in self._limits.items() if name not in self.kept_down)
 
     def _check_memory(
         self, what: str, options: QueueOptions, arguments: Mapping[str, object]
     ) -> None:
-        """Whether the queues' own limits fit the budget; ChannelError 406 if that is strict."""
+        """Check whether the queues' own limits fit the budget. ChannelError 406 if that is
+        strict."""
         most = options.max_memory_bytes
         if most is None:
             return
@@ -406,12 +591,12 @@ class QueueTable:
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(
-        self, queue: Served, *, if_unused: bool = False, if_empty: bool = False,
+        self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
         is_forced: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
-        """Delete a queue with all that it holds. How many were ready, and the LSN. ChannelError
-        406: it is in use, not empty, or messages are leased and it is not forced. A queue that is
-        deleted already: nothing happens."""
+        """Delete a queue with all that it holds. Returns how many messages were ready, and the LSN.
+        ChannelError 406: it is in use, not empty, or messages are leased and it is not forced.
+        Nothing happens if it was deleted already."""
         if queue.is_deleted:
             return 0, 0
         what = self.called(queue.name)
@@ -424,7 +609,7 @@ class QueueTable:
         if leased and not is_forced:
             raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
-        with self._engine.one_record(DISK) as one:
+        with self.engine.one_record(DISK) as one:
             self._log_deleted(queue)
             self._topology.log_deleted(doomed)
         self._forget(queue)
@@ -436,56 +621,68 @@ class QueueTable:
             self.on_leased_deleted(queue.name, leased)
         return ready, one.lsn
 
-    def _log_deleted(self, queue: Served) -> None:
-        """The queue goes from the engine; inside `one_record`."""
-        if isinstance(queue, ServedStream):
+    def _log_deleted(self, queue: QueueOrStream) -> None:
+        """Delete the queue from the engine; inside `one_record`."""
+        if isinstance(queue, BrokerStream):
             if queue.options.partitions:
                 self._topology.log_unbound(queue.name)
             self._streams.log_deleted(queue)
             return
-        assert isinstance(queue, ServedQueue), "there is no third kind"
+        assert isinstance(queue, BrokerQueue), "there is no third kind"
         amq = queue.amq
         if amq.is_durable and amq.options.priorities:  # its parts have other names than its own
             self._topology.log_unbound(queue.name)
         if queue.is_crashed and queue.name not in self.kept_down:
-            self._engine.delete_queues(indexes_of(self._engine, amq.name))
+            self.engine.delete_queues(indexes_of(self.engine, amq.name))
         else:
             amq.delete(DISK, force=True)  # whether it may was asked
 
-    def _forget(self, queue: Served) -> None:
+    def _forget(self, queue: QueueOrStream) -> None:
         queue.is_deleted = True
-        if isinstance(queue, ServedQueue):
+        if isinstance(queue, BrokerQueue):
             self._opener.forget(queue.amq)
         del self.served[queue.name]
         self._uncount(queue)
         self._limits.pop(queue.name, None)
         self.kept_down.pop(queue.name, None)
-        self.look_at_kept_down()
+        self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
             if not owned:
                 del self._owned[queue.owner]
 
     def owner_gone(self, owner: object) -> None:
-        """A connection is no more: its exclusive queues go."""
+        """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
             self.delete(queue)
 
+    def consumer_gone(self, queue: QueueOrStream) -> None:
+        """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
+        deleted with the last one."""
+        queue.used_at_ms = self.clock.wall_ms()
+        if (
+            queue.is_auto_delete
+            and not queue.consumers.count
+            and not queue.is_deleted
+            and not self.open_leases(queue.name)
+        ):
+            self.delete(queue)
+
     def delete_leftovers(self) -> None:
-        """At the start: stored queues that were exclusive have nobody any more."""
+        """Delete at the start the stored queues that were exclusive."""
         for name in list(self.stored):
             if self._opener.stored_flags(bytes_of(name)) & EXCLUSIVE_FLAG:
                 self.delete(self._open(name))
 
-    def replace(self, queue: ServedQueue, amq: AMQQueue) -> ServedQueue:
-        """Another life of the same queue, with another AMQQueue; the old one is not known any
-        more."""
-        fresh = ServedQueue(
+    def replace(self, queue: BrokerQueue, amq: AMQQueue) -> BrokerQueue:
+        """Replace a queue by one with another AMQQueue; return it. The old one is not in the table
+        then."""
+        fresh = BrokerQueue(
             queue.name, amq, is_durable=queue.is_durable, is_exclusive=queue.is_exclusive,
             is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
             dispatch=self._dispatch,
         )  # fmt: skip
-        fresh.used_at_ms = self._clock.wall_ms()
+        fresh.used_at_ms = self.clock.wall_ms()
         self._uncount(queue)
         self._serve(fresh)
         owned = self._owned.get(queue.owner)
@@ -497,71 +694,73 @@ class QueueTable:
     # ---- leases --------------------------------------------------------------------------------
 
     def leased_names(self) -> list[str]:
-        """The names of the queues of which readers are known, oldest first."""
-        queues = self._engine.queues
+        """Return the names of the queues of which readers are known, oldest first."""
+        queues = self.engine.queues
         return [
             text_of(queues[number].name.partition(factory.SEPARATOR)[0])
-            for number in self._engine.lease_table.by_queue
+            for number in self.engine.lease_table.by_queue
         ]
 
     def leases(self, name: str) -> dict[str, Lease]:
-        """What readers have of the queue of this name, by reader; not to be changed."""
-        known = self._engine.lease_table
+        """Return the leases of the queue of this name, by reader; the caller must not change the
+        dict."""
+        known = self.engine.lease_table
         if not known.by_queue:
             return {}
         at = bytes_of(name)
-        queues = self._engine.routing.queues
+        queues = self.engine.routing.queues
         first = queues.get(at) or queues.get(factory.part_names(at, 1)[0])
         return {} if first is None else known.of(first.number)
 
     def open_leases(self, name: str) -> dict[str, int]:
-        """How many messages each of its readers has, of those that have some."""
+        """Return how many messages each reader has leased of the queue, if any."""
         return {reader: lease.count for reader, lease in self.leases(name).items() if lease.count}
 
     # ---- at the start --------------------------------------------------------------------------
 
-    def open_busy(self) -> list[ServedQueue]:
-        """Open those of the stored queues in which something will be due: expiring or delayed
-        messages, an alert on age. The others wait until they are named."""
+    def open_busy(self) -> list[BrokerQueue]:
+        """Open the stored queues for which something will be due: expiring or delayed messages, an
+        alert on age. The others wait until they are named."""
         busy: dict[str, None] = {}
-        for index in self._engine.queues.values():
+        for index in self.engine.queues.values():
             base, mark, _ = index.name.partition(factory.SEPARATOR)
             is_delay = mark and index.name.startswith(base + MARK)
             if is_delay or any(s.expiry_ms for s in index.segments.values()):
                 busy[text_of(base)] = None
-        for queue in self._engine.routing.queues.values():
+        for queue in self.engine.routing.queues.values():
             if b'"x-alert-age-up"' in queue.arguments:
                 busy[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
         return [self._open(name) for name in busy if name in self.stored]
 
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
-        """The durable queues that go when nobody uses them, with their arguments."""
+        """Return the names and arguments of durable queues that have x-expires."""
         found: list[tuple[str, dict[str, object]]] = []
-        for queue in self._engine.routing.queues.values():
+        for queue in self.engine.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
                 name = queue.name.partition(factory.SEPARATOR)[0]
                 found.append((text_of(name), self._opener.stored_arguments(name)))
         return found
 
     def stored_facts(self, name: str) -> tuple[dict[str, object], bool]:
-        """Arguments of a queue that nobody has opened yet, and whether it is auto-delete."""
+        """Return the arguments of a queue that is not open, and whether it is auto-delete."""
         at = bytes_of(name)
         is_auto_delete = bool(self._opener.stored_flags(at) & AUTO_DELETE_FLAG)
         return self._opener.stored_arguments(at), is_auto_delete
 
     # ---- purging -------------------------------------------------------------------------------
 
-    def purge(self, queue: Served) -> tuple[int, int]:
-        """All ready messages die: how many, and the LSN. AMQPConnectionError 540: a stream."""
-        queue = self.of_messages(queue, "queue.purge")
-        before = self._engine.last_lsn
+    def purge(self, queue: QueueOrStream) -> tuple[int, int]:
+        """Delete all ready messages; return how many, and the LSN. AMQPConnectionError 540: a
+        stream."""
+        queue = self._queue_only(queue, "queue.purge")
+        before = self.engine.last_lsn
         n = queue.amq.purge(DISK)
-        lsn = self._engine.last_lsn
+        lsn = self.engine.last_lsn
         return n, lsn if lsn != before else 0
 
 
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
-    """The indexes of a queue, all its parts, delayed messages too, durable or not."""
+    """Return the indexes of a queue, of all its parts and delayed messages, durable or not."""
     start = name + factory.SEPARATOR
     return [
         index
@@ -570,19 +769,302 @@ def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
     ]
 
 
-def _not_told(_name: str, _leases: dict[str, int]) -> None:
-    """Nobody has asked for it."""
+def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
+    """Do nothing: the default of on_leased_deleted."""
 
 
 def bytes_of(name: str) -> bytes:
-    """A name as the storage has it."""
+    """Return a name as the storage has it."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def text_of(name: bytes) -> str:
-    """A name as everything else has it."""
+    """Return a name as everything but the storage has it."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def _number(queue: DurableQueue) -> int:
     return queue.number
+
+
+SLICE: Final = 1000  # queues that one tick looks at
+EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
+
+QueueError = Callable[[BrokerQueue, Exception], None]
+
+
+class QueueTimers:
+    """The timers of one vhost's queues. on_queue_error(queue, error): see the head."""
+
+    def __init__(
+        self, engine: StorageEngine, table: QueueTable, dispatch: Dispatch,
+        on_queue_error: QueueError,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._clock = engine.clock
+        self._table = table
+        self._dispatch = dispatch
+        self._on_queue_error = on_queue_error
+        self._n: int = 0  # so that heaps never compare what they hold
+        self._due: list[tuple[int, int, BrokerQueue]] = []  # (wall ms, n, queue)
+        self._expiries: list[tuple[int, int, str, int]] = []  # (wall ms, n, name, expires ms)
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # (monotonic s, n, call)
+
+    # ---- what is to be looked at ---------------------------------------------------------------
+
+    def touch(self, queue: BrokerQueue) -> None:
+        """Look at this queue in the next tick: something happened in it."""
+        if not queue.is_touched:
+            queue.is_touched = True
+            self._dispatch.touched.append(queue)
+
+    def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
+        """Call `call` once, in the first tick at or after this time of the monotonic clock."""
+        self._n += 1
+        heapq.heappush(self._calls, (monotonic_s, self._n, call))
+
+    def expire_unused(self, name: str, arguments: dict[str, object]) -> None:
+        """Delete the queue of this name when nobody has used it for its x-expires, if it has
+        that."""
+        expires_ms = arguments.get(EXPIRES)
+        if isinstance(expires_ms, int) and expires_ms > 0:
+            self._push_expiry(self._clock.wall_ms() + expires_ms, name, expires_ms)
+
+    def _push_expiry(self, when_ms: int, name: str, expires_ms: int) -> None:
+        self._n += 1
+        heapq.heappush(self._expiries, (when_ms, self._n, name, expires_ms))
+
+    def note_due(self, queue: BrokerQueue) -> None:
+        """Note when something of this queue is due next."""
+        amq = queue.amq
+        when = amq.next_event_ms()
+        if amq.options.alert_age_up is not None and amq.len():
+            soon = self._clock.wall_ms() + AGE_CHECK_MS
+            when = min(when, soon) if when else soon
+        if when and not 0 < queue.due_ms <= when:
+            self._n += 1
+            queue.due_ms = when
+            heapq.heappush(self._due, (when, self._n, queue))
+
+    # ---- a tick --------------------------------------------------------------------------------
+
+    def tick(self, wall_ms: int, now_s: float) -> bool:
+        """Do a slice of what is due at these times. Returns True if there is more to do at once."""
+        while self._calls and self._calls[0][0] <= now_s:
+            call = heapq.heappop(self._calls)[2]
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self._dispatch.internal_error("a call that was due", error)
+        has_more = self._tick_queues(wall_ms)
+        return self._tick_expiries(wall_ms) or has_more
+
+    def _tick_queues(self, wall_ms: int) -> bool:
+        touched: list[Source] = self._dispatch.take_touched(SLICE)
+        queues = [source for source in touched if isinstance(source, BrokerQueue)]
+        while self._due and self._due[0][0] <= wall_ms and len(queues) < 2 * SLICE:
+            queue = heapq.heappop(self._due)[2]
+            queue.due_ms = 0
+            queues.append(queue)
+        has_more = bool(self._dispatch.touched)
+        for queue in queues:
+            if queue.is_deleted or queue.is_crashed:
+                continue
+            try:
+                if self._tick_queue(queue, wall_ms):
+                    has_more = True
+            except Exception as error:
+                if self._engine.failed is not None:
+                    raise
+                if is_disk_full(error):
+                    self._dispatch.without_space(queue)
+                else:
+                    self._on_queue_error(queue, error)
+        return has_more
+
+    def _tick_queue(self, queue: BrokerQueue, wall_ms: int) -> bool:
+        amq = queue.amq
+        if amq.tick(wall_ms):
+            self.touch(queue)
+            return True
+        self.note_due(queue)
+        return False
+
+    def _tick_expiries(self, wall_ms: int) -> bool:
+        """Delete queues that nobody has used for their x-expires."""
+        heap = self._expiries
+        for _ in range(EXPIRIES_SLICE):
+            if not heap or heap[0][0] > wall_ms:
+                return False
+            _, _, name, expires_ms = heapq.heappop(heap)
+            when_ms = self._expiry_of(name, expires_ms, wall_ms)
+            if when_ms > wall_ms:
+                self._push_expiry(when_ms, name, expires_ms)
+            elif when_ms:
+                self._expire(name, wall_ms + expires_ms, expires_ms)
+        return bool(heap) and heap[0][0] <= wall_ms
+
+    def _expire(self, name: str, again_ms: int, expires_ms: int) -> None:
+        """Delete a queue that nobody has used. again_ms: when to try again if that fails."""
+        try:
+            queue = self._table.find(name)
+            if queue is not None:
+                self._table.delete(queue)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self._dispatch.internal_error(f"queue {name!r}, which expired", error)
+            self._push_expiry(again_ms, name, expires_ms)
+
+    def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
+        """Return when the queue expires unless it is used before; 0: it is another one, or none."""
+        queue = self._table.served.get(name)
+        if self._table.open_leases(name):
+            return wall_ms + expires_ms
+        if queue is None:
+            return self._table.start_ms + expires_ms if name in self._table.stored else 0
+        if queue.arguments.get(EXPIRES) != expires_ms:
+            return 0
+        if queue.consumers.count or queue.waiters:
+            return wall_ms + expires_ms
+        return queue.used_at_ms + expires_ms
+
+    # ---- when next -----------------------------------------------------------------------------
+
+    def next_s(self, wall_ms: int, now_s: float) -> float:
+        """Return the seconds until something is due; infinity if nothing is."""
+        seconds = float("inf")
+        if self._due:
+            seconds = (self._due[0][0] - wall_ms) / 1000
+        if self._expiries:
+            seconds = min(seconds, (self._expiries[0][0] - wall_ms) / 1000)
+        if self._calls:
+            seconds = min(seconds, self._calls[0][0] - now_s)
+        return max(seconds, 0.0)
+
+
+FAILURES_MAX: Final = 5
+WINDOW_S: Final = 10.0
+
+
+class UntrustedError(Exception):
+    """What a queue had in RAM alone cannot be recovered from it."""
+
+
+class QueueRestarts:
+    """The restarts of one vhost's queues. on_event: queue_restarted, queue_crashed."""
+
+    def __init__(
+        self, engine: StorageEngine, table: QueueTable, opener: QueueOpener, dispatch: Dispatch,
+        monitor: MemoryMonitor, on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._table = table
+        self._opener = opener
+        self._dispatch = dispatch
+        self._monitor = monitor
+        self._on_event = on_event
+        self._failures: dict[str, deque[float]] = {}
+
+    def failed(self, queue: Source, error: Exception) -> None:
+        """Handle an error in a queue's own code: replace the queue, or mark it crashed.
+        StoppedError: it could not be restarted alone, and the engine has stopped."""
+        assert isinstance(queue, BrokerQueue), "readings of streams deal with theirs themselves"
+        if queue.is_deleted or queue.is_crashed:
+            return
+        what = self._table.called(queue.name)
+        now_s = self._engine.clock.monotonic()
+        failures = self._failures.setdefault(queue.name, deque())
+        failures.append(now_s)
+        while failures[0] < now_s - WINDOW_S:
+            failures.popleft()
+        self._end_life(queue)
+        if len(failures) >= FAILURES_MAX:
+            del self._failures[queue.name]
+            why = f"failed {FAILURES_MAX} times in {WINDOW_S:.0f} s: {error!r}"
+            self._crash(queue, queue.amq, why)
+            self._on_event("queue_crashed", f"{what} has {why}")
+            return
+        try:
+            amq, lost = self._reopened(queue.amq)
+        except Exception as failure:
+            self._engine.stop(failure)
+            text = f"{what} has failed with {error!r} and cannot restart alone: {failure}"
+            raise StoppedError(text) from failure
+        fresh = self._table.replace(queue, amq)
+        self._on_event(
+            "queue_restarted",
+            f"{what} has failed with {error!r}; restarted with {amq.len()} messages, without "
+            f"{lost} transient ones",
+        )
+        self._dispatch.mark(fresh)
+
+    def _end_life(self, queue: BrokerQueue) -> None:
+        """End the old life of the queue: cancel its consumers and wake its waiters."""
+        queue.is_deleted = True
+        for part in (queue.amq.backing, *queue.amq.delays.parts()):
+            self._monitor.unregister(part)
+            part.unshare()
+        queue.consumers.cancel_all()
+        queue.wake_waiters()
+
+    def _crash(self, queue: BrokerQueue, amq: AMQQueue, why: str) -> None:
+        """Keep its messages on disk until it is deleted. A checkpoint must not read its RAM again:
+        what is in RAM alone is taken over; if that fails, the vhost must be opened again."""
+        if amq.is_durable:
+            try:
+                for index in indexes_of(self._engine, amq.name):
+                    self._rescue(index)
+            except Exception as failure:
+                self._engine.stop(failure)
+                raise StoppedError(f"queue {queue.name!r} has crashed: {failure}") from failure
+        crashed = self._table.replace(queue, amq)
+        crashed.is_crashed = True
+        crashed.why = why
+
+    def _reopened(self, old: AMQQueue) -> tuple[AMQQueue, int]:
+        """Return a new AMQQueue over the same indexes, and how many transient messages it has
+        lost."""
+        engine = self._engine
+        if engine.is_gathering:
+            raise UntrustedError("the error occurred while one record was being made")
+        if not old.is_durable:
+            lost = old.backing.depth()
+            engine.delete_queues(indexes_of(engine, old.name))
+            return self._opener.open(old.name, old.options, is_durable=False), lost
+        engine.sync()
+        indexes = indexes_of(engine, old.name)
+        lost = old.backing.depth() + sum(part.depth() for part in old.delays.parts())
+        for index in indexes:
+            self._rescue(index)
+        parts = [index.name for index in indexes if index.name.startswith(old.name + MARK)]
+        amq = self._opener.reopen(old.name, old.options, parts)
+        return amq, max(lost - amq.depth() - amq.delayed(), 0)
+
+    def _rescue(self, index: QueueIndex) -> None:
+        """Make the index independent of the RAM of the queue that had it. UntrustedError."""
+        if index.limbo is not None:
+            raise UntrustedError("a checkpoint is under way and has not finished this queue")
+        holder = DictHolder()
+        held: dict[int, Entry] = {
+            entry.seq: entry
+            for entry in index.holder.materialise(index.next_seq)
+            if index.is_live(entry.seq)
+        }
+        first = max(index.cut_seq, self._opener.opened_seq.get(index.number, 0))
+        for number in sorted(index.segments):
+            start = max(number * index.slots, first)
+            seqs = [
+                seq
+                for seq in index.live_between(start, (number + 1) * index.slots)
+                if seq not in held and seq not in index.section
+            ] if start < (number + 1) * index.slots else []  # fmt: skip
+            if seqs:
+                try:
+                    index.files(number).slots(seqs)
+                except (CorruptionError, OSError) as error:
+                    raise UntrustedError(f"not all its messages can be read: {error}") from error
+        for seq in sorted(held):
+            holder.entries[seq] = held[seq]
+        index.holder = holder
+        for number, n in list(index.transients.items()):
+            if n:
+                index.keep_transients(number, -n)

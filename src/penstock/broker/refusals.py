@@ -1,12 +1,11 @@
-"""Refusals: the AMQP exceptions of a vhost's topology, in the words that clients know.
+"""The AMQP errors of a vhost's topology, with RabbitMQ's texts.
 
 Clients of RabbitMQ match on reply codes, and people search for the texts; so the texts are
-RabbitMQ's, down to how a queue is called in them: "queue 'jobs' in vhost '/'". Only where RabbitMQ
-prints one of its own terms is it said in words what was given and what was expected.
+RabbitMQ's, down to how a queue is named in them: "queue 'jobs' in vhost '/'". Only where RabbitMQ
+prints one of its own terms, the text says instead what was given and what was expected.
 
-Codes: AMQP 0-9-1 specification, 1.2. Which class and method failed whoever handles the method adds.
-
-Not here: refusals that only one method of a channel has (channel_basic.py, publish_facts.py).
+Codes: AMQP 0-9-1 specification, 1.2. The caller that handles a method adds the ids of its class and
+method. `what` is the name of a thing as `called` returns it.
 """
 
 from collections.abc import Mapping
@@ -29,12 +28,12 @@ SHOWN_READERS: Final = 10
 
 
 def called(kind: str, name: str, vhost: str) -> str:
-    """How a thing is named to people; kind: "queue" or "exchange"."""
+    """Return how errors name a thing; kind: "queue" or "exchange"."""
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def not_found(what: str) -> ChannelError:
-    """404: what: as `called` has it."""
+    """404: there is none."""
     return ChannelError(NOT_FOUND, f"no {what}")
 
 
@@ -44,12 +43,12 @@ def precondition_failed(text: str) -> ChannelError:
 
 
 def not_for_streams(asked: str, what: str) -> AMQPConnectionError:
-    """540: what queues have, and streams have not."""
+    """540: streams do not support what is asked."""
     return AMQPConnectionError(NOT_IMPLEMENTED, f"{asked} not supported by stream queues {what}")
 
 
 def leased(what: str, leases: Mapping[str, int]) -> ChannelError:
-    """406: readers have messages of the queue: how many each."""
+    """406: readers have messages of the queue leased. leases: how many each."""
     readers = ", ".join(sorted(leases)[:SHOWN_READERS])
     if len(leases) > SHOWN_READERS:
         readers += ", ..."
@@ -61,7 +60,7 @@ def leased(what: str, leases: Mapping[str, int]) -> ChannelError:
 
 
 def no_space(what: str, error: DiskFullError) -> ChannelError:
-    """406: the disk is full, and nothing was changed."""
+    """406: the disk is full and nothing was changed."""
     return precondition_failed(f"no space for {what}: {error}")
 
 
@@ -77,7 +76,7 @@ def no_access(verb: str, kind: str, name: str, vhost: str, user: str) -> Channel
 
 
 def locked(what: str) -> ChannelError:
-    """405: an exclusive queue of another connection, or the other way round."""
+    """405: an exclusive queue of another connection, or the property differs."""
     return ChannelError(
         RESOURCE_LOCKED,
         f"cannot obtain exclusive access to locked {what}. It could be originally declared on "
@@ -87,7 +86,7 @@ def locked(what: str) -> ChannelError:
 
 
 def crashed(what: str) -> ChannelError:
-    """404: a queue whose own code failed too often."""
+    """404: a queue that failed too often."""
     return ChannelError(NOT_FOUND, f"{what} has crashed and failed to restart")
 
 
@@ -97,18 +96,18 @@ def reserved(kind: str, name: str) -> ChannelError:
 
 
 def default_exchange() -> ChannelError:
-    """403: nobody declares, deletes or binds the default exchange."""
+    """403: nobody may declare, delete or bind the default exchange."""
     return access_refused("operation not permitted on the default exchange")
 
 
 def unknown_type(name: str) -> AMQPConnectionError:
-    """503: no exchange is of this type."""
+    """503: there is no exchange type of this name."""
     said = "unknown" if name else "invalid"
     return AMQPConnectionError(COMMAND_INVALID, f"{said} exchange type '{name}'")
 
 
 def check_same(name: str, what: str, given: object, current: object) -> None:
-    """406 unless a property is declared again as it is."""
+    """Raise a 406 unless a property is declared again with the same value."""
     if given != current:
         raise precondition_failed(
             f"inequivalent arg '{name}' for {what}: received '{_said(given)}' but current is "

@@ -1,21 +1,19 @@
-"""Topology: the exchanges and bindings of a vhost: who may change them, what of them is durable.
+"""The exchanges and bindings of a vhost: who may change them, and which of them are durable.
 
-Three things are kept in step. `exchanges` says what each exchange was declared as. The Router
-(penstock.routing) knows the same exchanges and all bindings, and finds queues. The engine's
+Three things are kept in step. `exchanges` has what each exchange was declared as. The Router
+(penstock.routing) has the same exchanges and all bindings, and finds queues. The engine's
 RoutingTable has the durable part: durable exchanges, and bindings both of whose ends are durable.
-Every change goes to the log first, in one record whatever belongs to it, and then into the other
-two; so a crash leaves the whole of a change or nothing. The methods return the LSN of the record, 0
-if nothing durable has changed: the client is answered once it is settled.
+Every change goes to the log first, in one record for all that belongs to it, and then into the
+other two; so a crash leaves the whole of a change or nothing. The methods return the LSN of the
+record, 0 if nothing durable has changed: the client is answered once it is settled.
 
     exchange   flags 1: bit 0 auto-delete, bit 1 internal; arguments: an encoded AMQP table
     binding    arguments: the same; b"" for none
 
 The exchanges that every vhost has are not stored: "" and amq.*. Nobody can delete them.
 
-An auto-delete exchange goes when the last binding that leaves from it goes; that takes the bindings
-to it along, which may be the last ones of others: `doomed` finds all of them beforehand.
-
-Not here: queues (queue_table.py), what selects among bindings (penstock.routing), permissions.
+An auto-delete exchange is deleted with the last binding that leaves from it; that deletes the
+bindings to it, which may be the last ones of others: `doomed` finds all of them beforehand.
 """
 
 from collections import Counter, deque
@@ -27,11 +25,11 @@ from penstock.broker.arguments import check_same_argument, wrong_type
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import AMQPError, DiskFullError
 from penstock.routing.exchange_types import (
-    DELAYED,
     DIRECT,
     FANOUT,
     HEADERS,
     TOPIC,
+    TYPES,
     Binding,
 )
 from penstock.routing.router import Router
@@ -44,7 +42,6 @@ EXCHANGE: Final = "e"
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
 ALERTS: Final = "amq.penstock.alert"  # alert_desk.py
-TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2
@@ -64,8 +61,8 @@ SYSTEM: Final[dict[str, tuple[str, bool]]] = {
 
 
 class Exchange:
-    """What an exchange was declared as. is_system: it is always there. ValueError, TypeError: the
-    arguments hold what AMQP has no type for."""
+    """What an exchange was declared as. is_system: every vhost has it. ValueError, TypeError: the
+    arguments hold a value that AMQP has no type for."""
 
     __slots__ = ("_arguments", "auto_delete", "durable", "internal", "is_system", "name", "type")
 
@@ -83,18 +80,18 @@ class Exchange:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The arguments, which are kept encoded, decoded at each call."""
+        """Decode and return the arguments."""
         return _decoded(self._arguments)
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in RAM, about."""
+        """Return about how many bytes of RAM it takes."""
         return EXCHANGE_BYTES + 2 * len(self._arguments)
 
 
 class Topology:
-    """Of one vhost, as the engine's state has it. has_queue: is there a queue of that name?
-    check_exchange(name), check_binding(exchange): refuse what would be too much, by an error."""
+    """The exchanges and bindings of one vhost. has_queue(name): there is a queue of that name.
+    check_exchange(name), check_binding(exchange): raise an error for one too many."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
@@ -122,18 +119,18 @@ class Topology:
 
     @property
     def held_bytes(self) -> int:
-        """What exchanges and bindings take in RAM, about."""
+        """Return about how many bytes of RAM exchanges and bindings take."""
         return self._exchange_bytes + self.router.held_bytes
 
     def called(self, name: str) -> str:
-        """An exchange, for people."""
+        """Return how errors name an exchange."""
         return refusals.called("exchange", name, self._vhost)
 
     # ---- recovery ------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Exchanges and bindings as the engine has them. What is not understood here (a type of a
-        later version) is left out, which is an event, and stays stored."""
+        """Load exchanges and bindings from the engine. What is not understood here (a type of a
+        later version) is left out with an event, and stays stored."""
         table = self._engine.routing
         for stored in table.exchanges.values():
             try:
@@ -161,8 +158,8 @@ class Topology:
         self._unbind_stale(stale)
 
     def _unbind_stale(self, stale: list[routing_table.Binding]) -> None:
-        """Bindings of queues that are gone: the library deletes queues and knows of no bindings. A
-        queue of that name that comes later is to begin without them."""
+        """Delete bindings of queues that do not exist: the library deletes queues and knows of no
+        bindings. A queue of that name that is declared later begins without them."""
         with self._engine.one_record(OS):
             for bound in stale:
                 self._engine.apply_topology(bound.record(routing_table.UNBIND), OS)
@@ -170,7 +167,7 @@ class Topology:
     # ---- exchanges -----------------------------------------------------------------------------
 
     def check_exchange(self, name: str) -> Exchange:
-        """The exchange of this name. ChannelError: 404, and 403 for the default one."""
+        """Return the exchange of this name. ChannelError: 404, and 403 for the default one."""
         if not name:
             raise refusals.default_exchange()
         return self._known(name)
@@ -182,11 +179,13 @@ class Topology:
         return found
 
     def declare_exchange(
-        self, name: str, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
-        arguments: dict[str, object],
+        self, name: str, type_name: str, *, durable: bool = False, auto_delete: bool = False,
+        internal: bool = False, arguments: dict[str, object] | None = None,
     ) -> int:  # fmt: skip
-        """Declare an exchange, or find that it is there as it is. ChannelError: 403 (reserved, the
-        default one), 406 (it is another one). AMQPConnectionError 503: an unknown type."""
+        """Declare an exchange, or find that it exists with these properties. ChannelError: 403
+        (reserved, the default one), 406 (other properties). AMQPConnectionError 503: an unknown
+        type."""
+        arguments = arguments or {}
         if type_name not in TYPES:
             raise refusals.unknown_type(type_name)
         if not name:
@@ -233,7 +232,7 @@ class Topology:
             check_same_argument(name, what, arguments, known.arguments)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> int:
-        """Delete an exchange with the bindings from and to it; one that is not there is deleted.
+        """Delete an exchange with the bindings from and to it; nothing happens if there is none.
         ChannelError: 403 (amq.*, the default one), 406 (if_unused, and it has bindings)."""
         if not name:
             raise refusals.default_exchange()
@@ -252,8 +251,7 @@ class Topology:
     # ---- what goes along -----------------------------------------------------------------------
 
     def doomed(self, exchanges: list[str], queues: list[str]) -> list[str]:
-        """All exchanges that go when these exchanges and queues go, in the order in which they
-        do."""
+        """Return all exchanges that are deleted with these exchanges and queues, in that order."""
         doomed = list(exchanges)
         known = set(exchanges)
         gone: set[object] = set()
@@ -276,21 +274,20 @@ class Topology:
         return doomed
 
     def log_deleted(self, doomed: list[str]) -> None:
-        """The durable ones of these exchanges go from the engine's table; inside `one_record`."""
+        """Delete the durable ones of these exchanges from the engine; inside `one_record`."""
         for name in doomed:
             if self.exchanges[name].durable:
                 self._engine.apply_topology(routing_table.delete_exchange(_bytes(name)))
 
     def log_unbound(self, queue: str) -> None:
-        """The durable bindings of a durable queue go from the engine's table; inside
-        `one_record`."""
+        """Delete the durable bindings of a durable queue from the engine; inside `one_record`."""
         for binding in self.router.bindings_to(QUEUE, queue):
             if self.exchanges[binding.source].durable:
                 record = _stored_binding(binding).record(routing_table.UNBIND)
                 self._engine.apply_topology(record)
 
     def forget(self, doomed: list[str]) -> None:
-        """These exchanges have gone from the log."""
+        """Delete these exchanges here, after the log."""
         for name in doomed:
             self._forget(name)
 
@@ -304,8 +301,8 @@ class Topology:
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
         *, is_durable: bool,
     ) -> int:  # fmt: skip
-        """Bind a queue or an exchange that is there; is_durable: it is. Again: nothing happens.
-        ChannelError: 403 (the default exchange), 404, 406 (arguments that make no sense)."""
+        """Bind a queue or an exchange that exists; is_durable: it is durable. Nothing happens if it
+        is bound already. ChannelError: 403 (the default exchange), 404, 406 (invalid arguments)."""
         exchange = self.check_exchange(source)
         if self.router.has_binding(source, kind, destination, key, arguments):
             return 0
@@ -323,20 +320,33 @@ class Topology:
             raise
 
     def bind_exchange(
-        self, destination: str, source: str, key: str, arguments: dict[str, object]
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
     ) -> int:
-        """Messages of `source` pass on to `destination`. As `bind`."""
+        """Bind the exchange `destination` to the exchange `source`, see `bind`."""
         if not (source and destination):
             raise refusals.default_exchange()
         self.check_exchange(source)
         target = self.check_exchange(destination)
-        return self.bind(source, EXCHANGE, destination, key, arguments, is_durable=target.durable)
+        return self.bind(
+            source, EXCHANGE, destination, key, arguments or {}, is_durable=target.durable
+        )
+
+    def unbind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
+    ) -> int:
+        """Delete a binding between exchanges, see `unbind`."""
+        return self.unbind(source, EXCHANGE, destination, key, arguments or {})
+
+    def is_internal(self, name: str) -> bool:
+        """Return whether clients may not publish to this exchange."""
+        found = self.exchanges.get(name)
+        return found is not None and found.internal
 
     def unbind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> int:
-        """Take a binding away; one that is not there is taken away. An auto-delete exchange goes
-        with its last one. ChannelError 403: the default exchange."""
+        """Delete a binding, if it exists. An auto-delete exchange is deleted with its last one.
+        ChannelError 403: the default exchange."""
         if not source or (kind == EXCHANGE and not destination):
             raise refusals.default_exchange()
         identity = Binding(source, kind, destination, key, arguments).identity
@@ -361,7 +371,7 @@ class Topology:
 
 
 def _unlimited(_name: str) -> None:
-    """Nobody has set a limit."""
+    """Do nothing: there is no limit."""
 
 
 def _exchange_of(stored: routing_table.Exchange) -> Exchange:

@@ -2,39 +2,43 @@
 
 AMQP promises atomicity for one queue at most, and RabbitMQ not even that; here a commit is one
 decision in the log. What is published and acknowledged between tx.select and tx.commit is collected
-by the engine's Transaction; bodies beyond the first MiB wait on disk.
+by the engine's Transaction; bodies after the first MiB wait on disk.
 
     publish       persistent, durable queue: in the transaction. Others: kept, and published right
                   after the commit; they would not survive a crash anyway.
     ack           in the transaction
     reject, nack  kept, and done right after the commit: a crash between leaves the message in its
                   queue, to be redelivered
-    mandatory     what no queue gets is returned at the commit, also where its queues have been
-                  deleted since it was published
-    prefetch      what is settled in it has its place until the commit, as in RabbitMQ
-    rollback      what was published was never there; what was acknowledged is unacked again, with
-                  its delivery tag, as in RabbitMQ
+    mandatory     a message that no queue gets is returned at the commit, also if its queues were
+                  deleted after it was published
+    prefetch      what is settled in it keeps its place until the commit, as in RabbitMQ
+    rollback      publishes are dropped; what was acknowledged is unacked again, with its delivery
+                  tag, as in RabbitMQ
 
 What the open transactions of a vhost hold in RAM is bounded (usage.py): the largest is ended with
 506 when all of them together hold too much.
 
 What was published is delivered once the commit is settled, and tx.commit-ok is sent then. A commit
-that a queue refuses (reject-publish) or that is too large (506) is rolled back whole.
-
-Not here: the methods (channel_basic.py).
+that a queue refuses (reject-publish) or that is too large (506) is rolled back as a whole.
 """
 
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.fan_out import Planned, fan_out, plan_all
-from penstock.broker.publish import Collecting, Route, Targets
-from penstock.broker.publish_facts import Facts
-from penstock.broker.roles import Source
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import StreamAppend
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import StreamAppend
+from penstock.broker.dispatch import Source
+from penstock.broker.publish import (
+    Facts,
+    Planned,
+    PublishCollector,
+    Route,
+    Targets,
+    fan_out,
+    plan_all,
+)
 from penstock.broker.unacked import Delivered
-from penstock.broker.usage import Hold
+from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.errors import ChannelError, QueueFullError
 from penstock.queues.queue_options import DROP_HEAD
@@ -44,14 +48,14 @@ PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
 ACK_BYTES: Final = 200
 
 
-class Kept:
-    """A publish that is made right after the commit."""
+class DeferredPublish:
+    """A publish that is done right after the commit."""
 
     def __init__(
-        self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts,
+        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
         shared: SharedBody | None,
     ) -> None:  # fmt: skip
-        self.queues: list[ServedQueue] = queues
+        self.queues: list[BrokerQueue] = queues
         self.header: bytes = header
         self.body: bytes = body
         self.shared: SharedBody | None = shared  # with the queues that have it by the commit
@@ -62,14 +66,14 @@ class Kept:
         self.facts.delay_ms = facts.delay_ms
 
 
-class ChannelTransaction(Collecting):
-    """Of one channel, from one commit or rollback to the next. `refusal`: why it cannot commit.
-    `places`: (partition, offset) of what it appended to streams, once it is committed. end(error):
-    close its channel with this error; called when it is the one that holds too much."""
+class ChannelTransaction(PublishCollector):
+    """The transaction of one channel, from one commit or rollback to the next. `refusal`: why it
+    cannot commit. `places`: (partition, offset) of what it appended to streams, after the commit.
+    end(error): closes its channel with this error; called when it holds too much."""
 
     def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
-        self._hold: Hold = Hold(end)
+        self._hold: TransactionUsage = TransactionUsage(end)
         self.refusal: QueueFullError | None = None
         self.returned: list[tuple[Route, bytes, bytes]] = []
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
@@ -79,9 +83,9 @@ class ChannelTransaction(Collecting):
         self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
         self._appends: list[StreamAppend] = []
-        self._kept: list[Kept] = []
+        self._kept: list[DeferredPublish] = []
         self._acks: dict[Source, list[int]] = {}
-        self._counts: dict[ServedQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+        self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
 
     # ---- what is in it -------------------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class ChannelTransaction(Collecting):
         engine = self.vhost.engine
         shared = engine.share_of(body, len(queues))
         if others:
-            self._kept.append(Kept(others, header, body, facts, shared))
+            self._kept.append(DeferredPublish(others, header, body, facts, shared))
         if durable and self.refusal is None:
             with engine.share(shared, completes=False):
                 plan_all(self._transaction, durable, header, body, facts, self._puts)
@@ -111,8 +115,8 @@ class ChannelTransaction(Collecting):
     def _held_bytes(
         self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
     ) -> int:
-        """What one more publish takes in RAM. The engine's transaction has its bodies on disk, from
-        some bytes of them on; what is kept for after the commit is in RAM."""
+        """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
+        bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""
         is_kept = bool(targets.streams) or not facts.is_persistent or route.is_mandatory
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
@@ -121,7 +125,7 @@ class ChannelTransaction(Collecting):
             return PUBLISH_BYTES + len(header) + len(body)
         return PUBLISH_BYTES + len(header)
 
-    def _check_room(self, queue: ServedQueue, size: int) -> None:
+    def _check_room(self, queue: BrokerQueue, size: int) -> None:
         if queue.amq.options.overflow == DROP_HEAD:
             return
         n, total = self._counts.get(queue, (0, 0))
@@ -133,31 +137,31 @@ class ChannelTransaction(Collecting):
             self.refusal = error
 
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
-        """An unacked delivery is acknowledged when it commits."""
+        """Acknowledge an unacked delivery at the commit."""
         self.taken.append((delivery_tag, delivered))
         source = delivered.source
         if source.is_deleted:
             return
-        if isinstance(source, ServedQueue):
+        if isinstance(source, BrokerQueue):
             for index, entries in source.amq.backing.entries([delivered.tag]):
                 self._transaction.dequeue(index, entries)
         self._acks.setdefault(source, []).append(delivered.tag)
 
     def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
-        """It is rejected, or requeued, right after the commit."""
+        """Reject or requeue an unacked delivery right after the commit."""
         self.rejected.append((delivery_tag, delivered, requeue))
 
     def count_settled(self, count: int) -> None:
-        """So many deliveries were acknowledged or rejected in it. ChannelError 506: it holds too
-        much; they are in it all the same, so that they go back with its channel."""
+        """Count deliveries that were acknowledged or rejected in it. ChannelError 506: it holds too
+        much; they are in it nevertheless, so that they go back with its channel."""
         self.vhost.usage.hold(self._hold, ACK_BYTES * count)
 
     # ---- the end of it -------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """Make it happen: settled, in the vhost's mode, at the LSN that is returned (0: nothing was
-        durable in it). TransactionTooLargeError, QueueFullError: it is rolled back, but for what
-        `undo` gives. DiskFullError: nothing happened."""
+        """Commit; return the LSN that settles it in the vhost's mode, 0 if nothing durable was in
+        it. TransactionTooLargeError, QueueFullError: it is rolled back, but for what `undo` gives.
+        DiskFullError: nothing happened."""
         if self.refusal is not None:
             self.rollback()
             raise self.refusal
@@ -172,7 +176,7 @@ class ChannelTransaction(Collecting):
         for source, tags in self._acks.items():
             if source.is_deleted:
                 continue
-            if isinstance(source, ServedQueue):
+            if isinstance(source, BrokerQueue):
                 source.amq.backing.forget(tags)
                 source.acked += len(tags)
             else:
@@ -198,7 +202,7 @@ class ChannelTransaction(Collecting):
                 self.returned.append((route, props, body))
 
     def _is_lost(self, targets: Targets) -> bool:
-        """Whether none of these is there any more. A queue that was restarted is."""
+        """Return whether none of these exists any more. A queue that was restarted does."""
         known = self.vhost.engine.queues
         for queue in targets.queues:
             if not queue.is_deleted or queue.amq.backing.index(0).number in known:
@@ -207,8 +211,8 @@ class ChannelTransaction(Collecting):
         return len(gone) == len(targets.streams)
 
     def rollback(self) -> None:
-        """Undo what was published. Its acknowledgements (`taken`, `rejected`) are the channel's to
-        undo."""
+        """Undo what was published. The channel undoes the acknowledgements (`taken`,
+        `rejected`)."""
         self.vhost.usage.release(self._hold)
         if self._transaction.is_open:
             self._transaction.rollback()

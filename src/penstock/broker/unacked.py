@@ -1,21 +1,21 @@
-"""Unacked: a channel's deliveries that are not settled yet, by delivery tag.
+"""A channel's deliveries that are not settled yet, by delivery tag.
 
-Delivery tags count up from 1 and are settled roughly in that order, so they stand in a ring: a list
-whose length is a power of two, at the place `tag & mask`, from the oldest that is open (`base`) to
-the next that XX
-Prefetch is counted by the channel. A pending message's body may have left RAM meanwhile; what is
-here of it is its place.
+Delivery tags count up from 1 and are settled roughly in that order, so they are in a ring: a list
+whose length is a power of two, at the place `tag & mask`, from the oldest open one (`base`) to the
+next tag. When old deliveries stay open while many others are settled, the old ones are moved aside
+into a dict, so the ring does not grow with the distance. Of a pending message only its place is
+kept here; its body may have left RAM.
+
+The channel counts the prefetch.
 
 Hot: one call for each delivery, one for each ack.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from penstock.broker.consumers import Consumer
+from penstock.broker.broker_queue import Consumer
+from penstock.broker.dispatch import Source
 from penstock.native import mypyc_attr
-
-if TYPE_CHECKING:
-    from penstock.broker.roles import Source
 
 RING_MIN: Final = 16
 ASIDE_FROM: Final = 1024  # smaller rings are not worth it
@@ -29,14 +29,15 @@ class Delivered:
 
     __slots__ = ("consumer", "source", "tag")
 
-    def __init__(self, source: "Source", tag: int, consumer: Consumer | None) -> None:
+    def __init__(self, source: Source, tag: int, consumer: Consumer | None) -> None:
         self.source: Source = source
         self.tag: int = tag
         self.consumer: Consumer | None = consumer
 
 
 class Unacked:
-    """Of one channel. `count`: how many are open; `next_tag`: the next delivery tag."""
+    """The unacked deliveries of one channel. `count`: how many; `next_tag`: the next delivery
+    tag."""
 
     def __init__(self) -> None:
         self.count: int = 0
@@ -46,8 +47,8 @@ class Unacked:
         self._ring: list[Delivered | None] = [None] * RING_MIN
         self._aside: dict[int, Delivered] = {}  # below the base, ascending
 
-    def add(self, source: "Source", tag: int, consumer: Consumer | None) -> int:
-        """A delivery that will be settled; its delivery tag."""
+    def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
+        """Add a delivery that will be settled; return its delivery tag."""
         delivery_tag = self.next_tag
         if delivery_tag - self._base > self._mask:
             self._make_room()
@@ -57,7 +58,7 @@ class Unacked:
         return delivery_tag
 
     def skip(self) -> int:
-        """The delivery tag of a delivery that needs no settling (no_ack)."""
+        """Return the delivery tag of a delivery that needs no settling (no_ack)."""
         delivery_tag = self.next_tag
         if not self.count:
             self._base = delivery_tag + 1
@@ -67,13 +68,13 @@ class Unacked:
         return delivery_tag
 
     def get(self, delivery_tag: int) -> Delivered | None:
-        """The open delivery of this tag, which stays open; None if there is none."""
+        """Return the open delivery of this tag, which stays open; None if there is none."""
         if self._base <= delivery_tag < self.next_tag:
             return self._ring[delivery_tag & self._mask]
         return self._aside.get(delivery_tag)
 
     def take(self, delivery_tag: int) -> Delivered | None:
-        """The open delivery of this tag, which is settled; None if there is none."""
+        """Remove and return the open delivery of this tag; None if there is none."""
         if not self._base <= delivery_tag < self.next_tag:
             aside = self._aside.pop(delivery_tag, None)
             if aside is not None:
@@ -99,7 +100,7 @@ class Unacked:
         self._base = base
 
     def take_up_to(self, delivery_tag: int) -> list[Delivered]:
-        """All open deliveries up to this tag (0: all there are), oldest first; they are settled."""
+        """Remove and return all open deliveries up to this tag (0: all), oldest first."""
         end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
         taken: list[Delivered] = []
         if self._aside:
@@ -120,8 +121,8 @@ class Unacked:
         return taken
 
     def open_up_to(self, delivery_tag: int) -> list[tuple[int, Delivered]]:
-        """(tag, delivery) of all that are open up to this tag (0: all there are), oldest first;
-        they stay open."""
+        """Return (tag, delivery) of all that are open up to this tag (0: all), oldest first; they
+        stay open."""
         end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
         found = [(tag, d) for tag, d in self._aside.items() if tag < end]
         for tag in range(self._base, end):
@@ -131,7 +132,7 @@ class Unacked:
         return found
 
     def put_back(self, taken: list[tuple[int, Delivered]]) -> None:
-        """What was taken, (delivery tag, delivery), is open again."""
+        """Add again what was taken: (delivery tag, delivery)."""
         self.count += len(taken)
         for delivery_tag, delivered in taken:
             if self._base <= delivery_tag:
@@ -141,14 +142,15 @@ class Unacked:
         self._aside = dict(sorted(self._aside.items()))
 
     def all(self) -> list[Delivered]:
-        """All open deliveries, oldest first; they stay open."""
+        """Return all open deliveries, oldest first; they stay open."""
         ring, mask = self._ring, self._mask
         tags = range(self._base, self.next_tag)
         found = [ring[tag & mask] for tag in tags]
         return [*self._aside.values(), *[entry for entry in found if entry is not None]]
 
     def _make_room(self) -> None:
-        """The ring reaches from the base to the next tag: make it larger, or put the old aside."""
+        """Enlarge the ring, which reaches from the base to the next tag, or move its old half
+        aside."""
         old, old_mask = self._ring, self._mask
         size = len(old)
         in_ring = self.count - len(self._aside)

@@ -1,20 +1,20 @@
-"""Usage: what the clients of one vhost have, and the refusal of what would be too much.
+"""What the clients of one vhost use, and the refusal of what would be too much.
 
 Counted are connections, channels and consumers, queues, exchanges and bindings, and what open
-transactions hold. Three things follow.
+transactions hold.
 
-* **Limits by number**, of a user or of the vhost (access.limits). The refusals are in RabbitMQ's
-  words, where it has the limit.
+* **Limits by number**, of a user or of the vhost (access.limits), with RabbitMQ's texts where it
+  has the limit.
 * **Limits by memory.** Topology may take half of the vhost's memory, and all open transactions
   together a quarter. Beyond that a declare or bind is refused (406), and the largest transaction
-  is rolled back, its channel closed (506). Both are fractions because a vhost's share changes.
+  is rolled back and its channel closed (506). Both are fractions because a vhost's share changes.
 * **The memory alarm.** What is counted here is part of what the MemoryMonitor compares with the
   budget. Things that last (topology, connections) count there as half of the budget at most: they
   cannot be paged out, so they must never be the whole reason why publishers wait.
 
 The bytes are estimates by measured constants, a little too high rather than too low.
 
-**Publish rate.** A user's publishes fill a bucket that drains at the user's rate. `delay_s` says
+**Publish rate.** A user's publishes fill a bucket that drains at the user's rate. `delay_s` returns
 for how long the connections of a user whose bucket is over are not to be read: nothing is refused
 and nothing lost.
 """
@@ -42,8 +42,8 @@ BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
 
-class Hold:
-    """What one open transaction has in RAM. end(error): close its channel with this error."""
+class TransactionUsage:
+    """What one open transaction has in RAM. end(error): closes its channel with this error."""
 
     def __init__(self, end: Callable[[ChannelError], None]) -> None:
         self.bytes: int = 0
@@ -51,7 +51,7 @@ class Hold:
 
 
 class Usage:
-    """Of the vhost `vhost`. memory_bytes: its budget, set by the owner."""
+    """What the clients of the vhost `vhost` use. memory_bytes: its budget, set by the owner."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
@@ -62,14 +62,15 @@ class Usage:
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
         self._channel_sum: int = 0
-        self._holds: dict[Hold, None] = {}  # of open transactions that hold something
+        self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something
         self._empty_s: dict[str, float] = {}  # by user: when the bucket is empty again
 
     # ---- what lasts ----------------------------------------------------------------------------
 
     @property
     def client_bytes(self) -> int:
-        """What connections, channels and consumers take, without their messages."""
+        """Return the bytes that connections, channels and consumers take, without their
+        messages."""
         return (
             CONNECTION_BYTES * self.connections
             + CHANNEL_BYTES * self._channel_sum
@@ -77,11 +78,11 @@ class Usage:
         )
 
     def counted_bytes(self, topology_bytes: int) -> int:
-        """What of all that lasts counts against the budget."""
+        """Return how much of what lasts counts against the budget."""
         return min(topology_bytes + self.client_bytes, self.memory_bytes // TOPOLOGY_PART)
 
     def channel_opened(self, user: str) -> None:
-        """AMQPConnectionError 530: the user has as many as may be."""
+        """Count a channel. AMQPConnectionError 530: the user has as many as allowed."""
         n = self._channels.get(user, 0)
         most = self.limits.of_user(user, MAX_CHANNELS)
         if 0 <= most <= n:
@@ -91,7 +92,7 @@ class Usage:
         self._channel_sum += 1
 
     def channel_closed(self, user: str) -> None:
-        """One that was opened is no more."""
+        """Count a channel less."""
         n = self._channels[user] - 1
         if n:
             self._channels[user] = n
@@ -100,14 +101,16 @@ class Usage:
         self._channel_sum -= 1
 
     def check_consumers(self, count: int) -> None:
-        """Whether a channel with so many consumers may have another. AMQPConnectionError 530."""
+        """Raise AMQPConnectionError 530 if a channel with so many consumers may not have
+        another."""
         most = self.limits.defaults.channel_consumers
         if 0 <= most <= count:
             text = f"reached maximum ({most}) of consumers per channel"
             raise AMQPConnectionError(NOT_ALLOWED, text, 60, 20)
 
     def check_queue(self, name: str, count: int, topology_bytes: int) -> None:
-        """Whether the vhost, which has `count` queues, may have this one too. ChannelError 406."""
+        """Raise ChannelError 406 if the vhost, which has `count` queues, may not have this
+        one too."""
         most = self.limits.of_vhost(self._vhost, MAX_QUEUES)
         if 0 <= most <= count:
             text = f"queue limit in vhost '{self._vhost}' ({most}) is reached"
@@ -115,7 +118,7 @@ class Usage:
         self._check_room(f"cannot declare queue '{name}'", topology_bytes)
 
     def check_exchange(self, name: str, count: int, topology_bytes: int) -> None:
-        """The same for an exchange."""
+        """Raise ChannelError 406 as `check_queue` does, for an exchange."""
         most = self.limits.of_vhost(self._vhost, MAX_EXCHANGES)
         if 0 <= most <= count:
             text = f"exchange limit in vhost '{self._vhost}' ({most}) is reached"
@@ -123,7 +126,7 @@ class Usage:
         self._check_room(f"cannot declare exchange '{name}'", topology_bytes)
 
     def check_binding(self, exchange: str, count: int, topology_bytes: int) -> None:
-        """The same for a binding of this exchange."""
+        """Raise ChannelError 406 as `check_queue` does, for a binding of this exchange."""
         most = self.limits.of_vhost(self._vhost, MAX_BINDINGS)
         if 0 <= most <= count:
             text = f"binding limit in vhost '{self._vhost}' ({most}) is reached"
@@ -141,9 +144,9 @@ class Usage:
 
     # ---- transactions --------------------------------------------------------------------------
 
-    def hold(self, hold: Hold, size_bytes: int) -> None:
-        """A transaction holds so many bytes more. When all of them together hold too much, the
-        largest is ended: another one by its `end`, this one by a ChannelError 506."""
+    def hold(self, hold: TransactionUsage, size_bytes: int) -> None:
+        """Count bytes of a transaction. If all of them together hold too much, the largest is
+        ended: another one by its `end`, this one by a ChannelError 506."""
         self._holds[hold] = None
         hold.bytes += size_bytes
         self.transaction_bytes += size_bytes
@@ -160,8 +163,8 @@ class Usage:
             self.release(largest)
             largest.end(error)
 
-    def release(self, hold: Hold) -> None:
-        """Its transaction was committed or rolled back: it holds nothing."""
+    def release(self, hold: TransactionUsage) -> None:
+        """Count nothing for a transaction any more: it was committed or rolled back."""
         if hold in self._holds:
             del self._holds[hold]
             self.transaction_bytes -= hold.bytes
@@ -171,12 +174,12 @@ class Usage:
 
     @property
     def has_publish_rates(self) -> bool:
-        """Whether any user has a limit."""
+        """Return whether any user has a limit."""
         return self.limits.has_publish_rates
 
     def delay_s(self, user: str, count: int, now_s: float) -> float:
-        """Seconds for which the user's connections that publish are not to be read, after `count`
-        messages; 0.0: go on. now_s: of the monotonic clock."""
+        """Return the seconds for which the user's connections that publish are not to be read,
+        after `count` messages; 0.0: go on. now_s: of the monotonic clock."""
         rate = self.limits.of_user(user, MAX_PUBLISH_RATE)
         if rate < 0:
             return 0.0
@@ -187,5 +190,5 @@ class Usage:
         return max(empty_s - now_s - BURST_S, 0.0)
 
 
-def _bytes_of(hold: Hold) -> int:
+def _bytes_of(hold: TransactionUsage) -> int:
     return hold.bytes

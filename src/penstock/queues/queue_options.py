@@ -79,6 +79,8 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
     "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
 }
+# x-argument -> (low, high), for the broker's table of arguments
+NUMBER_RANGES: Final = {argument: (low, high) for argument, low, high in _NUMBERS.values()}
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "overflow": ("x-overflow", OVERFLOWS),
     "policy": ("x-paging-policy", POLICIES),

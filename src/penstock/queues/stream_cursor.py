@@ -20,7 +20,7 @@ False) remembers nothing at all.
 
 Tags are offset and partition in one number, so that what comes back is found without a table.
 
-Not here: prefetch, headers, who is told (penstock.broker.stream_reading), where the position is
+Not here: prefetch, headers, who is told (penstock.broker.broker_stream), where the position is
 kept (the engine's READER_OFFSET records).
 """
 

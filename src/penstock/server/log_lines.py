@@ -6,7 +6,7 @@ A line names its process, because all processes write to the same place. The bro
 files; a service manager or collector reads stderr.
 
 Events of a vhost have a kind, which decides the level: those that somebody must look at are
-warnings. The vhost limits how many alerts it reports (penstock.broker.alert_desk).
+warnings. The vhost limits how many alerts it reports (penstock.broker.alerts).
 
 Lines that clients cause must not harm readers of the log, nor fill the disk:
 
@@ -22,8 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.bucket import Bucket
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock, SystemClock, TokenBucket
 from penstock.escaping import one_line
 
 LEVELS: Final = {
@@ -32,7 +31,7 @@ LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-ERRORS: Final = frozenset({"corruption", "failed", "mistake", "stopped"})
+ERRORS: Final = frozenset({"corruption", "failed", "internal_error", "stopped"})
 WARNINGS: Final = frozenset(
     {
         "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
@@ -72,8 +71,8 @@ class ClientLines(logging.Filter):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
-        self._of_all = Bucket(ALL_BURST, ALL_PER_S, clock.monotonic())
-        self._of: OrderedDict[str, Bucket] = OrderedDict()  # the longest unused first
+        self._of_all = TokenBucket(ALL_BURST, ALL_PER_S, clock.monotonic())
+        self._of: OrderedDict[str, TokenBucket] = OrderedDict()  # the longest unused first
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is written."""
@@ -83,7 +82,7 @@ class ClientLines(logging.Filter):
         now_s = self._clock.monotonic()
         bucket = self._of.get(address)
         if bucket is None:
-            bucket = self._of[address] = Bucket(BURST, 1.0, now_s)
+            bucket = self._of[address] = TokenBucket(BURST, 1.0, now_s)
             if len(self._of) > ADDRESSES_MAX:
                 _, forgotten = self._of.popitem(last=False)
                 self._of_all.left_out += forgotten.left_out

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import MESSAGES, signature
-from penstock.broker.outlet import Outlet
+from penstock.broker.output import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME
 from penstock.errors import INTERNAL_ERROR
 from penstock.server.read_pace import FIRST_BYTES, REST_S, next_bytes

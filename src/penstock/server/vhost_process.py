@@ -30,12 +30,11 @@ from typing import Any, Final
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity
 from penstock.broker import operations
-from penstock.broker.batch_desk import batch_desk
+from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import SIZE, InFlight
-from penstock.broker.vhost import VHost
-from penstock.broker.vhost_settings import VHostSettings
+from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
     CONNECTION_FORCED,
     CorruptionError,
@@ -196,11 +195,11 @@ class VhostProcess(LinkedProcess):
             return
         vhost.limits.set(**self._limits)
         vhost.watch_rss(self._rss_bytes, self._heap.give_back)
-        batch_desk(vhost)
+        batch_manager(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone
         hub.on_tick = self._heap.look
-        vhost.letting_go.on_freed = self._heap.freed
+        vhost.deferred_free.on_freed = self._heap.freed
         vhost.in_flight = self._in_flight
         vhost.wake = hub.wake
         self._fs.on_complete = hub.wake_from_thread

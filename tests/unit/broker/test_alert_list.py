@@ -2,7 +2,7 @@
 
 import json
 
-from penstock.broker.alert_list import PAST_MAX, AlertList
+from penstock.broker.alerts import PAST_MAX, AlertList
 
 
 class Listed:

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker import batch_claims
-from penstock.broker.batch_desk import batch_desk
+from penstock.broker import batches
+from penstock.broker.batches import batch_manager
 from penstock.storage import staging
 from penstock.storage.batches import QueryOwner
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
@@ -158,7 +158,7 @@ def test_a_gap_behind_a_sink_that_did_not_report_all_is_none(rig: StagedRig) -> 
 def test_no_pages_and_numbers_far_ahead_are_refused(rig: StagedRig) -> None:
     """An empty batch of number 2^63-1 made all later ones "already done"."""
     rig.committed(0, rig.stage(0, plain("q", b"0")))
-    far = batch_claims.JUMP_MAX
+    far = batches.JUMP_MAX
     for batch, more in (
         ((1 << 63) - 1, {}), (1, {}), (far + 1, {"previous": far}), (5, {"previous": 5}),
         (5, {"previous": -2}), (5, {"previous": True}),
@@ -169,7 +169,7 @@ def test_no_pages_and_numbers_far_ahead_are_refused(rig: StagedRig) -> None:
     asked = rig.commit(far + 1, rig.stage(far + 1, plain("q", b"x")))
     rig.roll()
     assert asked.replies[0].code == 406
-    first = batch_claims.FIRST_NUMBER_MAX + 1
+    first = batches.FIRST_NUMBER_MAX + 1
     asked = rig.commit(first, rig.stage(first, plain("q", b"x"), query="new"), query="new")
     rig.roll()
     assert asked.replies[0].code == 406
@@ -310,11 +310,11 @@ def test_an_owner_that_a_power_cut_left_torn_is_none(rig: StagedRig) -> None:
 def test_only_so_many_owners_are_remembered(
     rig: StagedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_claims, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(batches, "REMEMBERED_MAX", 2)
     for n in range(5):
         given = {"query": f"query {n}", "as_user": ANN.facts()}
         assert rig.result("claim_query", **given)["owner"]
-    assert len(batch_desk(rig.vhost).claims._staged) <= 2
+    assert len(batch_manager(rig.vhost).claims._staged) <= 2
     assert rig.refusal("claim_query", query="query 0", as_user=EVE.facts()).code == 403
 
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import everything
-from penstock.broker import batch_moves, chores
-from penstock.broker.batch_desk import batch_desk
-from penstock.broker.batch_slices import BatchSlices
-from penstock.broker.batch_target import BatchTarget
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.served_stream import ServedStream
+from penstock.broker import background_tasks, batch_moves
+from penstock.broker.batch_moves import BatchRouter, BatchTarget
+from penstock.broker.batches import batch_manager
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import BrokerStream
 from penstock.storage.filesystem import FileSystem
 from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
@@ -22,7 +21,7 @@ STREAM = {"x-queue-type": "stream"}
 @pytest.fixture(autouse=True)
 def one_slice_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still; with a real one it is about as many."""
-    monkeypatch.setattr(chores, "STEPS_MAX", 1)
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ def numbered(n: int, first: int = 0) -> list[bytes]:
 
 def records(rig: StagedRig, name: str = "s", partition: int = 0) -> list[Any]:
     """What a reader is given."""
-    stream = rig.vhost.served(name)
-    assert isinstance(stream, ServedStream)
+    stream = rig.vhost.table.usable(name)
+    assert isinstance(stream, BrokerStream)
     part = stream.parts[partition]
     found = part.queue.read(part.first_offset, 100_000, 1 << 30)
     return [one for one in found if one.offset < part.head_offset]
@@ -60,7 +59,7 @@ def test_many_messages_go_in_slices_and_in_order(rig: StagedRig) -> None:
     pages = [plain("q", *numbered(700, 700 * i)) for i in range(3)]
     asked = rig.commit(0, rig.stage(0, *pages))
     turns = 0
-    while not asked.has_come or not batch_desk(rig.vhost).all()[0]["is_done"]:
+    while not asked.has_come or not batch_manager(rig.vhost).all()[0]["is_done"]:
         rig.vhost.turn()
         rig.vhost.completed()
         turns += 1
@@ -98,9 +97,9 @@ def test_a_run_that_is_delayed_is_due_as_a_whole(rig: StagedRig) -> None:
 
 
 def test_a_run_is_held_until_its_record_is_settled(rig: StagedRig) -> None:
-    queue = rig.vhost.served("q")
-    assert isinstance(queue, ServedQueue)
-    slices = BatchSlices(rig.vhost, BatchTarget("q", (), ""), everything("me"))
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
+    slices = BatchRouter(rig.vhost, BatchTarget("q", (), ""), everything("me"))
     part = slices.begin()
     part.put_run(header("q"), [b"1", b"2"])
     lsn = part.commit()
@@ -248,17 +247,17 @@ def decided(rig: StagedRig, *pages: Any, target: object) -> None:
     """A batch is decided, and not a message of it moved."""
     rig.commit(0, rig.stage(0, *pages), target=target)
     for _ in range(100):
-        if batch_desk(rig.vhost).all():
+        if batch_manager(rig.vhost).all():
             break
         rig.vhost.turn()
         rig.vhost.completed()
-    assert not batch_desk(rig.vhost).all()[0]["is_done"]
+    assert not batch_manager(rig.vhost).all()[0]["is_done"]
 
 
 def test_a_target_that_was_deleted_makes_it_wait(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     decided(rig, plain("gone", b"a"), target={"queue": "gone"})
-    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
     rig.roll()
     assert (
         rig.row()["waits_for"] == "its target, queue 'gone' in vhost '/', does not exist any more"
@@ -282,7 +281,7 @@ def test_or_go_where_dead_letters_go(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     frames = plain("gone", b"a", headers={"n": 1})
     decided(rig, frames, target={"queue": "gone", "dead_letter_to": "q"})
-    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
     rig.roll()
     (found,) = rig.result("peek", queue="q", count=5)["messages"]
     assert (found["body"], found["routing_key"]) == (b"a", "q")
@@ -315,7 +314,7 @@ def test_a_damaged_page_makes_it_wait(rig: StagedRig) -> None:
                 decided_path = f"{rig.vhost.path}/staging/{directory}/{name}"
     assert decided_path is not None
     for _ in range(100):
-        if batch_desk(rig.vhost).all():
+        if batch_manager(rig.vhost).all():
             break
         rig.vhost.turn()
         rig.vhost.completed()
@@ -334,13 +333,13 @@ def test_a_damaged_page_makes_it_wait(rig: StagedRig) -> None:
 
 def test_publishers_that_are_blocked_have_company(rig: StagedRig) -> None:
     rig.vhost.monitor.disk_alarm(True)
-    rig.vhost.look_at_alarms()
+    rig.vhost.update_alarms()
     asked = rig.commit(0, rig.stage(0, plain("q", b"a")))
     rig.roll()
     assert asked.result["status"] == "committed"
     assert rig.row()["waits_for"] == "publishing is blocked, short of disk"
     rig.vhost.monitor.disk_alarm(False)
-    rig.vhost.look_at_alarms()
+    rig.vhost.update_alarms()
     rig.tick(2)
     rig.roll()
     assert rig.bodies() == [b"a"]
@@ -355,7 +354,7 @@ def test_a_mistake_is_told_and_tried_again(rig: StagedRig, monkeypatch: pytest.M
     rig.commit(0, rig.stage(0, plain("q", b"a")))
     rig.roll()
     assert "KeyError" in rig.row()["waits_for"]
-    assert "broken" in told(rig, "mistake")[0]
+    assert "broken" in told(rig, "internal_error")[0]
     monkeypatch.undo()
     rig.tick(2)
     rig.roll()

@@ -201,14 +201,14 @@ def test_publishes_wait_while_memory_is_short(rig: BrokerRig) -> None:
     declared(c)
     c.call(1, ConfirmSelect(), ConfirmSelectOk)
     rig.vhost.monitor.is_alarmed = True
-    rig.vhost.look_at_alarms()
+    rig.vhost.update_alarms()
     c.publish(1, "", "q", b"x", delivery_mode=2)
     rig.turn()
     assert [m.reason for m in c.methods(ConnectionBlocked)] == ["low on memory"]
     assert c.outlet.is_paused
     assert classic(rig.vhost.queues["q"]).amq.len() == 0
     rig.vhost.monitor.is_alarmed = False
-    rig.vhost.look_at_alarms()
+    rig.vhost.update_alarms()
     rig.turn()
     assert len(c.methods(ConnectionUnblocked)) == 1
     assert len(c.methods(BasicAck)) == 1

@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.broker.consumers import Consumer, Consumers
+from penstock.broker.broker_queue import Consumer, Consumers
 from tests.helpers.steps import cost_of
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.broker.copies import copies, has_copies
+from penstock.broker.publish import copies, has_copies
 from penstock.codec.properties import BasicProperties
 from penstock.errors import ChannelError
 

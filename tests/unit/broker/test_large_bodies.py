@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.broker.chores import STEPS_MAX
-from penstock.broker.large_content import PIECE_BYTES
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.background_tasks import STEPS_MAX
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.output import PIECE_BYTES
 from penstock.codec.spec import (
     BasicAck,
     BasicConsume,
@@ -183,7 +183,7 @@ def take_all(client: RigClient) -> None:
 
 
 def ready(rig: BrokerRig, name: str = "q") -> int:
-    queue = rig.vhost.served(name)
+    queue = rig.vhost.table.usable(name)
     assert queue is not None
     return queue.len()
 
@@ -261,8 +261,8 @@ def test_the_body_is_never_in_ram(rig: BrokerRig, longest: Longest) -> None:
     filled(rig, LARGE)
     client = begun(rig)
     assert rig.vhost.monitor.other_bytes >= PIECE_BYTES, "what is in RAM of it is counted"
-    queue = rig.vhost.served("q")
-    assert isinstance(queue, ServedQueue)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
     assert queue.amq.ram_bytes() < PIECE_BYTES
     take_all(client)
     assert client.bodies() == [LARGE]
@@ -673,8 +673,8 @@ def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
 ) -> None:
     filled(rig, LARGE)
     client = begun(rig, no_ack=True)
-    queue = rig.vhost.served("q")
-    assert isinstance(queue, ServedQueue)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
     asked: list[list[int]] = []
 
     def refuse(tags: list[int], mode: int) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker import lease_owners
+from penstock.broker import leases
 from tests.helpers.operation_rig import OperationRig
 
 KEY = {"queue": "q", "reader": "r"}
@@ -133,7 +133,7 @@ def test_what_is_refused(rig: OperationRig, given: dict[str, object]) -> None:
 
 
 def test_so_many_owners_and_no_more(rig: OperationRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_owners, "OWNERS_MAX", 2)
+    monkeypatch.setattr(leases, "OWNERS_MAX", 2)
     more = {"queue": "q", "owner": "one", "seconds": 15}
     for reader in ("a", "b"):
         assert rig.result("own_lease", reader=reader, **more)["is_owner"]

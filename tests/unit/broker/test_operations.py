@@ -7,7 +7,6 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.operations import OPERATIONS
-from penstock.broker.operations_streams import OPERATIONS as STREAMS
 from penstock.errors import AMQPError
 from penstock.operation_json import dumps
 from penstock.storage.durability import DISK
@@ -205,10 +204,10 @@ def test_whatever_is_asked_is_answered_once_and_breaks_nothing(rig: OperationRig
     }  # fmt: skip
     for _ in range(2000):
         op = rng.choice(sorted(OPERATIONS))
-        if op == "backup":
+        if op == "backup" or op.startswith("box."):
             continue
         args = {name: value for name, value in right.items() if name in _words(op)}
-        if op in STREAMS:
+        if "stream" in op:
             args["queue"] = "s"
         for _ in range(rng.randint(0, 2)):
             args[rng.choice([n for n in NAMES if n in _words(op)] or NAMES)] = rng.choice(ODD)
@@ -227,35 +226,7 @@ def test_whatever_is_asked_is_answered_once_and_breaks_nothing(rig: OperationRig
 
 def _words(op: str) -> set[str]:
     """The arguments that an operation knows."""
-    known = {
-        "publish": {"exchange", "routing_key", "properties", "bodies"},
-        "peek": {"queue", "count", "after"},
-        "get": {"queue", "count", "session", "wait_ms"},
-        "settle": {"queue", "session", "tags", "requeue"},
-        "session_closed": {"session"},
-        "job": {"job", "wait_ms"},
-        "find_stream_offset": {"queue", "partition", "time_us"},
-        "set_stream_reader": {"queue", "reader", "offsets", "kept_from", "wait"},
-        "delete_stream_reader": {"queue", "reader"},
-        "declare_queue": {"queue", "durable", "arguments"},
-        "delete_queue": {"queue"},
-        "purge_queue": {"queue"},
-        "declare_exchange": {"exchange", "type", "durable", "arguments"},
-        "delete_exchange": {"exchange"},
-        "bind_queue": {"queue", "exchange", "routing_key", "arguments"},
-        "unbind_queue": {"queue", "exchange", "routing_key", "arguments"},
-        "bind_exchange": {"destination", "source", "routing_key", "arguments"},
-        "unbind_exchange": {"destination", "source", "routing_key", "arguments"},
-        "lease_queue": {"queue", "reader", "messages", "bytes"},
-        "describe_lease": {"queue", "reader"},
-        "commit_lease": {"queue", "reader", "offset"},
-        "release_lease": {"queue", "reader"},
-        "describe_queue": {"queue"},
-        "commit_batch": {"query", "batch", "target", "pages", "mandatory_keys"},
-        "abort_batch": {"query", "batch"},
-        "release_query": {"query", "force"},
-    }
-    return known.get(op, set())
+    return {argument.name for argument in OPERATIONS[op].arguments}
 
 
 # ---- rights, operation by operation --------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.batch_desk import batch_desk
+from penstock.broker.batches import batch_manager
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 
 
@@ -98,10 +98,10 @@ def test_a_commit_waits_for_the_batch_before_but_not_for_ever(rig: StagedRig) ->
 def test_a_commit_behind_one_that_cannot_go_on_is_refused_later(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     rig.commit(0, rig.stage(0, *[plain("gone", b"a")] * 3), target={"queue": "gone"})
-    while not batch_desk(rig.vhost).all():
+    while not batch_manager(rig.vhost).all():
         rig.vhost.turn()
         rig.vhost.completed()
-    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
     asked = rig.commit(1, rig.stage(1, plain("q", b"b")))
     rig.roll()
     assert not asked.has_come
@@ -211,10 +211,10 @@ def test_a_query_that_is_released_is_forgotten(rig: StagedRig) -> None:
 def test_a_query_whose_batch_is_on_its_way_is_released_by_force(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     rig.commit(0, rig.stage(0, plain("gone", b"a")), target={"queue": "gone"})
-    while not batch_desk(rig.vhost).all():
+    while not batch_manager(rig.vhost).all():
         rig.vhost.turn()
         rig.vhost.completed()
-    rig.vhost.delete_queue(rig.vhost.find_queue("gone"))
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
     rig.roll()
     assert rig.refusal("release_query", query=QUERY).code == 406
     assert rig.result("release_query", query=QUERY, force=True) == {"batch": 0}

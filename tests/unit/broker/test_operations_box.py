@@ -8,7 +8,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
-from penstock.broker.operations_box import OPERATIONS
+from penstock.broker.operations.box import OPERATIONS
 from penstock.codec.spec import (
     BasicAck,
     BasicGet,
@@ -251,7 +251,7 @@ def test_permissions(rig: OperationRig, channel: Channel, op: str) -> None:
     error = rig.refusal(op, stranger, name="q", **ARGUMENTS[op])
     assert (error.code, "worker" in error.text) == (403, True)
     assert rig.result("box.queues", stranger, n=9) == []
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_mistakes_are_told(
 
 
 def test_no_operator_is_a_box(rig: OperationRig) -> None:
-    for op in OPERATIONS:
-        assert rig.refusal(op).code == 406
+    for operation in OPERATIONS:
+        assert rig.refusal(operation.name).code == 406
 
 
 def test_by_the_method(rig: OperationRig, client: RigClient) -> None:

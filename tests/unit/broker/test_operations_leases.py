@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.spec import (
     BasicConsume,
     BasicConsumeOk,
@@ -312,15 +312,15 @@ def test_a_leased_queue_does_not_expire(rig: OperationRig) -> None:
     rig.put("e", b"1")
     rig.result("lease_queue", queue="e", reader="r")
     rig.tick(5)
-    assert rig.vhost.has_queue("e")
+    assert rig.vhost.table.has("e")
     rig.restart()
     rig.tick(5)
-    assert rig.vhost.has_queue("e")
+    assert rig.vhost.table.has("e")
     rig.result("commit_lease", queue="e", reader="r", offset=1)
     rig.tick(0.5)
-    assert rig.vhost.has_queue("e")
+    assert rig.vhost.table.has("e")
     rig.tick(1.5)
-    assert not rig.vhost.has_queue("e")
+    assert not rig.vhost.table.has("e")
 
 
 def test_an_auto_delete_queue_waits_for_its_leases(rig: OperationRig) -> None:
@@ -330,9 +330,9 @@ def test_an_auto_delete_queue_waits_for_its_leases(rig: OperationRig) -> None:
     c = rig.client().open()
     c.call(1, BasicConsume(queue="a", no_ack=True), BasicConsumeOk)
     c.lose()
-    assert rig.vhost.has_queue("a")
+    assert rig.vhost.table.has("a")
     rig.result("commit_lease", queue="a", reader="r", offset=1)
-    assert not rig.vhost.has_queue("a")
+    assert not rig.vhost.table.has("a")
 
 
 # ---- alerts, failures ----------------------------------------------------------------------------
@@ -365,8 +365,8 @@ def test_a_mistake_in_the_queue_is_answered(
     rig: OperationRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.put("q", b"1")
-    queue = rig.vhost.served("q")
-    assert isinstance(queue, ServedQueue)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
 
     def broken(*_args: object) -> None:
         raise KeyError("broken")
@@ -382,10 +382,10 @@ def test_a_queue_that_is_restarted_keeps_its_leases(
 ) -> None:
     rig.put("q", *numbered(4))
     before = rig.result("lease_queue", **READER, messages=2)
-    queue = rig.vhost.served("q")
-    assert isinstance(queue, ServedQueue)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
     rig.vhost.restarts.failed(queue, KeyError("broken"))
-    assert rig.vhost.served("q") is not queue
+    assert rig.vhost.table.usable("q") is not queue
     assert rig.result("describe_lease", **READER) == before
     assert rig.result("lease_queue", **READER)["head"] == 4
     status = rig.result("vhost_status")
@@ -398,7 +398,7 @@ def test_a_release_that_a_crash_interrupted_goes_on(rig: OperationRig) -> None:
     rig.put("q", *numbered(700))
     rig.result("lease_queue", **READER)
     asked = rig.ask("release_lease", **READER)
-    rig.vhost.chores.run()  # a few slices; nobody is answered
+    rig.vhost.background.run()  # a few slices; nobody is answered
     rig.vhost.engine.sync()
     assert not asked.has_come
     rig.fs = rig.fs.crash("kept")

@@ -22,7 +22,7 @@ def got(rig: OperationRig, session: str = "s", **args: object) -> list[bytes]:
 
 def counts(rig: OperationRig) -> tuple[int, int]:
     """Ready and pending messages."""
-    amq = classic(rig.vhost.find_queue("q")).amq
+    amq = classic(rig.vhost.table.find_queue("q")).amq
     return amq.len(), amq.depth() - amq.len()
 
 
@@ -184,7 +184,7 @@ def test_a_get_waits_no_longer_than_it_said(rig: OperationRig) -> None:
     assert not asked.has_come
     rig.tick(0.2)
     assert asked.result == {"messages": []}
-    assert not rig.vhost.find_queue("q").waiters
+    assert not rig.vhost.table.find_queue("q").waiters
     rig.put("q", b"1")
     assert counts(rig) == (1, 0)
 

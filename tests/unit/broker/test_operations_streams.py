@@ -7,6 +7,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
+from penstock.broker.operations import OPERATIONS
 from penstock.codec.spec import TxCommit, TxCommitOk, TxSelect, TxSelectOk
 from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import RigClient
@@ -109,10 +110,14 @@ def test_times(rig: OperationRig, c: RigClient) -> None:
 )  # fmt: skip
 def test_what_is_no_stream_or_not_for_everybody(rig: OperationRig, c: RigClient, op: str) -> None:
     rig.result("declare_queue", queue="q")
-    assert rig.refusal(op, queue="nothing").code == 404
-    assert rig.refusal(op, queue="q").code == 406
+    values: dict[str, object] = {"time_us": 0, "reader": "r", "offsets": {"0": 1}}
+    known = {argument.name for argument in OPERATIONS[op].arguments}
+    args = {name: value for name, value in values.items() if name in known}
+    assert rig.refusal(op, queue="nothing", **args).code == 404
+    found = rig.refusal(op, queue="q", **args)
+    assert (found.code, "is not a stream" in found.text) == (406, True)
     nobody = rig.client(Identity("u", frozenset({"monitoring"}), "", "", "")).open()
-    assert rig.refusal(op, channel_of(nobody), queue="s").code == 403
+    assert rig.refusal(op, channel_of(nobody), queue="s", **args).code == 403
 
 
 @pytest.mark.parametrize("op", ["purge_queue", "peek"])
@@ -380,4 +385,4 @@ def test_the_box_knows_streams_by_name_and_does_not_list_them(
     assert rig.result("box.queues", channel, n=10) == []
     assert rig.refusal("box.queue_info", channel, name="s").code == 540
     rig.result("box.delete", channel, name="s")
-    assert not rig.vhost.has_queue("s")
+    assert not rig.vhost.table.has("s")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock.broker.broker_queue import OPEN_PART_BYTES, PART_BYTES, QUEUE_BYTES
+from penstock.broker.broker_stream import PARTITION_BYTES
 from penstock.broker.queue_table import STORED_BYTES
-from penstock.broker.served_queue import OPEN_PART_BYTES, PART_BYTES, QUEUE_BYTES
-from penstock.broker.served_stream import PARTITION_BYTES
 from penstock.codec.spec import (
     ChannelClose,
     QueueDeclare,
@@ -54,7 +54,7 @@ def test_what_is_deleted_counts_no_more(rig: BrokerRig, c: RigClient) -> None:
     declare(c, PARTITIONS, "s")
     c.publish(1, "", "q", b"x", priority=9)
     rig.turn()
-    queue = rig.vhost.find_messages("q", None, "test").amq.backing
+    queue = rig.vhost.table.find_messages("q", None, "test").amq.backing
     c.call(1, QueueDelete(queue="q"), QueueDeleteOk)
     c.call(1, QueueDelete(queue="s"), QueueDeleteOk)
     assert counted(rig) == before
@@ -81,7 +81,7 @@ def test_each_priority_of_a_queue_that_nobody_has_opened_counts(
     rig.restart()
     assert list(rig.vhost.table.stored) == ["q"]
     assert counted(rig) - before == 256 * STORED_BYTES
-    rig.vhost.find_queue("q", None)
+    rig.vhost.table.find_queue("q", None)
     assert counted(rig) == opened
 
 
@@ -91,7 +91,7 @@ def test_a_queue_that_restarts_counts_once(rig: BrokerRig, c: RigClient) -> None
     c.publish(1, "", "q", b"x", priority=9, delivery_mode=2)
     rig.turn()
     before = counted(rig)
-    rig.vhost.restarts.failed(rig.vhost.find_messages("q", None, "test"), KeyError("x"))
+    rig.vhost.restarts.failed(rig.vhost.table.find_messages("q", None, "test"), KeyError("x"))
     assert counted(rig) == before
     c.call(1, QueueDelete(queue="q"), QueueDeleteOk)
     assert counted(rig) == empty

@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.broker.consumers import Consumer
-from penstock.broker.queue_restart import FAILURES_MAX, WINDOW_S
-from penstock.broker.served_queue import ServedQueue
+from penstock.broker.broker_queue import BrokerQueue, Consumer
+from penstock.broker.queue_table import FAILURES_MAX, WINDOW_S
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
@@ -33,7 +32,7 @@ def rig() -> VHostRig:
     return VHostRig()
 
 
-def fail(rig: VHostRig, name: str = "q", text: str = "a bug") -> ServedQueue:
+def fail(rig: VHostRig, name: str = "q", text: str = "a bug") -> BrokerQueue:
     """The queue's code fails; the queue that there is then."""
     queue = rig.vhost.queues[name]
     rig.vhost.restarts.failed(queue, RuntimeError(text))
@@ -41,7 +40,7 @@ def fail(rig: VHostRig, name: str = "q", text: str = "a bug") -> ServedQueue:
     return classic(rig.vhost.queues[name])
 
 
-def drained(rig: VHostRig, queue: ServedQueue) -> list[tuple[bytes, bool]]:
+def drained(rig: VHostRig, queue: BrokerQueue) -> list[tuple[bytes, bool]]:
     """(body, redelivered) of all that can be had."""
     found: list[tuple[bytes, bool]] = []
     while True:
@@ -56,7 +55,7 @@ def drained(rig: VHostRig, queue: ServedQueue) -> list[tuple[bytes, bool]]:
         queue.amq.ack([delivery.tag])
 
 
-def state_of(queue: ServedQueue) -> VariableQueue:
+def state_of(queue: BrokerQueue) -> VariableQueue:
     """What stands behind a queue without priorities."""
     assert isinstance(queue.amq.backing, VariableQueue)
     return queue.amq.backing
@@ -76,7 +75,7 @@ def test_an_error_while_delivering_restarts_the_queue(rig: VHostRig) -> None:
     assert fine.bodies() == [b"c"]
     assert broken.gone == ["c"]
     assert queue.is_deleted
-    fresh = rig.vhost.find_queue("q")
+    fresh = rig.vhost.table.find_queue("q")
     assert fresh is not queue
     assert fresh.consumers.count == 0
     assert drained(rig, classic(fresh)) == [(b"a", True), (b"b", True)]
@@ -99,7 +98,7 @@ def test_ready_pending_paged_and_stored_messages_are_all_there(rig: VHostRig) ->
     fresh = fail(rig)
     assert fresh.amq.backing.depth() == len(bodies)
     assert [body for body, _ in drained(rig, fresh)] == bodies
-    assert rig.bodies(rig.restart().find_queue("q")) == []
+    assert rig.bodies(rig.restart().table.find_queue("q")) == []
 
 
 def test_what_is_published_after_it_is_as_safe_as_ever(rig: VHostRig) -> None:
@@ -110,7 +109,7 @@ def test_what_is_published_after_it_is_as_safe_as_ever(rig: VHostRig) -> None:
     queue = fail(rig)
     rig.put(queue, b"c")
     rig.crash()
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"a", b"b", b"c"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"a", b"b", b"c"]
 
 
 def test_a_checkpoint_after_it(rig: VHostRig) -> None:
@@ -119,7 +118,7 @@ def test_a_checkpoint_after_it(rig: VHostRig) -> None:
     assert rig.vhost.engine.checkpoint()
     rig.put(rig.vhost.queues["q"], b"last")
     rig.crash()
-    assert len(rig.bodies(rig.vhost.find_queue("q"))) == 21
+    assert len(rig.bodies(rig.vhost.table.find_queue("q"))) == 21
 
 
 def test_priorities_and_delayed_messages(rig: VHostRig) -> None:
@@ -154,9 +153,9 @@ def test_a_queue_that_is_not_durable_begins_empty(rig: VHostRig) -> None:
     rig.put(fresh, b"new")
     assert rig.bodies(fresh) == [b"new"]
     assert rig.vhost.router.route("amq.fanout", "") == ["q"]
-    assert rig.vhost.find_queue("q", "me") is fresh
-    rig.vhost.owner_gone("me")
-    assert not rig.vhost.has_queue("q")
+    assert rig.vhost.table.find_queue("q", "me") is fresh
+    rig.vhost.table.owner_gone("me")
+    assert not rig.vhost.table.has("q")
 
 
 def test_an_error_in_a_tick_is_the_queue_s_own(rig: VHostRig) -> None:
@@ -165,7 +164,7 @@ def test_an_error_in_a_tick_is_the_queue_s_own(rig: VHostRig) -> None:
     queue.amq.tick = None  # type: ignore[method-assign, assignment]
     rig.tick(1)
     assert queue.is_deleted
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"a"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"a"]
 
 
 def test_deliveries_of_an_earlier_life_are_nobody_s() -> None:
@@ -207,13 +206,13 @@ def test_a_message_that_was_in_its_hands_ends_the_vhost_and_is_there_again(rig: 
         rig.vhost.turn()
     rig.vhost.close()
     rig.crash()
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"a", b"b", b"c"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"a", b"b", b"c"]
 
 
 def test_what_was_on_disk_before_is_not_looked_at(rig: VHostRig) -> None:
     rig.put(rig.queue(), *[b"%d" % n * 50 for n in range(50)])
     rig.restart()
-    queue = rig.vhost.find_queue("q")
+    queue = rig.vhost.table.find_queue("q")
     rig.put(queue, b"new")
     reads = rig.fs.reads
     fresh = fail(rig)
@@ -236,7 +235,7 @@ def test_while_a_checkpoint_owes_it_something_the_vhost_ends(rig: VHostRig) -> N
         fail(rig, "a")
     rig.vhost.close()
     rig.crash()
-    assert len(rig.bodies(rig.vhost.find_queue("a"))) == 21
+    assert len(rig.bodies(rig.vhost.table.find_queue("a"))) == 21
 
 
 # --- too often ---
@@ -251,10 +250,10 @@ def test_a_queue_that_fails_too_often_is_crashed(rig: VHostRig) -> None:
         fail(rig)
     assert rig.vhost.queues["q"].is_crashed
     assert len(rig.told("queue_crashed")) == 1
-    assert rig.vhost.served("q") is None
+    assert rig.vhost.table.usable("q") is None
     text = "NOT_FOUND - queue 'q' in vhost 'test' has crashed and failed to restart"
     for call in (
-        lambda: rig.vhost.find_queue("q"),
+        lambda: rig.vhost.table.find_queue("q"),
         lambda: rig.vhost.declare_queue("q", durable=True, arguments={"x-max-priority": 1}),
     ):
         with pytest.raises(ChannelError) as caught:
@@ -262,12 +261,12 @@ def test_a_queue_that_fails_too_often_is_crashed(rig: VHostRig) -> None:
         assert caught.value.text == text
     rig.tick(100)
     rig.vhost.engine.checkpoint()
-    crashed = rig.vhost.find_queue("q", is_crashed_allowed=True)
+    crashed = rig.vhost.table.find_queue("q", is_crashed_allowed=True)
     count, lsn = rig.vhost.delete_queue(crashed)
     assert count == 0
     rig.answered(lsn)
     rig.queue()
-    assert rig.bodies(rig.crash().find_queue("q")) == []
+    assert rig.bodies(rig.crash().table.find_queue("q")) == []
     assert rig.vhost.router.route("amq.direct", "k") == []
 
 
@@ -278,7 +277,7 @@ def test_the_messages_of_a_crashed_queue_are_there_after_a_restart_of_the_vhost(
     for _ in range(FAILURES_MAX):
         fail(rig)
     assert rig.vhost.queues["q"].is_crashed
-    assert rig.bodies(rig.restart().find_queue("q")) == [b"a", b"b"]
+    assert rig.bodies(rig.restart().table.find_queue("q")) == [b"a", b"b"]
 
 
 def test_failures_that_are_long_ago_do_not_count(rig: VHostRig) -> None:
@@ -292,7 +291,7 @@ def test_a_crashed_queue_without_durability(rig: VHostRig) -> None:
     rig.vhost.declare_queue("q")
     for _ in range(FAILURES_MAX):
         fail(rig)
-    crashed = rig.vhost.find_queue("q", is_crashed_allowed=True)
+    crashed = rig.vhost.table.find_queue("q", is_crashed_allowed=True)
     assert rig.vhost.delete_queue(crashed) == (0, 0)
     rig.put(rig.vhost.declare_queue("q")[0], b"x")
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"x"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"x"]

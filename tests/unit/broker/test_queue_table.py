@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.broker.served_queue import ServedQueue
-from penstock.broker.vhost_info import list_queues
-from penstock.broker.vhost_settings import VHostSettings
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.operations.listings import list_queues
+from penstock.broker.vhost import VHostSettings
 from penstock.errors import AMQPError, ChannelError, DiskFullError
 from penstock.queues import factory
 from penstock.storage.durability import DISK
@@ -108,8 +108,8 @@ def test_names_that_nobody_may_declare(rig: VHostRig) -> None:
         assert (
             error.text == f"ACCESS_REFUSED - queue name '{name}' contains reserved prefix 'amq.*'"
         )
-    assert rig.vhost.find_queue(generated).name == generated
-    rig.vhost.delete_queue(rig.vhost.find_queue(generated))
+    assert rig.vhost.table.find_queue(generated).name == generated
+    rig.vhost.delete_queue(rig.vhost.table.find_queue(generated))
     for name in ("a\0b", "x" * 256):
         assert refused(rig.vhost.declare_queue, name, durable=True).code == 406
     assert rig.vhost.table.names() == []
@@ -122,7 +122,7 @@ def test_wrong_arguments_leave_nothing_behind(rig: VHostRig) -> None:
         assert error.code == 406
     given: dict[str, object] = {"x-queue-type": "stream", "x-max-age": "soon"}
     assert refused(rig.vhost.declare_queue, "q", durable=True, arguments=given).code == 406
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
     assert rig.vhost.engine.last_lsn == before
 
 
@@ -143,12 +143,12 @@ def test_a_full_disk_refuses_a_declare_and_nothing_is_changed(
     monkeypatch.setattr(rig.vhost.engine, "apply_topology", full)
     for call in (
         lambda: rig.vhost.declare_queue("q", durable=True),
-        lambda: rig.vhost.declare_exchange("x", "direct", durable=True),
+        lambda: rig.vhost.topology.declare_exchange("x", "direct", durable=True),
     ):
         error = refused(call)
         assert isinstance(error, ChannelError)
         assert "no space for" in error.text
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
     assert "x" not in rig.vhost.exchanges
 
 
@@ -164,12 +164,12 @@ def test_an_exclusive_queue_is_its_connection_s_alone(rig: VHostRig) -> None:
         "It could be originally declared on another connection or the exclusive property value "
         "does not match that of the original declaration."
     )
-    assert vhost.find_queue("mine", "me") is queue
+    assert vhost.table.find_queue("mine", "me") is queue
     for durable in (True, False):  # which an exclusive queue never is
         again = vhost.declare_queue("mine", durable=durable, exclusive=True, owner="me")
         assert again == (queue, 0)
     for call in (
-        lambda: vhost.find_queue("mine", "you"),
+        lambda: vhost.table.find_queue("mine", "you"),
         lambda: vhost.declare_queue("mine", exclusive=True, owner="you"),
         lambda: vhost.declare_queue("mine", owner="you"),
         lambda: vhost.declare_queue("mine", owner="me"),
@@ -187,14 +187,14 @@ def test_with_its_connection_it_goes(rig: VHostRig) -> None:
         vhost.bind_queue(name, "amq.fanout", "", {}, "me")
         rig.consume(queue, channel, name)
     vhost.declare_queue("c", exclusive=True, owner="you")
-    vhost.owner_gone("me")
+    vhost.table.owner_gone("me")
     assert vhost.table.names() == ["c"]
     assert channel.gone == ["a", "b"]
     assert vhost.router.route("amq.fanout", "") == []
-    assert refused(vhost.find_queue, "a").text == "NOT_FOUND - no queue 'a' in vhost 'test'"
-    vhost.owner_gone("me")
+    assert refused(vhost.table.find_queue, "a").text == "NOT_FOUND - no queue 'a' in vhost 'test'"
+    vhost.table.owner_gone("me")
     vhost.declare_queue("a", exclusive=True, owner="you")
-    vhost.owner_gone("you")
+    vhost.table.owner_gone("you")
     assert vhost.table.names() == []
 
 
@@ -227,7 +227,7 @@ def test_delete_takes_everything_along(rig: VHostRig) -> None:
     assert rig.vhost.router.route("", "q") == rig.vhost.router.route("amq.direct", "k") == []
     rig.answered(lsn)
     vhost = rig.crash()
-    assert not vhost.has_queue("q")
+    assert not vhost.table.has("q")
     assert not vhost.engine.state.routing.bindings
     assert vhost.delete_queue(queue) == (0, 0)
 
@@ -244,7 +244,7 @@ def test_its_bindings_do_not_come_back_with_a_queue_of_its_name(
     rig.queue(arguments=arguments)
     assert rig.crash().router.route("amq.direct", "k") == []
     rig.tick(10)
-    assert rig.bodies(rig.vhost.find_queue("q")) == []
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == []
 
 
 def test_if_unused_and_if_empty(rig: VHostRig) -> None:
@@ -259,7 +259,7 @@ def test_if_unused_and_if_empty(rig: VHostRig) -> None:
     assert error.text == "PRECONDITION_FAILED - queue 'q' in vhost 'test' not empty"
     assert rig.vhost.purge_queue(queue)[0] == 1
     rig.vhost.delete_queue(queue, if_unused=True, if_empty=True)
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
 
 
 def test_an_auto_delete_queue_goes_with_its_last_consumer(rig: VHostRig) -> None:
@@ -267,11 +267,11 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(rig: VHostRig) -> None
     channel = TakingChannel()
     consumers = [rig.consume(queue, channel, tag) for tag in "ab"]
     rig.leave(consumers[0])
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
     rig.leave(consumers[1])
-    assert not rig.vhost.has_queue("q")
+    assert not rig.vhost.table.has("q")
     rig.vhost.engine.sync()
-    assert not rig.crash().has_queue("q")
+    assert not rig.crash().table.has("q")
 
 
 def test_purge(rig: VHostRig) -> None:
@@ -281,7 +281,7 @@ def test_purge(rig: VHostRig) -> None:
     count, lsn = rig.vhost.purge_queue(queue)
     assert count == 2
     rig.answered(lsn)
-    assert rig.bodies(rig.crash().find_queue("q")) == [b"a"]
+    assert rig.bodies(rig.crash().table.find_queue("q")) == [b"a"]
     passing = rig.queue("p", durable=False)
     rig.put(passing, b"x")
     assert rig.vhost.purge_queue(passing) == (1, 0)
@@ -298,7 +298,7 @@ def test_strict_memory_limits(rig: VHostRig) -> None:
         arguments={"x-queue-max-memory-bytes": 2 << 20},
     )  # fmt: skip
     assert error.code == 406
-    assert not strict.vhost.has_queue("q")
+    assert not strict.vhost.table.has("q")
     lax = VHostRig(memory_bytes=1 << 20)
     lax.queue(arguments={"x-queue-max-memory-bytes": 2 << 20})
     assert "memory limits" in lax.told("warning")[0]
@@ -333,7 +333,7 @@ def test_limits_beyond_the_budget_are_told_at_the_start() -> None:
         "the queues' own memory limits come to 51 MiB, 128 % of it: 40 MiB; 'bigger' 30 MiB, "
         "'big' 20 MiB, 'small' 1 MiB"
     ]
-    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+    assert rig.bodies(rig.vhost.table.find_queue("bigger")) == [b"x"]
 
 
 def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
@@ -349,13 +349,13 @@ def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
         assert (rows["bigger"]["state"], rows["bigger"]["why"]) == ("down", why)
         assert rows["bigger"]["messages"] == 1
         assert rows["big"]["state"] == "running"
-        error = refused(vhost.find_queue, "bigger")
+        error = refused(vhost.table.find_queue, "bigger")
         assert (error.code, error.text) == (
             404, "NOT_FOUND - queue 'bigger' in vhost 'test' has crashed and failed to restart"
         )  # fmt: skip
-        assert vhost.served("bigger") is None
+        assert vhost.table.usable("bigger") is None
         rows = {row["name"]: row for row in list_queues(vhost)}
-    assert rig.bodies(vhost.find_queue("big")) == [b"x"]
+    assert rig.bodies(vhost.table.find_queue("big")) == [b"x"]
     assert refused(
         vhost.declare_queue, "bigger", durable=True,
         arguments={"x-queue-max-memory-bytes": 30 * MIB},
@@ -366,27 +366,27 @@ def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
 
 def test_a_queue_that_was_kept_down_starts_when_there_is_room() -> None:
     rig = over_the_budget(is_strict=True)
-    assert rig.vhost.served("bigger") is None
+    assert rig.vhost.table.usable("bigger") is None
     rig.vhost.set_memory(50 * MIB)
-    assert rig.vhost.served("bigger") is None
+    assert rig.vhost.table.usable("bigger") is None
     rig.vhost.set_memory(51 * MIB)
-    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+    assert rig.bodies(rig.vhost.table.find_queue("bigger")) == [b"x"]
     assert rig.told("queue_started") == ["queue 'bigger' in vhost 'test' starts: there is room"]
     (row,) = [row for row in list_queues(rig.vhost) if row["name"] == "bigger"]
     assert (row["state"], row["why"]) == ("running", "")
-    assert rig.restart().served("bigger") is None  # the settings are what they were
+    assert rig.restart().table.usable("bigger") is None  # the settings are what they were
 
     rig = over_the_budget(is_strict=True)  # never named: nothing to open
-    rig.vhost.delete_queue(rig.vhost.find_queue("big"))
-    assert rig.bodies(rig.vhost.find_queue("bigger")) == [b"x"]
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("big"))
+    assert rig.bodies(rig.vhost.table.find_queue("bigger")) == [b"x"]
 
 
 def test_a_queue_that_is_kept_down_can_be_deleted_and_declared_smaller() -> None:
     rig = over_the_budget(is_strict=True)
-    queue = rig.vhost.find_queue("bigger", is_crashed_allowed=True)
+    queue = rig.vhost.table.find_queue("bigger", is_crashed_allowed=True)
     rig.vhost.delete_queue(queue)
     rig.queue("bigger", arguments={"x-queue-max-memory-bytes": 19 * MIB})
-    assert rig.bodies(rig.restart().find_queue("bigger")) == []
+    assert rig.bodies(rig.restart().table.find_queue("bigger")) == []
 
 
 # --- stored queues ---
@@ -399,11 +399,11 @@ def test_a_queue_is_opened_when_it_is_named(rig: VHostRig) -> None:
     assert vhost.queues == {}
     assert vhost.router.route("", "b") == ["b"]
     assert vhost.queues == {}
-    queue = vhost.served("b")
-    assert isinstance(queue, ServedQueue)
-    assert vhost.served("b") is queue
+    queue = vhost.table.usable("b")
+    assert isinstance(queue, BrokerQueue)
+    assert vhost.table.usable("b") is queue
     assert list(vhost.queues) == ["b"]
-    assert vhost.served("c") is None
+    assert vhost.table.usable("c") is None
 
 
 def test_ten_thousand_queues_are_not_opened_at_the_start(rig: VHostRig) -> None:
@@ -418,7 +418,7 @@ def test_ten_thousand_queues_are_not_opened_at_the_start(rig: VHostRig) -> None:
     assert vhost.queues == {}
     assert len(vhost.table.names()) == 10_000
     assert vhost.router.route("amq.topic", "k.500") == ["q500"]
-    queue = vhost.served("q500")
+    queue = vhost.table.usable("q500")
     assert queue is not None
     assert classic(queue).amq.options.max_length == 5
 
@@ -429,7 +429,7 @@ def test_what_cannot_be_understood_is_left_out_and_the_messages_are_there(rig: V
     for arguments in (b"no JSON", b'{"x-max-length":-5}', b'{"x-overflow":"from the future"}'):
         changed = DurableQueue(known.name, known.number, 0, arguments)
         rig.vhost.engine.apply_topology(changed.record(), DISK)
-        queue = rig.restart().find_queue("q")
+        queue = rig.restart().table.find_queue("q")
         assert rig.bodies(queue) == [b"x"]
         assert queue.arguments == {}
         assert "its arguments are left out" in rig.told("warning")[-1]

@@ -54,7 +54,7 @@ def test_consumers_of_what_may_not_be_read_are_cancelled(rig: BrokerRig) -> None
     assert cancels(client) == ["of a"]
     (text,) = events(rig)
     assert "consumer 'of a' of queue 'a' in vhost '/': user 'ada' may not read it any more" in text
-    queue = rig.vhost.served("a")
+    queue = rig.vhost.table.usable("a")
     assert queue is not None
     assert (queue.consumers.count, queue.len()) == (0, 1)
     client.send(1, BasicAck(delivery_tag=1))  # what it has it may still acknowledge
@@ -102,7 +102,7 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     client.handler.set_identity(identity(read=""))
     rig.turn()
     assert cancels(client) == ["t"]
-    assert rig.vhost.served("a") is None
+    assert rig.vhost.table.usable("a") is None
 
 
 def test_a_stream_is_read_no_more(rig: BrokerRig) -> None:
@@ -128,6 +128,6 @@ def test_a_publish_by_a_route_that_is_known_is_refused(rig: BrokerRig) -> None:
     rig.turn()
     (closed,) = client.methods(ChannelClose)
     assert closed.reply_code == 403
-    queue = rig.vhost.served("a")
+    queue = rig.vhost.table.usable("a")
     assert queue is not None
     assert queue.len() == 1

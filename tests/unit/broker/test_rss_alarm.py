@@ -1,6 +1,6 @@
 """RssAlarm: it begins, ends, gives up, and is what publishers wait for."""
 
-from penstock.broker.rss_alarm import PATIENCE_S, STEP_BYTES, RssAlarm
+from penstock.broker.vhost import PATIENCE_S, STEP_BYTES, RssAlarm
 from tests.helpers.vhost_rig import VHostRig
 
 MIB = 1 << 20

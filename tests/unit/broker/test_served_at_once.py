@@ -33,7 +33,7 @@ def consume(client: RigClient, prefetch: int = 0) -> None:
 
 def counted(rig: BrokerRig, patch: pytest.MonkeyPatch) -> list[int]:
     """What every call of `serve` returned from now on."""
-    amq = classic(rig.vhost.served("q")).amq
+    amq = classic(rig.vhost.table.usable("q")).amq
     real: Callable[[int], int] = amq.serve
     calls: list[int] = []
 
@@ -48,7 +48,7 @@ def counted(rig: BrokerRig, patch: pytest.MonkeyPatch) -> list[int]:
 def held_back(rig: BrokerRig, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on no first delivery of the queue may be made, as beyond the settled mark; until
     what is returned is called."""
-    queue = classic(rig.vhost.served("q"))
+    queue = classic(rig.vhost.table.usable("q"))
     mark: Any = queue.amq.backing.mark  # type: ignore[attr-defined]
     real = mark.waits_for
     patch.setattr(mark, "waits_for", lambda *_, **__: (1 << 60, DISK))
@@ -127,7 +127,7 @@ def test_beyond_what_they_have_room_for_a_held_queue_is_limited(
     release()
     rig.turn()
     assert client.bodies() == [str(i).encode() for i in range(20, 40)]
-    assert classic(rig.vhost.served("q")).amq.len() == 10
+    assert classic(rig.vhost.table.usable("q")).amq.len() == 10
 
 
 def test_a_burst_is_sent_on_before_the_limit_acts(rig: BrokerRig) -> None:
@@ -146,7 +146,7 @@ def test_an_error_of_the_queue_is_the_turns_and_the_publish_is_in(
 ) -> None:
     client = declared(rig, **{"x-max-length": 1})
     consume(client, 10)
-    queue: Any = rig.vhost.served("q")
+    queue: Any = rig.vhost.table.usable("q")
     client.publish(1, "", "q", b"1", delivery_mode=2)
 
     def fails() -> None:
@@ -159,4 +159,4 @@ def test_an_error_of_the_queue_is_the_turns_and_the_publish_is_in(
     assert [kind for kind, _ in rig.events if "queue" in kind] == ["queue_restarted"]
     client.publish(1, "", "q", b"3", delivery_mode=2)
     rig.turn()
-    assert classic(rig.vhost.served("q")).amq.len() == 1
+    assert classic(rig.vhost.table.usable("q")).amq.len() == 1

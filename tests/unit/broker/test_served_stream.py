@@ -100,7 +100,7 @@ def test_what_rabbitmq_refuses_is_refused_with_its_texts(
 
 def test_a_declare_that_was_refused_leaves_nothing(rig: BrokerRig, c: RigClient) -> None:
     closed(c, QueueDeclare(queue="x", durable=True, arguments={**STREAM, "x-max-age": "1X"}))
-    assert not rig.vhost.has_queue("x")
+    assert not rig.vhost.table.has("x")
     assert rig.vhost.engine.streams == {}
 
 
@@ -202,12 +202,14 @@ def test_fan_out_to_queues_and_streams_is_one_record(rig: BrokerRig, c: RigClien
     assert rig.vhost.engine.last_lsn == before + 1
     rig.turn()
     assert c.methods(BasicAck)[0].delivery_tag == 1
-    assert [rig.vhost.find_queue(n).len() for n in ("s", "s2", "q", "q2", "transient")] == [1] * 5
+    assert [rig.vhost.table.find_queue(n).len() for n in ("s", "s2", "q", "q2", "transient")] == [
+        1
+    ] * 5
     before = rig.vhost.engine.last_lsn
     c.publish(1, "all", "k", b"y", delivery_mode=1)  # of the queues none is to keep it
     assert rig.vhost.engine.last_lsn == before + 1
     rig.restart()
-    lengths = [rig.vhost.find_queue(name).len() for name in ("s", "s2", "q", "q2")]
+    lengths = [rig.vhost.table.find_queue(name).len() for name in ("s", "s2", "q", "q2")]
     assert lengths == [2, 2, 1, 1]
 
 
@@ -312,7 +314,7 @@ def test_a_deleted_stream_is_gone_with_its_bindings(rig: BrokerRig, partitions: 
     assert rig.vhost.engine.state.routing.bindings == {}
     assert rig.vhost.streams.by_number == {}
     rig.restart()
-    assert not rig.vhost.has_queue("s")
+    assert not rig.vhost.table.has("s")
     c = rig.client().open()
     declare(c, **arguments)
     assert count(rig) == 0
@@ -354,7 +356,7 @@ def test_a_stream_takes_dead_letters(rig: BrokerRig, c: RigClient, mode: int) ->
     ((tag, _, _),) = deliveries(c)
     c.send(1, BasicNack(delivery_tag=tag, requeue=False))
     rig.turn()
-    assert [rig.vhost.find_queue(name).len() for name in ("s", "dead", "q")] == [1, 1, 0]
+    assert [rig.vhost.table.find_queue(name).len() for name in ("s", "dead", "q")] == [1, 1, 0]
     consume(c, offset="first", tag="s")
     (record,) = records(c)
     assert record.body == b"x"

@@ -65,7 +65,7 @@ def test_arguments_that_make_no_sense(c: RigClient, name: str, value: object) ->
 def test_a_consumer_that_was_refused_is_none(rig: BrokerRig, c: RigClient) -> None:
     qos(c)
     refused(c, arguments={"x-stream-offset": "soon"})
-    assert rig.vhost.find_queue("s").consumers.count == 0
+    assert rig.vhost.table.find_queue("s").consumers.count == 0
 
 
 def test_unknown_arguments_are_passed_over(c: RigClient) -> None:

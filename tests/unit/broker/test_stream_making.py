@@ -99,7 +99,7 @@ def test_it_is_answered_once_all_of_it_is_durable(rig: BrokerRig) -> None:
     rig.fs = rig.fs.crash("lost")
     rig.clients = []
     rig.start()
-    assert len(rig.vhost.find_queue("s", None).parts) == PARTITIONS  # type: ignore[attr-defined]
+    assert len(rig.vhost.table.find_queue("s", None).parts) == PARTITIONS  # type: ignore[attr-defined]
 
 
 def test_what_comes_behind_a_declare_waits_for_it_and_other_channels_do_not(
@@ -202,7 +202,7 @@ def test_a_stop_in_between_leaves_no_stream(rig: BrokerRig) -> None:
     for _ in range(5):
         rig.vhost.completed()
     rig.restart()
-    assert not rig.vhost.has_queue("s")
+    assert not rig.vhost.table.has("s")
     assert directories(rig) == []
     rig.client().open().call(1, declare(), QueueDeclareOk)
 

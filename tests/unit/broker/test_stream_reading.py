@@ -137,7 +137,7 @@ def test_a_long_stream_comes_in_slices_and_other_work_in_between(
     for _ in range(10):
         found += [r.offset for r in records(c)]
     assert found == list(range(1500))
-    reading = rig.vhost.find_queue("s").consumers.all()[0].source
+    reading = rig.vhost.table.find_queue("s").consumers.all()[0].source
     assert reading.cursor.chunk_bytes <= 256 << 10  # type: ignore[attr-defined]
 
 
@@ -161,7 +161,7 @@ def test_a_cancelled_consumer_gets_nothing_more(rig: BrokerRig, c: RigClient) ->
     c.call(1, BasicCancel(consumer_tag="t"), BasicCancelOk)
     publish(c, b"1")
     assert records(c) == []
-    assert rig.vhost.find_queue("s").consumers.count == 0
+    assert rig.vhost.table.find_queue("s").consumers.count == 0
 
 
 def test_consumers_of_a_deleted_stream_are_told(rig: BrokerRig, c: RigClient) -> None:

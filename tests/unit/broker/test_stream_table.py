@@ -79,7 +79,7 @@ def test_a_declare_that_finds_no_room_leaves_nothing(rig: BrokerRig, c: RigClien
     rig.fs.fail(errno.ENOSPC, kinds={"mkdir", "create", "pwrite"}, path="streams/")
     with pytest.raises(ChannelError, match="no space for queue 'full'"):
         rig.vhost.declare_queue("full", durable=True, arguments={"x-queue-type": "stream"})
-    assert not rig.vhost.has_queue("full")
+    assert not rig.vhost.table.has("full")
     declare(c, "full")
     rig.tick(10)  # there is room again
     publish(c, b"1", to="full")

@@ -31,18 +31,18 @@ def test_a_vhost_has_the_exchanges_that_all_have(rig: VHostRig) -> None:
     found = {name: (x.type, x.internal) for name, x in rig.vhost.exchanges.items()}
     assert found == SYSTEM
     assert all(exchange.durable for exchange in rig.vhost.exchanges.values())
-    assert rig.vhost.is_internal("amq.rabbitmq.trace")
+    assert rig.vhost.topology.is_internal("amq.rabbitmq.trace")
     assert not rig.vhost.engine.state.routing.exchanges
 
 
 def test_only_what_is_durable_has_an_lsn_and_survives(rig: VHostRig) -> None:
     vhost = rig.vhost
-    lsn = vhost.declare_exchange(
+    lsn = vhost.topology.declare_exchange(
         "kept", "topic", durable=True, auto_delete=True, internal=True,
         arguments={"alternate-exchange": "amq.fanout", "x": [1, b"\xff"]},
     )  # fmt: skip
     assert lsn == vhost.engine.last_lsn
-    assert vhost.declare_exchange("gone", "direct") == 0
+    assert vhost.topology.declare_exchange("gone", "direct") == 0
     rig.answered(lsn)
     kept = rig.crash().exchanges["kept"]
     assert (kept.type, kept.durable, kept.auto_delete, kept.internal) == ("topic", True, True, True)
@@ -52,8 +52,10 @@ def test_only_what_is_durable_has_an_lsn_and_survives(rig: VHostRig) -> None:
 
 def test_declaring_again_must_be_the_same(rig: VHostRig) -> None:
     arguments: dict[str, object] = {"alternate-exchange": "ae", "x-mine": 1}
-    rig.vhost.declare_exchange("x", "direct", durable=True, arguments=arguments)
-    assert rig.vhost.declare_exchange("x", "direct", durable=True, arguments=arguments) == 0
+    rig.vhost.topology.declare_exchange("x", "direct", durable=True, arguments=arguments)
+    assert (
+        rig.vhost.topology.declare_exchange("x", "direct", durable=True, arguments=arguments) == 0
+    )
     for change, name, text in (
         ({"type_name": "fanout"}, "type", "received 'fanout' but current is 'direct'"),
         ({"durable": False}, "durable", "received 'false' but current is 'true'"),
@@ -65,11 +67,11 @@ def test_declaring_again_must_be_the_same(rig: VHostRig) -> None:
         ),
     ):  # fmt: skip
         given = {"type_name": "direct", "durable": True, "arguments": arguments, **change}
-        error = refused(rig.vhost.declare_exchange, "x", **given)
+        error = refused(rig.vhost.topology.declare_exchange, "x", **given)
         assert error.code == 406
         what = f"inequivalent arg '{name}' for exchange 'x' in vhost 'test'"
         assert error.text == f"PRECONDITION_FAILED - {what}: {text}"
-    assert rig.vhost.declare_exchange("amq.direct", "direct", durable=True) == 0
+    assert rig.vhost.topology.declare_exchange("amq.direct", "direct", durable=True) == 0
 
 
 @pytest.mark.parametrize(
@@ -97,17 +99,19 @@ def test_declaring_again_must_be_the_same(rig: VHostRig) -> None:
 def test_what_cannot_be_declared(
     rig: VHostRig, name: str, type_name: str, arguments: dict[str, object], code: int, text: str
 ) -> None:
-    error = refused(rig.vhost.declare_exchange, name, type_name, durable=True, arguments=arguments)
+    error = refused(
+        rig.vhost.topology.declare_exchange, name, type_name, durable=True, arguments=arguments
+    )
     assert (error.code, error.text) == (code, text)
     assert isinstance(error, AMQPConnectionError) == (code == 503)
     assert set(rig.vhost.exchanges) == set(SYSTEM)
 
 
 def test_a_delayed_exchange_needs_a_type(rig: VHostRig) -> None:
-    error = refused(rig.vhost.declare_exchange, "d", "x-delayed-message", durable=True)
+    error = refused(rig.vhost.topology.declare_exchange, "d", "x-delayed-message", durable=True)
     assert error.code == 406
     assert "d" not in rig.vhost.exchanges
-    lsn = rig.vhost.declare_exchange(
+    lsn = rig.vhost.topology.declare_exchange(
         "d", "x-delayed-message", durable=True, arguments={"x-delayed-type": "topic"}
     )
     rig.answered(lsn)
@@ -115,10 +119,10 @@ def test_a_delayed_exchange_needs_a_type(rig: VHostRig) -> None:
 
 
 def test_passive_declare(rig: VHostRig) -> None:
-    assert rig.vhost.check_exchange("amq.topic").type == "topic"
-    error = refused(rig.vhost.check_exchange, "x")
+    assert rig.vhost.topology.check_exchange("amq.topic").type == "topic"
+    error = refused(rig.vhost.topology.check_exchange, "x")
     assert error.text == "NOT_FOUND - no exchange 'x' in vhost 'test'"
-    assert refused(rig.vhost.check_exchange, "").code == 403
+    assert refused(rig.vhost.topology.check_exchange, "").code == 403
 
 
 # --- deleting ---
@@ -127,20 +131,20 @@ def test_passive_declare(rig: VHostRig) -> None:
 def test_deleting_takes_the_bindings_along(rig: VHostRig) -> None:
     vhost = rig.vhost
     rig.queue()
-    vhost.declare_exchange("a", "fanout", durable=True)
-    vhost.declare_exchange("b", "fanout", durable=True)
-    vhost.bind_exchange("b", "a", "")
+    vhost.topology.declare_exchange("a", "fanout", durable=True)
+    vhost.topology.declare_exchange("b", "fanout", durable=True)
+    vhost.topology.bind_exchange("b", "a", "")
     rig.answered(vhost.bind_queue("q", "b", ""))
     assert vhost.router.route("a", "") == ["q"]
-    error = refused(vhost.delete_exchange, "b", if_unused=True)
+    error = refused(vhost.topology.delete_exchange, "b", if_unused=True)
     assert error.text == "PRECONDITION_FAILED - exchange 'b' in vhost 'test' in use"
-    rig.answered(vhost.delete_exchange("b"))
+    rig.answered(vhost.topology.delete_exchange("b"))
     assert vhost.router.route("a", "") == []
     vhost = rig.crash()
     assert "b" not in vhost.exchanges
     assert not vhost.engine.state.routing.bindings
-    assert vhost.delete_exchange("b") == 0  # which is not there
-    rig.answered(vhost.delete_exchange("a", if_unused=True))
+    assert vhost.topology.delete_exchange("b") == 0  # which is not there
+    rig.answered(vhost.topology.delete_exchange("a", if_unused=True))
     assert not rig.crash().engine.state.routing.exchanges
 
 
@@ -152,7 +156,7 @@ def test_deleting_takes_the_bindings_along(rig: VHostRig) -> None:
     ],
 )
 def test_nobody_deletes_what_is_always_there(rig: VHostRig, name: str, text: str) -> None:
-    assert refused(rig.vhost.delete_exchange, name).text == f"ACCESS_REFUSED - {text}"
+    assert refused(rig.vhost.topology.delete_exchange, name).text == f"ACCESS_REFUSED - {text}"
 
 
 # --- bindings ---
@@ -162,15 +166,15 @@ def test_a_binding_is_as_durable_as_both_its_ends(rig: VHostRig) -> None:
     vhost = rig.vhost
     rig.queue("durable")
     rig.queue("passing", durable=False)
-    vhost.declare_exchange("d", "direct", durable=True)
-    vhost.declare_exchange("t", "direct")
+    vhost.topology.declare_exchange("d", "direct", durable=True)
+    vhost.topology.declare_exchange("t", "direct")
     lsns = [
         vhost.bind_queue("durable", "d", "k"),
         vhost.bind_queue("durable", "amq.direct", "k"),
         vhost.bind_queue("durable", "t", "k"),
         vhost.bind_queue("passing", "d", "k"),
-        vhost.bind_exchange("d", "t", "k"),
-        vhost.bind_exchange("d", "amq.topic", "#"),
+        vhost.topology.bind_exchange("d", "t", "k"),
+        vhost.topology.bind_exchange("d", "amq.topic", "#"),
     ]
     assert [bool(lsn) for lsn in lsns] == [True, True, False, False, False, True]
     rig.answered(max(lsns))
@@ -215,10 +219,10 @@ def test_what_cannot_be_bound(rig: VHostRig) -> None:
         (lambda: vhost.bind_queue("r", "amq.topic", "k"), no_queue),
         (lambda: vhost.bind_queue("q", "", "k"), default),
         (lambda: vhost.unbind_queue("q", "", "k"), default),
-        (lambda: vhost.bind_exchange("", "amq.topic", "k"), default),
-        (lambda: vhost.unbind_exchange("", "amq.topic", "k"), default),
-        (lambda: vhost.bind_exchange("x", "amq.topic", "k"), no_x),
-        (lambda: vhost.bind_exchange("amq.topic", "x", "k"), no_x),
+        (lambda: vhost.topology.bind_exchange("", "amq.topic", "k"), default),
+        (lambda: vhost.topology.unbind_exchange("", "amq.topic", "k"), default),
+        (lambda: vhost.topology.bind_exchange("x", "amq.topic", "k"), no_x),
+        (lambda: vhost.topology.bind_exchange("amq.topic", "x", "k"), no_x),
     ):
         assert refused(call).text == text
     for call in (
@@ -234,7 +238,7 @@ def test_what_cannot_be_bound(rig: VHostRig) -> None:
 def test_unbinding_what_is_not_there_succeeds(rig: VHostRig) -> None:
     assert rig.vhost.unbind_queue("q", "amq.topic", "k") == 0
     assert rig.vhost.unbind_queue("q", "x", "k") == 0
-    assert rig.vhost.unbind_exchange("y", "x", "k") == 0
+    assert rig.vhost.topology.unbind_exchange("y", "x", "k") == 0
 
 
 # --- auto-delete ---
@@ -243,7 +247,7 @@ def test_unbinding_what_is_not_there_succeeds(rig: VHostRig) -> None:
 def test_an_auto_delete_exchange_goes_with_its_last_binding(rig: VHostRig) -> None:
     vhost = rig.vhost
     rig.queue()
-    vhost.declare_exchange("x", "direct", durable=True, auto_delete=True)
+    vhost.topology.declare_exchange("x", "direct", durable=True, auto_delete=True)
     vhost.bind_queue("q", "x", "a")
     vhost.bind_queue("q", "x", "b")
     vhost.unbind_queue("q", "x", "a")
@@ -259,14 +263,14 @@ def test_it_takes_others_along(rig: VHostRig) -> None:
     rig.queue()
     rig.queue("r")
     for name in ("outer", "middle", "inner", "other"):
-        vhost.declare_exchange(name, "fanout", durable=name != "middle", auto_delete=True)
+        vhost.topology.declare_exchange(name, "fanout", durable=name != "middle", auto_delete=True)
     vhost.bind_queue("q", "inner", "")
     vhost.bind_queue("q", "inner", "again")
-    vhost.bind_exchange("inner", "middle", "")
-    vhost.bind_exchange("middle", "outer", "")
-    vhost.bind_exchange("inner", "other", "")
+    vhost.topology.bind_exchange("inner", "middle", "")
+    vhost.topology.bind_exchange("middle", "outer", "")
+    vhost.topology.bind_exchange("inner", "other", "")
     rig.answered(vhost.bind_queue("r", "other", ""))
-    queue = vhost.find_queue("q")
+    queue = vhost.table.find_queue("q")
     assert vhost.router.route("outer", "") == ["q"]
     _, lsn = vhost.delete_queue(queue)
     assert set(vhost.exchanges) - set(SYSTEM) == {"other"}
@@ -277,10 +281,10 @@ def test_it_takes_others_along(rig: VHostRig) -> None:
 
 def test_deleting_an_exchange_takes_auto_delete_ones_along(rig: VHostRig) -> None:
     vhost = rig.vhost
-    vhost.declare_exchange("a", "fanout", durable=True, auto_delete=True)
-    vhost.declare_exchange("b", "fanout", durable=True)
-    vhost.bind_exchange("b", "a", "")
-    rig.answered(vhost.delete_exchange("b"))
+    vhost.topology.declare_exchange("a", "fanout", durable=True, auto_delete=True)
+    vhost.topology.declare_exchange("b", "fanout", durable=True)
+    vhost.topology.bind_exchange("b", "a", "")
+    rig.answered(vhost.topology.delete_exchange("b"))
     assert set(rig.crash().exchanges) == set(SYSTEM)
 
 
@@ -288,13 +292,13 @@ def test_a_cycle_of_auto_delete_exchanges_ends(rig: VHostRig) -> None:
     vhost = rig.vhost
     rig.queue()
     for name in "abc":
-        vhost.declare_exchange(name, "fanout", durable=True, auto_delete=True)
-    vhost.bind_exchange("b", "a", "")
-    vhost.bind_exchange("c", "b", "")
-    vhost.bind_exchange("a", "c", "")
+        vhost.topology.declare_exchange(name, "fanout", durable=True, auto_delete=True)
+    vhost.topology.bind_exchange("b", "a", "")
+    vhost.topology.bind_exchange("c", "b", "")
+    vhost.topology.bind_exchange("a", "c", "")
     vhost.bind_queue("q", "a", "")
     assert vhost.router.route("b", "") == ["q"]
-    rig.answered(vhost.delete_exchange("b"))
+    rig.answered(vhost.topology.delete_exchange("b"))
     # b was all that a led to beside the queue, and c led to a alone.
     assert set(rig.crash().exchanges) - set(SYSTEM) == {"a", "c"}
 
@@ -325,6 +329,6 @@ def test_bindings_of_a_queue_that_the_library_deleted_are_forgotten(rig: VHostRi
 def test_names_need_not_be_utf_8(rig: VHostRig) -> None:
     name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     rig.queue(name)
-    rig.vhost.declare_exchange(name, "direct", durable=True)
+    rig.vhost.topology.declare_exchange(name, "direct", durable=True)
     rig.answered(rig.vhost.bind_queue(name, name, name))
     assert rig.crash().router.route(name, name) == [name]

@@ -1,11 +1,11 @@
 """Unacked: delivery tags, the ring, and what is set aside."""
 
-from penstock.broker.served_queue import Served
+from penstock.broker.broker_queue import QueueOrStream
 from penstock.broker.unacked import ASIDE_FROM, Unacked
 from tests.helpers.broker_rig import BrokerRig
 
 
-def some_queue() -> Served:
+def some_queue() -> QueueOrStream:
     """Any queue: nothing is asked of it."""
     queue, _ = BrokerRig().vhost.declare_queue("q")
     return queue

@@ -165,7 +165,7 @@ def test_what_lasts_is_counted_and_given_back() -> None:
     held = rig.vhost.monitor.other_bytes - before
     assert CONNECTION_BYTES + CHANNEL_BYTES + 10_000 < held < 64 << 10
     client.lose()
-    rig.vhost.delete_exchange("x")
+    rig.vhost.topology.delete_exchange("x")
     rig.vhost.tick()
     assert rig.vhost.monitor.other_bytes == before
     assert rig.vhost.usage.client_bytes == 0
@@ -203,7 +203,7 @@ def test_the_largest_transaction_is_ended_first() -> None:
     assert [close.reply_code for close in large.methods(ChannelClose)] == [506]
     small.call(1, TxCommit(), TxCommitOk)
     assert rig.vhost.usage.transaction_bytes == 0
-    assert rig.vhost.served("q").len() == 450  # type: ignore[union-attr]
+    assert rig.vhost.table.usable("q").len() == 450  # type: ignore[union-attr]
 
 
 def test_what_a_bounded_transaction_acknowledged_goes_back() -> None:
@@ -220,7 +220,7 @@ def test_what_a_bounded_transaction_acknowledged_goes_back() -> None:
     client.raw(method_frame(1, b"\x00\x3c\x00\x50" + (0).to_bytes(8) + b"\x01"))
     rig.turn()
     assert [close.reply_code for close in client.methods(ChannelClose)] == [506]
-    assert rig.vhost.served("q").len() == n  # type: ignore[union-attr]
+    assert rig.vhost.table.usable("q").len() == n  # type: ignore[union-attr]
 
 
 # --- unfinished bodies ---
@@ -350,7 +350,7 @@ def test_what_comes_behind_a_channel_that_waits_is_bounded_and_counted(is_closed
     rig.turn()
     assert not client.outlet.is_paused
     assert rig.vhost.monitor.other_bytes == before
-    assert rig.vhost.served("q").len() == (0 if is_closed else n + 1)  # type: ignore[union-attr]
+    assert rig.vhost.table.usable("q").len() == (0 if is_closed else n + 1)  # type: ignore[union-attr]
 
 
 # --- runs of publishes ---
@@ -387,7 +387,7 @@ def test_a_run_to_many_queues_lets_others_in(ending: str) -> None:
     if ending in ("connection", "both"):
         data += method_frame(0, ConnectionClose().encode())
     client.raw(data)
-    queue = rig.vhost.served("q0")
+    queue = rig.vhost.table.usable("q0")
     assert queue is not None
     first = queue.len()
     assert 60 < first < 150
@@ -397,7 +397,7 @@ def test_a_run_to_many_queues_lets_others_in(ending: str) -> None:
         client.pump()
         assert client.methods(QueueDeclareOk)[0].message_count < 300
     rig.turn()
-    assert [rig.vhost.served(f"q{n}").len() for n in range(40)] == [300] * 40  # type: ignore[union-attr]
+    assert [rig.vhost.table.usable(f"q{n}").len() for n in range(40)] == [300] * 40  # type: ignore[union-attr]
     raw = b"".join(client.outlet.sent)
     assert (b"\x00\x14\x00\x29" in raw) is (ending in ("channel", "both"))
     assert (b"\x00\x0a\x00\x33" in raw) is (ending in ("connection", "both"))
@@ -411,7 +411,7 @@ def test_a_channel_that_fails_behind_its_own_close_is_closed_once() -> None:
     rig.turn()
     raw = b"".join(client.outlet.sent)
     assert raw.count(b"\x00\x14\x00\x28") == raw.count(b"\x00\x14\x00\x29") == 1
-    assert rig.vhost.served("q39").len() == 300  # type: ignore[union-attr]
+    assert rig.vhost.table.usable("q39").len() == 300  # type: ignore[union-attr]
 
 
 # --- publish rate ---
@@ -429,7 +429,7 @@ def test_a_user_that_publishes_too_fast_is_read_later() -> None:
     assert fast.outlet.is_paused
     other.publish(1, "", "q", b"x")
     assert not other.outlet.is_paused
-    assert rig.vhost.served("q").len() == 191  # type: ignore[union-attr]  # nothing is lost
+    assert rig.vhost.table.usable("q").len() == 191  # type: ignore[union-attr]  # nothing is lost
     rig.clock.advance(1.1)
     rig.vhost.tick()
     assert not fast.outlet.is_paused

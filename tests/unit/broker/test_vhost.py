@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.broker.roles import Peer
+from penstock.broker.dispatch import Peer
 from penstock.broker.vhost import VHost
 from penstock.errors import LockedError, StorageError
 from penstock.queues import factory
@@ -30,10 +30,10 @@ class Told(Peer):
     def held(self) -> tuple[int, str]:
         return 0, "nobody"
 
-    def relieve(self, reason: str) -> None:
+    def free_memory(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def look_at_stalled(self, now_s: float, most_s: float) -> None:
+    def check_stalled(self, now_s: float, most_s: float) -> None:
         """It has nothing unfinished."""
 
 
@@ -48,7 +48,7 @@ def rig() -> VHostRig:
 def test_a_declare_is_answered_once_it_is_durable(rig: VHostRig) -> None:
     answered: list[str] = []
     _, lsn = rig.vhost.declare_queue("q", durable=True)
-    rig.vhost.when_settled(lsn, DISK, lambda: answered.append("disk"))
+    rig.vhost.dispatch.when_settled(lsn, DISK, lambda: answered.append("disk"))
     assert not answered
     rig.turn()
     syncs = rig.vhost.engine.log.syncs
@@ -67,7 +67,7 @@ def test_wake_is_called_when_a_turn_is_wanted(rig: VHostRig) -> None:
     rig.vhost.dispatch.mark(queue)
     assert woken == [1]
     rig.turn()
-    rig.vhost.when_settled(rig.vhost.engine.last_lsn, OS, lambda: None)
+    rig.vhost.dispatch.when_settled(rig.vhost.engine.last_lsn, OS, lambda: None)
     assert woken == [1, 1]
 
 
@@ -137,14 +137,14 @@ def test_close_and_open(rig: VHostRig) -> None:
     rig.put(rig.queue("kept"), b"x")
     rig.put(rig.queue("passing", durable=False), b"y")
     rig.put(rig.queue("prio", arguments={"x-max-priority": 2}), b"z", priority=1)
-    assert classic(rig.vhost.find_queue("kept")).amq.fetch() is not None
+    assert classic(rig.vhost.table.find_queue("kept")).amq.fetch() is not None
     vhost = rig.restart()
     assert vhost.engine.recovered.is_clean
-    assert rig.bodies(vhost.find_queue("kept")) == [b"x"]
-    delivery = classic(vhost.find_queue("kept")).amq.fetch()
+    assert rig.bodies(vhost.table.find_queue("kept")) == [b"x"]
+    delivery = classic(vhost.table.find_queue("kept")).amq.fetch()
     assert delivery is not None
     assert delivery.is_redelivered
-    assert rig.bodies(vhost.find_queue("prio")) == [b"z"]
+    assert rig.bodies(vhost.table.find_queue("prio")) == [b"z"]
 
 
 @pure_only
@@ -156,7 +156,7 @@ def test_a_queue_that_cannot_stop_in_order_loses_nothing(rig: VHostRig) -> None:
         rig.vhost.close()
     rig.vhost = rig._open()
     assert not rig.vhost.engine.recovered.is_clean
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"a", b"b"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"a", b"b"]
 
 
 def test_one_vhost_at_a_time(rig: VHostRig) -> None:
@@ -179,7 +179,7 @@ def test_abandon_is_a_crash_that_gives_everything_back(rig: VHostRig) -> None:
         rig.vhost.turn()
     rig.vhost = rig._open()
     assert not rig.vhost.engine.recovered.is_clean
-    assert rig.bodies(rig.vhost.find_queue("q")) == [b"x"]
+    assert rig.bodies(rig.vhost.table.find_queue("q")) == [b"x"]
 
 
 def test_a_failed_sync_ends_the_vhost_and_nothing_is_answered(rig: VHostRig) -> None:
@@ -187,7 +187,7 @@ def test_a_failed_sync_ends_the_vhost_and_nothing_is_answered(rig: VHostRig) -> 
     answered: list[int] = []
     rig.fs.fail(5, kinds=["sync"])  # EIO
     _, lsn = rig.vhost.declare_queue("r", durable=True)
-    rig.vhost.when_settled(lsn, DISK, lambda: answered.append(lsn))
+    rig.vhost.dispatch.when_settled(lsn, DISK, lambda: answered.append(lsn))
 
     def go_on() -> None:
         for _ in range(10):
@@ -203,7 +203,7 @@ def test_a_failed_sync_ends_the_vhost_and_nothing_is_answered(rig: VHostRig) -> 
     rig.vhost.close()
     rig.fs.clear_faults()
     rig.crash()
-    assert rig.vhost.has_queue("q")
+    assert rig.vhost.table.has("q")
 
 
 def test_what_cannot_be_opened_gives_the_lock_back(
@@ -230,7 +230,7 @@ def test_a_directory_of_the_library_is_served(rig: VHostRig) -> None:
     for name, of in ((b"jobs", options), (b"dead", QueueOptions())):
         factory.open_backing(engine, name, arguments=of.encode(), priorities=of.priorities)
     vhost = rig.restart()
-    queue = vhost.find_queue("jobs")
+    queue = vhost.table.find_queue("jobs")
     assert classic(queue).amq.options == options
     arguments = {
         "x-max-priority": 2, "x-message-ttl": 60_000, "x-dead-letter-exchange": "",
@@ -239,7 +239,7 @@ def test_a_directory_of_the_library_is_served(rig: VHostRig) -> None:
     assert vhost.declare_queue("jobs", durable=True, arguments=arguments)[0] is queue
     rig.put(queue, b"x", priority=1)
     rig.tick(60)
-    assert rig.bodies(vhost.find_queue("dead")) == [b"x"]
+    assert rig.bodies(vhost.table.find_queue("dead")) == [b"x"]
 
 
 def test_what_the_broker_stores_the_library_reads(rig: VHostRig) -> None:

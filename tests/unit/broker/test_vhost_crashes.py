@@ -57,7 +57,7 @@ def declared(name: str, **how: object) -> Step:
 
 def exchange(name: str, **how: object) -> Step:
     def step(rig: VHostRig) -> int:
-        return rig.vhost.declare_exchange(name, "topic", durable=True, **how)  # type: ignore[arg-type]
+        return rig.vhost.topology.declare_exchange(name, "topic", durable=True, **how)  # type: ignore[arg-type]
 
     return step
 
@@ -68,7 +68,7 @@ def bound(queue: str, source: str, key: str = "k") -> Step:
 
 def published(queue: str, **how: int) -> Step:
     def step(rig: VHostRig) -> int:
-        return classic(rig.vhost.find_queue(queue)).amq.publish(
+        return classic(rig.vhost.table.find_queue(queue)).amq.publish(
             b"", b"x" * 150, rig.vhost.mode, **how
         )
 
@@ -76,7 +76,7 @@ def published(queue: str, **how: int) -> Step:
 
 
 def deleted(queue: str) -> Step:
-    return lambda rig: rig.vhost.delete_queue(rig.vhost.find_queue(queue))[1]
+    return lambda rig: rig.vhost.delete_queue(rig.vhost.table.find_queue(queue))[1]
 
 
 def checkpointed(rig: VHostRig) -> int:
@@ -92,7 +92,7 @@ STEPS: list[Step] = [
     bound("plain", "amq.direct"),
     bound("prio", "x"),
     bound("prio", "x", "#"),
-    lambda rig: rig.vhost.bind_exchange("x", "y", "k"),
+    lambda rig: rig.vhost.topology.bind_exchange("x", "y", "k"),
     published("prio", priority=1),
     published("prio", delay_ms=60_000),
     checkpointed,
@@ -101,10 +101,10 @@ STEPS: list[Step] = [
     declared("prio", arguments={"x-max-priority": 2}, auto_delete=True),
     exchange("x"),
     bound("plain", "x"),
-    lambda rig: rig.vhost.delete_exchange("x"),
+    lambda rig: rig.vhost.topology.delete_exchange("x"),
     deleted("plain"),
     published("prio"),
-    lambda rig: rig.vhost.purge_queue(rig.vhost.find_queue("prio"))[1],
+    lambda rig: rig.vhost.purge_queue(rig.vhost.table.find_queue("prio"))[1],
 ]
 
 
@@ -155,20 +155,22 @@ def random_step(rng: random.Random) -> Step:
             arguments: dict[str, object] = {"x-max-priority": priorities} if priorities else {}
             return vhost.declare_queue(queue, durable=durable, arguments=arguments)[1]
         if what == 2:
-            return vhost.delete_queue(vhost.find_queue(queue))[1]
+            return vhost.delete_queue(vhost.table.find_queue(queue))[1]
         if what == 3:
-            return vhost.declare_exchange(target, "topic", durable=durable, auto_delete=auto_delete)
+            return vhost.topology.declare_exchange(
+                target, "topic", durable=durable, auto_delete=auto_delete
+            )
         if what == 4:
-            return vhost.delete_exchange(target)
+            return vhost.topology.delete_exchange(target)
         if what in (5, 6):
             return vhost.bind_queue(queue, source, key)
         if what == 7:
             return vhost.unbind_queue(queue, source, key)
         if what == 8:
-            return vhost.bind_exchange(target, source, key)
+            return vhost.topology.bind_exchange(target, source, key)
         if what == 9:
-            return vhost.unbind_exchange(target, source, key)
-        return classic(vhost.find_queue(other)).amq.publish(b"", b"x" * 140, vhost.mode)
+            return vhost.topology.unbind_exchange(target, source, key)
+        return classic(vhost.table.find_queue(other)).amq.publish(b"", b"x" * 140, vhost.mode)
 
     return step
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.vhost_settings import VHostSettings
+from penstock.broker.vhost import VHostSettings
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError
 from penstock.server import vhost_process

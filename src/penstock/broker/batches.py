@@ -1,0 +1,592 @@
+"""Batches of the exactly-once sink: whose a query is, commits, and sweeping.
+
+    commit    waits until the batch before it of the same query is done, checks the target and the
+              keys that must lead to a queue, and then decides: one record of the log. The answer
+              is sent when that is durable
+    move      from the decision on, also after a restart, until the batch is done (batch_moves.py)
+    release   the query is over: its last batch is forgotten
+
+Commits of one query are done one after the other. A commit that waits for longer than WAIT_S for
+the batch before it is refused (506), to be tried again; it has changed nothing.
+
+**Owners.** A query belongs to the user who staged or committed for it first, with the target of
+that. Only this user, users who may write to that target, and administrators may stage, commit,
+abort and release for it; others get a 403, and nothing changes. Before the first batch is decided
+the owner is in a file beside the staged pages (staging.py), afterwards in the record of the last
+batch. A batch that a version without owners decided belongs to every user who may write to its
+target.
+
+**Repeated commits.** Spark commits a batch again when it does not know the outcome of the first
+commit. The answer is "already done" if the batch is the same: its number is that of the query's
+last batch, and target, number of rows and checksum are equal; partitions, order and attempts may
+differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is written:
+
+    same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
+    a smaller number                     the same, or a checkpoint was restored from an older copy
+    a number after a gap                 batches of a sink that reports each one (`previous`) are
+                                         missing: the broker was restored from an older backup
+    a number far ahead                   not a query of Spark's
+
+A batch that a version without checksums decided is compared by number and target only.
+
+**Sweeping.** Staged files that no decided batch names are deleted when they are older than
+staging_timeout_s: files of tasks that died, of batches that were never committed. A query that is
+used once ("job-...", of a batch write) is forgotten when its batch is done and as old. This happens
+with the first tick, and every hour.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from penstock.access.permissions import Identity, everything
+from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask
+from penstock.broker.batch_moves import BatchMove, BatchTarget, StreamClaims
+from penstock.broker.dispatch import Reply
+from penstock.broker.refusals import access_refused, precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.errors import (
+    CONFLICT,
+    INTERNAL_ERROR,
+    NO_ROUTE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    CorruptionError,
+    PenstockError,
+)
+from penstock.storage import staging
+from penstock.storage.batches import Batch, BatchFacts, QueryOwner, StagedPage
+from penstock.storage.durability import DISK
+
+JUMP_MAX: Final = 1 << 20
+FIRST_NUMBER_MAX: Final = 1 << 40
+REMEMBERED_MAX: Final = 1000
+
+Looked = Callable[[QueryOwner | None], None]
+Failed = Callable[[BaseException], None]
+
+
+class BatchCommit(NamedTuple):
+    """What a commit asks for. rows, checksum: of all pages. keys: (exchange, routing key) that must
+    lead to a queue. previous: the number of the batch before, if the sink reports each batch, also
+    those without rows; -1: there is none; None: the sink does not report them. is_first_kept:
+    accept a batch with this number that was decided, whatever rows this one has."""
+
+    query: str
+    number: int
+    target: BatchTarget
+    pages: list[StagedPage]
+    rows: int
+    checksum: int
+    keys: list[tuple[str, str]]
+    previous: int | None = None
+    is_first_kept: bool = False
+
+    def facts(self, owner: QueryOwner) -> BatchFacts:
+        """Return the facts for its decision."""
+        return BatchFacts(owner, self.rows, self.checksum, self.previous is not None)
+
+
+# ---- owners --------------------------------------------------------------------------------------
+
+
+def owner_of(batch: Batch) -> QueryOwner:
+    """Return the owner of the query of which this is the last batch."""
+    return QueryOwner("", batch.target) if batch.facts is None else batch.facts.owner
+
+
+def may_use(identity: Identity, owner: QueryOwner) -> bool:
+    """Return whether the user may stage, commit, abort and release for a query of this owner."""
+    if identity.is_administrator or (owner.user and identity.name == owner.user):
+        return True
+    if not owner.target:
+        return False
+    try:
+        return BatchTarget.from_text(owner.target).is_writable(identity)
+    except ValueError:
+        return False
+
+
+def check_owner(identity: Identity, owner: QueryOwner, query: str, vhost: str) -> None:
+    """Raise ChannelError 403 unless `may_use`."""
+    if not may_use(identity, owner):
+        whose = f"belongs to user '{owner.user}'" if owner.user else "writes to another target"
+        raise access_refused(
+            f"query '{query}' in vhost '{vhost}' {whose}: user '{identity.name}' needs write "
+            "permission on its target, or another queryId"
+        )
+
+
+class QueryClaims:
+    """The owners of a vhost's queries; one per BatchManager."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self._vhost: VHost = vhost
+        self._staged: dict[str, QueryOwner] = {}  # of queries without a batch
+
+    def known(self, query: str) -> QueryOwner | None:
+        """Return the owner, if no file must be read to know it."""
+        batch = self._vhost.engine.batches.batch(query)
+        return self._staged.get(query) if batch is None else owner_of(batch)
+
+    def read_owner(self, query: str, looked: Looked, failed: Failed) -> None:
+        """Read the file of the owner in a worker; call looked(owner), None if nobody has staged."""
+        engine = self._vhost.engine
+        fs, path = engine.fs, engine.path
+
+        def done(found: object) -> None:
+            assert found is None or isinstance(found, QueryOwner)
+            looked(found)
+
+        engine.submit(lambda: staging.read_owner(fs, path, query), done, failed)
+
+    def claim(self, query: str, owner: QueryOwner, looked: Looked, failed: Failed) -> None:
+        """Make the owner own the query if nobody does; call looked with the owner, durably."""
+        known = self.known(query)
+        if known is not None:
+            looked(known)
+            return
+        engine = self._vhost.engine
+        fs, path = engine.fs, engine.path
+
+        def done(found: object) -> None:
+            assert isinstance(found, QueryOwner)
+            if len(self._staged) >= REMEMBERED_MAX:
+                self._staged.clear()
+            self._staged[query] = found
+            looked(found)
+
+        engine.submit(lambda: staging.claim(fs, path, query, owner), done, failed)
+
+    def forget(self, query: str) -> None:
+        """Forget a query that is over."""
+        self._staged.pop(query, None)
+
+    def swept(self) -> None:
+        """Forget all, after files were deleted."""
+        self._staged.clear()
+
+
+# ---- repeated commits ----------------------------------------------------------------------------
+
+
+def is_repeated(last: Batch | None, asked: BatchCommit) -> bool:
+    """Return whether the commit is of the query's last batch, which is decided; False: it is to be
+    decided. ChannelError 406: it cannot be; 409: the batch is another one, see the head of this
+    module."""
+    if last is not None and asked.number == last.number:
+        _check_same(last, asked)
+        return True
+    if last is not None and asked.number < last.number:
+        raise _conflict(
+            f"{_said(asked)} is older than the last one, {_told(last)}, and whether its rows were "
+            "written is not known any more. Either two jobs use this queryId, or the job's "
+            "checkpoint was deleted, or restored from an older copy.",
+            asked.query,
+        )
+    _check_gap(last, asked)
+    if not asked.pages and asked.previous is None:
+        raise precondition_failed(f"commit_batch: {_said(asked)} has no pages")
+    return False
+
+
+def _check_same(last: Batch, asked: BatchCommit) -> None:
+    """Raise ChannelError 409 unless it is the same batch."""
+    is_same = asked.target.is_same_place(last.target)
+    if is_same and last.facts is not None and not asked.is_first_kept:
+        is_same = (last.facts.rows, last.facts.checksum) == (asked.rows, asked.checksum)
+    if not is_same:
+        raise _conflict(
+            f"{_said(asked)} is not the batch of this number that was decided, {_told(last)}. "
+            "Either two jobs use this queryId, or the job's checkpoint was deleted, copied or "
+            "restored from an older copy, or its rows come out differently when it does a batch "
+            "again.",
+            asked.query,
+        )
+
+
+def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
+    """Raise ChannelError 409 if batches before this one are missing, 406 if it is too far ahead."""
+    known = -1 if last is None else last.number
+    most = FIRST_NUMBER_MAX if last is None else last.number + JUMP_MAX
+    if asked.number > most:
+        raise precondition_failed(
+            f"commit_batch: batch {asked.number} of query '{asked.query}': the last one is "
+            f"{known}, expected a number up to {most}"
+        )
+    is_gapless = last is None or (last.facts is not None and last.facts.is_gapless)
+    if asked.previous is None or asked.previous == known or not is_gapless:
+        return
+    there = "no batch of this query" if last is None else f"{_told(last)}, and none after it"
+    missing = f"batch {known + 1} is" if known + 1 == asked.previous else (
+        f"batches {known + 1} to {asked.previous} are"
+    )  # fmt: skip
+    raise ChannelError(
+        CONFLICT,
+        f"{_said(asked)} follows batch {asked.previous}, but this broker knows {there}: {missing} "
+        "missing here. Either the broker was restored from a backup that is older than the job's "
+        "checkpoint, or the query was released. Nothing was written. Start the job with a new "
+        "checkpoint to write them again, or once with the option failOnDataLoss=false to go on "
+        "without them",
+    )
+
+
+def _conflict(text: str, query: str) -> ChannelError:
+    return ChannelError(
+        CONFLICT,
+        f"{text} Nothing was written. Give the job a queryId of its own (a stream: a new "
+        f"checkpoint), or, if the other job is over: penstock release_query '{query}'",
+    )
+
+
+def _said(asked: BatchCommit) -> str:
+    return (
+        f"batch {asked.number} of query '{asked.query}' ({asked.rows} rows with checksum "
+        f"{asked.checksum:016x} for {asked.target.called()})"
+    )
+
+
+def _told(last: Batch) -> str:
+    """Return in words which batch was decided."""
+    at = datetime.fromtimestamp(last.time_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        target = BatchTarget.from_text(last.target).called()
+    except ValueError:
+        target = last.target
+    rows, checksum = last.rows, "an unknown checksum"
+    if last.facts is not None:
+        rows, checksum = last.facts.rows, f"checksum {last.facts.checksum:016x}"
+    return f"batch {last.number} of {at} ({rows} rows with {checksum} for {target})"
+
+
+Info = dict[str, object]
+
+WAIT_S: Final = 30.0
+KEYS_SLICE: Final = 256
+SWEEP_S: Final = 3600.0
+JOB: Final = "job-"
+
+COMMITTED: Final = "committed"
+ALREADY: Final = "already done"
+
+
+class CommitRequest(BackgroundTask):
+    """A commit that a user asks for."""
+
+    def __init__(
+        self, manager: "BatchManager", asked: BatchCommit, identity: Identity, reply: Reply
+    ) -> None:
+        self.query: str = asked.query
+        self._manager = manager
+        self._vhost: VHost = manager.vhost
+        self._asked = asked
+        self._identity = identity
+        self._keys = asked.keys
+        self._owner: QueryOwner | None = None
+        self._checked: int = 0
+        self._is_checking: bool = False
+        self._is_checked: bool = False
+        self._error: BaseException | None = None
+        self._reply = reply
+        self.is_over: bool = False
+
+    def step(self) -> int:
+        if self.is_over:
+            return DONE
+        manager, asked = self._manager, self._asked
+        last = manager.batch(self.query)
+        if last is not None:
+            self._take_owner(owner_of(last))
+        if is_repeated(last, asked):
+            return self._answer(ALREADY, asked.number, manager.decided_lsn(self.query))
+        if last is not None and not last.is_done:
+            return ASLEEP  # BatchManager._moved wakes it
+        asked.target.check(self._vhost)
+        if self._checked < len(self._keys):
+            self._check_keys()
+            return AGAIN
+        if self._error is not None:
+            raise self._error
+        if not self._is_checked:
+            self._check_pages()
+            return ASLEEP
+        lsn = manager.decide(asked, self._owner or self._first_owner())
+        return self._answer(COMMITTED, asked.number, lsn)
+
+    def _first_owner(self) -> QueryOwner:
+        return QueryOwner(self._identity.name, self._first_target())
+
+    def _first_target(self) -> str:
+        target = self._asked.target
+        return "" if target.is_nowhere else target.text()
+
+    def _take_owner(self, owner: QueryOwner | None) -> None:
+        """Set the owner of the query; None: nobody yet. ChannelError 403."""
+        if owner is not None:
+            check_owner(self._identity, owner, self.query, self._vhost.name)
+            self._owner = owner if owner.target else owner._replace(target=self._first_target())
+
+    def _check_pages(self) -> None:
+        """Have a worker check all pages."""
+        if self._is_checking:
+            return
+        self._is_checking = True
+        engine = self._vhost.engine
+        fs, path, asked = engine.fs, engine.path, self._asked
+
+        def look() -> object:
+            owner = staging.read_owner(fs, path, asked.query)
+            staging.check_pages(fs, path, asked.query, asked.number, asked.pages)
+            return owner
+
+        def done(found: object) -> None:
+            assert found is None or isinstance(found, QueryOwner)
+            self._is_checked = True
+            try:
+                if self._owner is None:
+                    self._take_owner(found)
+            except ChannelError as error:
+                self._error = error
+            self._vhost.background.wake(self)
+
+        def failed(error: BaseException) -> None:
+            self._error = error
+            self._vhost.background.wake(self)
+
+        engine.submit(look, done, failed)
+
+    def _check_keys(self) -> None:
+        router = self._vhost.router
+        some = self._keys[self._checked : self._checked + KEYS_SLICE]
+        self._checked += len(some)
+        exchanges = self._asked.target.exchanges
+        for exchange, key in some:
+            if self._asked.target.queue:
+                continue  # all of it goes there
+            if exchange not in exchanges:
+                raise precondition_failed(
+                    f"commit_batch: mandatory key {key!r} is of exchange '{exchange}', which is "
+                    "not among those of the target"
+                )
+            if not router.depends_on_headers(exchange) and not router.route(exchange, key, None):
+                text = f"no queue gets it: key '{key}', exchange '{exchange}'"
+                raise ChannelError(NO_ROUTE, f"{text} in vhost '{self._vhost.name}'")
+
+    def too_late(self) -> None:
+        """Refuse the commit: it has waited for too long."""
+        if self.is_over:
+            return
+        last = self._manager.batch(self.query)
+        why = "a commit before it has not ended"
+        if last is not None and not last.is_done:
+            why = f"batch {last.number} is at page {last.page} of {last.page_count}"
+            waits_for = self._manager.waits_for(self.query)
+            if waits_for:
+                why += f", and waits: {waits_for}"
+        text = f"batch {self._asked.number} of query '{self.query}' cannot be committed yet: {why}"
+        self._over(ChannelError(RESOURCE_ERROR, text))
+
+    def failed(self, error: Exception) -> None:
+        """End the commit with this error; nothing was decided."""
+        if isinstance(error, AMQPError):
+            self._over(error)
+        elif isinstance(error, ValueError | CorruptionError | staging.StagingError):
+            self._over(precondition_failed(f"commit_batch: {error}"))
+        elif isinstance(error, PenstockError | OSError):
+            self._over(ChannelError(RESOURCE_ERROR, str(error)))
+        else:
+            self._vhost.dispatch.internal_error(f"a commit of query {self.query!r}", error)
+            self._over(AMQPError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
+
+    def _answer(self, status: str, batch: int, lsn: int) -> int:
+        self._over({"status": status, "batch": batch}, lsn)
+        return DONE
+
+    def _over(self, answer: object, lsn: int = 0) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._keys = []
+        if lsn:
+            self._vhost.dispatch.when_settled(lsn, DISK, lambda: self._reply(answer))
+        else:
+            self._reply(answer)
+        self._manager.over(self)
+
+
+class BatchManager:
+    """The batches of one vhost, see `batch_manager`. Batches are moved with an operator's
+    permissions; those of users were checked at the commit."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self.vhost: VHost = vhost
+        self.claims = QueryClaims(vhost)
+        self._timeout_s: float = vhost.settings.staging_timeout_s
+        self._operator = everything("operator")
+        self._lines: dict[str, deque[CommitRequest]] = {}
+        self._moves: dict[str, BatchMove] = {}
+        self._decided: dict[str, int] = {}  # LSNs of decisions of this life
+        self._swept_s: float = float("-inf")
+        self._stream_claims = StreamClaims()
+        rolling = vhost.engine.batches.rolling()
+        for batch in sorted(rolling, key=_is_not_begun):  # what holds a head goes first
+            self._move(batch.query)
+        vhost.on_tick.append(self.tick)
+
+    def batch(self, query: str) -> Batch | None:
+        """Return the last batch of this query that was decided."""
+        return self.vhost.engine.batches.batch(query)
+
+    def waits_for(self, query: str) -> str:
+        """Return why its batch cannot continue; "" if it does, or is done."""
+        move = self._moves.get(query)
+        return "" if move is None else move.waits_for
+
+    # ---- commits -------------------------------------------------------------------------------
+
+    def commit(self, call: CommitRequest) -> None:
+        """Queue a commit; it begins when those before it of that query have ended."""
+        line = self._lines.setdefault(call.query, deque())
+        line.append(call)
+        vhost = self.vhost
+        vhost.timers.call_at(vhost.clock.monotonic() + WAIT_S, call.too_late)
+        if len(line) == 1:
+            vhost.background.wake(call)
+
+    def over(self, call: CommitRequest) -> None:
+        """Begin the next commit after this one has ended, in order or not."""
+        line = self._lines[call.query]
+        line.remove(call)
+        if not line:
+            del self._lines[call.query]
+        elif not line[0].is_due:
+            self.vhost.background.wake(line[0])
+
+    def decide(self, asked: BatchCommit, owner: QueryOwner) -> int:
+        """Decide a batch whose pages were checked, for a query of this owner; return its LSN.
+        ValueError, DiskFullError: nothing was decided."""
+        engine = self.vhost.engine
+        engine.batches.decide(
+            asked.query, asked.number, asked.target.text(), asked.pages, facts=asked.facts(owner),
+            is_checked=True,
+        )  # fmt: skip
+        self.claims.forget(asked.query)
+        lsn = self._decided[asked.query] = engine.last_lsn
+        self._move(asked.query)
+        return lsn
+
+    def decided_lsn(self, query: str) -> int:
+        """Return the LSN of the last decision; 0: it was made before the start, and is durable."""
+        return self._decided.get(query, 0)
+
+    # ---- moves ---------------------------------------------------------------------------------
+
+    def _move(self, query: str) -> None:
+        move = self._moves.get(query)
+        if move is None:  # the one of the batch before may not have noticed yet that it is done
+            move = self._moves[query] = BatchMove(
+                self.vhost, query, self._operator, self._stream_claims, self._moved
+            )
+        self.vhost.background.wake(move)
+
+    def _moved(self, move: BatchMove) -> None:
+        """Begin the next commit: the batch is done, or was forgotten."""
+        self._moves.pop(move.query, None)
+        line = self._lines.get(move.query)
+        if line:
+            self.vhost.background.wake(line[0])
+
+    # ---- the end of a query --------------------------------------------------------------------
+
+    def release(self, query: str, *, is_forced: bool) -> Info:
+        """Forget the query: its last batch, and what of it had not reached its target. ChannelError
+        406: that is something, and it is not forced."""
+        batch = self.batch(query)
+        if batch is None:
+            self._disown(query)
+            return {"batch": None}
+        if not batch.is_done and not is_forced:
+            raise precondition_failed(
+                f"batch {batch.number} of query '{query}' is not done (page {batch.page} of "
+                f"{batch.page_count}): its other messages would be lost; release it with force"
+            )
+        self.vhost.engine.batches.forget(query, is_forced=is_forced)
+        self._decided.pop(query, None)
+        self._disown(query)
+        return {"batch": batch.number}
+
+    def _disown(self, query: str) -> None:
+        self.claims.forget(query)
+        self.vhost.engine.batches.disown(query)
+
+    def abort(self, query: str, batch: int) -> bool:
+        """Begin to delete what is staged of a batch; return False if it was decided, and stays."""
+        return self.vhost.engine.batches.abort(query, batch)
+
+    def tick(self, now_s: float) -> None:
+        """Sweep, when it is time."""
+        if now_s - self._swept_s >= SWEEP_S:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Delete old staged files and forget old queries, see the head of this module."""
+        vhost = self.vhost
+        engine = vhost.engine
+        self._swept_s = vhost.clock.monotonic()
+        self.claims.swept()
+        try:
+            engine.batches.sweep(self._timeout_s)
+            old_us = vhost.clock.wall_us() - int(self._timeout_s * 1_000_000)
+            for batch in engine.batches.all():
+                if batch.query.startswith(JOB) and batch.is_done and batch.time_us <= old_us:
+                    self.release(batch.query, is_forced=False)
+        except (PenstockError, OSError) as error:
+            if engine.failed is not None:
+                raise
+            vhost.event("warning", f"staged files could not be swept: {error}")
+
+    # ---- telling -------------------------------------------------------------------------------
+
+    def all(self) -> list[Info]:
+        """Return the last batch of every query, by query."""
+        return [self._told(one) for one in sorted(self.vhost.engine.batches.all(), key=_query_of)]
+
+    def _told(self, batch: Batch) -> Info:
+        try:
+            target: object = BatchTarget.from_text(batch.target).facts()
+        except ValueError:
+            target = batch.target
+        return {
+            "query": batch.query,
+            "owner": owner_of(batch).user,
+            "batch": batch.number,
+            "target": target,
+            "pages": batch.page_count,
+            "page": batch.page,
+            "frame": batch.frame,
+            "rows": batch.rows,
+            "bytes": batch.bytes,
+            "is_done": batch.is_done,
+            "time_us": batch.time_us,
+            "waits_for": self.waits_for(batch.query),
+        }
+
+
+def batch_manager(vhost: VHost) -> BatchManager:
+    """Return the BatchManager of this vhost. Whoever opens a vhost calls this once: batches that
+    were decided before continue then. It is above the vhost, because it publishes."""
+    if vhost.batches is None:
+        vhost.batches = BatchManager(vhost)
+    manager = vhost.batches
+    assert isinstance(manager, BatchManager)
+    return manager
+
+
+def _query_of(batch: Batch) -> str:
+    return batch.query
+
+
+def _is_not_begun(batch: Batch) -> bool:
+    return not batch.holds

@@ -1,0 +1,624 @@
+"""The methods of a channel: one function each, in one table.
+
+Each checks what the user may do, does it, and answers: at once, or, for what is durable, when it is
+as safe as the vhost's mode says (`Channel.answer`). Errors are raised: ChannelError and
+AMQPConnectionError, with RabbitMQ's texts; the caller adds the method's ids. basic.publish and
+basic.ack come in runs and are elsewhere (publish.py, Channel.ack_run).
+
+Permissions are RabbitMQ's (permissions.py); binding needs write access to what is bound and read
+access to the source. Passive declares need none.
+
+Where RabbitMQ differs from the specification, so does this: basic.qos with a prefetch size and
+basic.recover without requeue are not implemented (540), nor is channel.flow off; an unknown
+delivery tag is 406, and a consumer tag used twice 530.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker import refusals
+from penstock.broker.broker_queue import (
+    ALL_COUNTS,
+    COUNTS_OF_BOXES,
+    COUNTS_OF_RETURNS,
+    NO_COUNTS,
+    BrokerQueue,
+    Consumer,
+    QueueOrStream,
+)
+from penstock.broker.channel import Channel, unknown_tag
+from penstock.broker.output import write_get_ok
+from penstock.broker.permissions import (
+    CONFIGURE,
+    READ,
+    WRITE,
+    check_exchange_to_declare,
+    queue_to_declare,
+)
+from penstock.broker.refusals import not_found
+from penstock.broker.transactions import ChannelTransaction
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    AccessRequest,
+    AccessRequestOk,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetEmpty,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+    ChannelFlow,
+    ChannelFlowOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
+    TxCommit,
+    TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
+)
+from penstock.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    AMQPConnectionError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+    TransactionTooLargeError,
+)
+from penstock.queues.backing_queue import Delivery
+from penstock.storage.durability import OS
+from penstock.storage.stored_body import StoredBody
+
+DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
+
+
+# ---- consuming -----------------------------------------------------------------------------------
+
+
+def on_qos(channel: Channel, method: Method) -> None:
+    """basic.qos. global: a limit for the whole channel. Otherwise one for each consumer started
+    from now on; a limit of the whole channel ends then, as in RabbitMQ."""
+    assert isinstance(method, BasicQos)
+    if method.prefetch_size:
+        text = f"prefetch_size!=0 ({method.prefetch_size})"
+        raise AMQPConnectionError(NOT_IMPLEMENTED, text)
+    if method.global_:
+        channel.prefetch = method.prefetch_count
+    else:
+        channel.prefetch = 0
+        channel.consumer_prefetch = method.prefetch_count
+    channel.update_sharing()
+    channel.update()
+    channel.send(BasicQosOk())
+
+
+def queue_named(channel: Channel, name: str) -> str:
+    """Return the name of the queue: "" stands for the queue declared last."""
+    if name:
+        return name
+    if not channel.queue_name:
+        raise ChannelError(NOT_FOUND, "no previously declared queue")
+    return channel.queue_name
+
+
+def on_consume(channel: Channel, method: Method) -> None:
+    """basic.consume."""
+    assert isinstance(method, BasicConsume)
+    vhost = channel.vhost
+    tag = method.consumer_tag or f"amq.ctag-{vhost.token(TAG_BYTES)}"
+    if tag in channel.consumers:
+        raise AMQPConnectionError(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+    if method.queue == REPLY_TO:
+        queue = _reply_queue(channel, method)
+    else:
+        name = queue_named(channel, method.queue)
+        channel.check(READ, "queue", name)
+        queue = vhost.table.find_queue(name, channel.handler)
+    queue.check_consume(
+        prefetch=channel.consumer_prefetch, no_ack=method.no_ack, is_global=channel.prefetch > 0
+    )
+    consumers = queue.consumers
+    is_refused = method.exclusive and (consumers.count > 0 or consumers.is_single_active)
+    if consumers.has_exclusive() or is_refused:
+        text = f"queue '{queue.name}' in vhost '{vhost.name}' in exclusive use"
+        raise ChannelError(ACCESS_REFUSED, text)
+    priority = method.arguments.get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        text = f"consumer '{tag}' gave {priority!r}, expected an integer"
+        what = refusals.called("queue", queue.name, vhost.name)
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {what}: {text}")
+    vhost.usage.check_consumers(len(channel.consumers))
+    consumer = Consumer(
+        tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
+        priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
+        arguments=method.arguments,
+    )  # fmt: skip
+    if channel.handler.has_capability(DELIVERY_COUNT):
+        consumer.counts = COUNTS_OF_BOXES
+    elif is_quorum(queue):
+        consumer.counts = COUNTS_OF_RETURNS
+    queue.attach(consumer)
+    channel.add_consumer(consumer)
+    vhost.usage.consumer_bytes += consumer.held_bytes
+    queue.used_at_ms = vhost.clock.wall_ms()
+    if not method.nowait:
+        channel.send(BasicConsumeOk(consumer_tag=tag))
+    vhost.dispatch.mark(consumer.source)
+
+
+def is_quorum(queue: QueueOrStream) -> bool:
+    """Return whether deliveries have x-delivery-count: as in RabbitMQ 3.10 those of basic.get from
+    0, those to consumers once they came back."""
+    return queue.arguments.get("x-queue-type") == "quorum"
+
+
+def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
+    """Declare the queue of direct reply-to: the channel's own, which its messages name as
+    reply-to."""
+    if not method.no_ack:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if channel.publisher.reply_queue:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
+    name = f"{REPLY_TO}.{channel.vhost.token(TAG_BYTES)}"
+    queue, _ = channel.vhost.declare_queue(
+        name, durable=False, exclusive=True, auto_delete=True, arguments={},
+        owner=channel.handler, is_reserved_allowed=True,
+    )  # fmt: skip
+    channel.publisher.reply_queue = name
+    return queue
+
+
+def on_cancel(channel: Channel, method: Method) -> None:
+    """basic.cancel: an unknown tag is not an error. What the consumer has unacked stays unacked."""
+    assert isinstance(method, BasicCancel)
+    consumer = channel.consumers.get(method.consumer_tag)
+    if consumer is not None:
+        consumer.queue.serve()  # what it had room for when this came
+        channel.take_away(consumer)
+        if consumer.queue.name == channel.publisher.reply_queue:
+            channel.publisher.reply_queue = ""
+    if not method.nowait:
+        channel.send(BasicCancelOk(consumer_tag=method.consumer_tag))
+    if consumer is not None:
+        channel.vhost.table.consumer_gone(consumer.queue)
+
+
+def on_get(channel: Channel, method: Method) -> None:
+    """basic.get: one message, or none. A message that is held is waited for."""
+    assert isinstance(method, BasicGet)
+    name = queue_named(channel, method.queue)
+    channel.check(READ, "queue", name)
+    queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
+    queue.used_at_ms = channel.vhost.clock.wall_ms()
+    queue.serve()
+    _get(channel, queue, no_ack=method.no_ack)
+
+
+def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
+    amq = queue.amq
+
+    def again() -> None:
+        _get(channel, queue, no_ack=no_ack)
+
+    if channel.output.is_busy(channel.number):  # a large body keeps a file open: one at a time
+        channel.when_free(again)
+        return
+    delivery = None if queue.is_deleted else amq.fetch(in_pieces=True)
+    while delivery is None and amq.has_more_expired and not queue.is_deleted:
+        delivery = amq.fetch(in_pieces=True)
+    if delivery is not None:
+        _send_get_ok(channel, queue, delivery, no_ack=no_ack)
+        return
+    held = None if queue.is_deleted else amq.held()
+    if held is None:
+        channel.send(BasicGetEmpty())
+        return
+    lsn, mode = held
+    channel.wait_for(lsn, mode, again)
+
+
+def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no_ack: bool) -> None:
+    stored: StoredBody | None = None
+    if delivery.message.body is None:
+        stored = channel.open_body(queue, delivery)
+    if no_ack:
+        tag = channel.unacked.skip()
+        if stored is None:
+            queue.amq.ack([delivery.tag], OS)
+            queue.acked += 1
+    else:
+        tag = channel.add_pending(queue, delivery)
+    queue.got += 1
+    counts = ALL_COUNTS if is_quorum(queue) else NO_COUNTS
+    if channel.handler.has_capability(DELIVERY_COUNT):
+        counts |= COUNTS_OF_BOXES
+    write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
+    if stored is not None:
+        channel.send_body(stored, queue if no_ack else None, delivery.tag)
+    channel.vhost.dispatch.mark(queue)
+
+
+# ---- settling ------------------------------------------------------------------------------------
+
+
+def on_reject(channel: Channel, method: Method) -> None:
+    """basic.reject."""
+    assert isinstance(method, BasicReject)
+    _reject(channel, method.delivery_tag, is_multiple=False, requeue=method.requeue, method_id=90)
+
+
+def on_nack(channel: Channel, method: Method) -> None:
+    """basic.nack."""
+    assert isinstance(method, BasicNack)
+    _reject(
+        channel, method.delivery_tag, is_multiple=method.multiple, requeue=method.requeue,
+        method_id=120,
+    )  # fmt: skip
+
+
+def _reject(
+    channel: Channel, tag: int, *, is_multiple: bool, requeue: bool, method_id: int
+) -> None:
+    if not tag and not is_multiple:
+        raise unknown_tag(tag, method_id)
+    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id)
+    transaction = channel.transaction
+    if transaction is not None:
+        for one, delivered in taken:
+            transaction.reject(one, delivered, requeue=requeue)
+        transaction.count_settled(len(taken))
+    else:
+        channel.reject([delivered for _, delivered in taken], requeue=requeue)
+    channel.update()
+
+
+def on_recover(channel: Channel, method: Method) -> None:
+    """basic.recover: everything unacked goes back and is redelivered."""
+    assert isinstance(method, BasicRecover | BasicRecoverAsync)
+    if not method.requeue:
+        raise AMQPConnectionError(NOT_IMPLEMENTED, "requeue=false")
+    channel.release_all()
+    channel.update()
+    if isinstance(method, BasicRecover):
+        channel.send(BasicRecoverOk())
+
+
+def on_flow(channel: Channel, method: Method) -> None:
+    """channel.flow: only on, as in RabbitMQ; use prefetch instead of off."""
+    assert isinstance(method, ChannelFlow)
+    if not method.active:
+        raise AMQPConnectionError(NOT_IMPLEMENTED, "active=false")
+    channel.send(ChannelFlowOk(active=True))
+
+
+def on_access_request(channel: Channel, method: Method) -> None:
+    """access.request: a ticket without meaning, because permissions are checked at each method."""
+    assert isinstance(method, AccessRequest)
+    channel.send(AccessRequestOk())
+
+
+# ---- confirms and transactions -------------------------------------------------------------------
+
+
+def on_confirm_select(channel: Channel, method: Method) -> None:
+    """confirm.select."""
+    assert isinstance(method, ConfirmSelect)
+    channel.select_confirms()
+    if not method.nowait:
+        channel.send(ConfirmSelectOk())
+
+
+def on_tx_select(channel: Channel, method: Method) -> None:
+    """tx.select: from now on a transaction is always open."""
+    assert isinstance(method, TxSelect)
+    if channel.confirms is not None:
+        raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        _begin(channel)
+    channel.send(TxSelectOk())
+
+
+def _begin(channel: Channel) -> None:
+    def end(error: ChannelError) -> None:
+        channel.handler.close_channel(channel.number, error)
+
+    transaction = ChannelTransaction(channel.vhost, end)
+    channel.transaction = channel.publisher.transaction = transaction
+
+
+def _open(channel: Channel) -> ChannelTransaction:
+    if channel.transaction is None:
+        raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
+    return channel.transaction
+
+
+def on_tx_commit(channel: Channel, method: Method) -> None:
+    """tx.commit: answered once it is as safe as the vhost's mode says."""
+    assert isinstance(method, TxCommit)
+    transaction = _open(channel)
+    try:
+        lsn = transaction.commit()
+    except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
+        transaction.rollback()
+        channel.undo(transaction)
+        _begin(channel)
+        is_full = isinstance(error, QueueFullError)
+        raise ChannelError(PRECONDITION_FAILED if is_full else RESOURCE_ERROR, str(error)) from None
+    _begin(channel)
+    channel.committed(transaction)
+    if channel.publisher.appended is not None:
+        channel.publisher.appended.extend(transaction.places)
+    for route, props, body in transaction.returned:
+        channel.publisher.return_message(route, props, body)
+    for requeue in (True, False):
+        rejected = [one for _, one, is_requeue in transaction.rejected if is_requeue is requeue]
+        channel.reject(rejected, requeue=requeue)
+    channel.give_back()
+    channel.update()
+    channel.answer(lsn, TxCommitOk())
+
+
+def on_tx_rollback(channel: Channel, method: Method) -> None:
+    """tx.rollback: publishes are dropped, what was acknowledged is unacked again."""
+    assert isinstance(method, TxRollback)
+    transaction = _open(channel)
+    transaction.rollback()
+    channel.undo(transaction)
+    _begin(channel)
+    channel.send(TxRollbackOk())
+
+
+Handler = Callable[[Channel, Method], None]
+
+BASIC_METHODS: Final[dict[int, Handler]] = {
+    BasicQos.INDEX: on_qos,
+    BasicConsume.INDEX: on_consume,
+    BasicCancel.INDEX: on_cancel,
+    BasicGet.INDEX: on_get,
+    BasicReject.INDEX: on_reject,
+    BasicNack.INDEX: on_nack,
+    BasicRecover.INDEX: on_recover,
+    BasicRecoverAsync.INDEX: on_recover,
+    ChannelFlow.INDEX: on_flow,
+    AccessRequest.INDEX: on_access_request,
+    ConfirmSelect.INDEX: on_confirm_select,
+    TxSelect.INDEX: on_tx_select,
+    TxCommit.INDEX: on_tx_commit,
+    TxRollback.INDEX: on_tx_rollback,
+}
+
+
+def one_line(name: str) -> str:
+    """Return the name without carriage returns and line feeds: declare, bind, unbind and delete
+    remove them, as in RabbitMQ; publish, consume, get and purge do not."""
+    return name.replace("\r", "").replace("\n", "")
+
+
+# ---- exchanges -----------------------------------------------------------------------------------
+
+
+def on_exchange_declare(channel: Channel, method: Method) -> None:
+    """exchange.declare."""
+    assert isinstance(method, ExchangeDeclare)
+    vhost = channel.vhost
+    name = one_line(method.exchange)
+    lsn = 0
+    if method.passive:
+        vhost.topology.check_exchange(name)
+    else:
+        check_exchange_to_declare(vhost, channel.identity, name, method.arguments)
+        lsn = vhost.topology.declare_exchange(
+            name, method.type, durable=method.durable, auto_delete=method.auto_delete,
+            internal=method.internal, arguments=method.arguments,
+        )  # fmt: skip
+    channel.answer(lsn, None if method.nowait else ExchangeDeclareOk())
+
+
+def on_exchange_delete(channel: Channel, method: Method) -> None:
+    """exchange.delete: nothing happens if there is none."""
+    assert isinstance(method, ExchangeDelete)
+    name = one_line(method.exchange)
+    channel.check(CONFIGURE, "exchange", name)
+    lsn = channel.vhost.topology.delete_exchange(name, if_unused=method.if_unused)
+    channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
+
+
+def on_exchange_bind(channel: Channel, method: Method) -> None:
+    """exchange.bind."""
+    assert isinstance(method, ExchangeBind)
+    destination, source = one_line(method.destination), one_line(method.source)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.bind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeBindOk())
+
+
+def on_exchange_unbind(channel: Channel, method: Method) -> None:
+    """exchange.unbind."""
+    assert isinstance(method, ExchangeUnbind)
+    destination, source = one_line(method.destination), one_line(method.source)
+    channel.check(WRITE, "exchange", destination)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.topology.unbind_exchange(
+        destination, source, method.routing_key, method.arguments
+    )
+    channel.answer(lsn, None if method.nowait else ExchangeUnbindOk())
+
+
+# ---- queues --------------------------------------------------------------------------------------
+
+
+def on_queue_declare(channel: Channel, method: Method) -> None:
+    """queue.declare; the answer has the queue's counts."""
+    assert isinstance(method, QueueDeclare)
+    vhost = channel.vhost
+    name = one_line(method.queue)
+    lsn = 0
+    if method.queue.startswith(REPLY_TO):
+        _declare_reply_queue(channel, method)
+        return
+    if method.passive:
+        queue = vhost.table.find_queue(name, channel.handler)
+    else:
+        is_named_here = not name
+        name = queue_to_declare(vhost, channel.identity, name, method.arguments)
+        if _waits_for_files(channel, method, name):
+            return
+        queue, lsn = vhost.declare_queue(
+            name, durable=method.durable, exclusive=method.exclusive,
+            auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
+            is_reserved_allowed=is_named_here,
+        )  # fmt: skip
+    channel.queue_name = queue.name
+    queue.serve()  # what it has delivered is not ready any more
+    queue.used_at_ms = vhost.clock.wall_ms()
+    answer = QueueDeclareOk(
+        queue=queue.name,
+        message_count=min(queue.len(), 0xFFFFFFFF),
+        consumer_count=queue.consumers.count,
+    )
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def _waits_for_files(channel: Channel, method: QueueDeclare, name: str) -> bool:
+    """Return whether the files of a new stream are made first: the channel waits, and the method is
+    handled again when they exist. ChannelError: the declare is refused."""
+
+    def again() -> None:
+        channel.go_on(lambda: on_queue_declare(channel, method))
+
+    def failed(error: Exception) -> None:
+        def tell() -> None:
+            raise error
+
+        channel.go_on(tell)
+
+    waits = channel.vhost.prepare_queue(
+        name, durable=method.durable, exclusive=method.exclusive,
+        auto_delete=method.auto_delete, arguments=method.arguments, again=again, failed=failed,
+    )  # fmt: skip
+    if waits:
+        channel.is_waiting = True
+    return waits
+
+
+def _declare_reply_queue(channel: Channel, method: QueueDeclare) -> None:
+    """Answer whether the requester of a direct reply-to still exists, or whether there is direct
+    reply-to at all. Any user may ask; nothing is declared. ChannelError 404: it does not exist."""
+    name = method.queue
+    if name != REPLY_TO and not channel.vhost.table.has(name):
+        raise not_found(channel.vhost.table.called(name))
+    channel.queue_name = name
+    answer = QueueDeclareOk(queue=name, message_count=0, consumer_count=1)
+    channel.answer(0, None if method.nowait else answer)
+
+
+def on_queue_bind(channel: Channel, method: Method) -> None:
+    """queue.bind: without queue and key both are those of the queue declared last."""
+    assert isinstance(method, QueueBind)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
+    key = method.routing_key if method.queue or method.routing_key else name
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.bind_queue(name, source, key, method.arguments, channel.handler)
+    channel.answer(lsn, None if method.nowait else QueueBindOk())
+
+
+def on_queue_unbind(channel: Channel, method: Method) -> None:
+    """queue.unbind."""
+    assert isinstance(method, QueueUnbind)
+    name = one_line(queue_named(channel, method.queue))
+    source = one_line(method.exchange)
+    key = method.routing_key if method.queue or method.routing_key else name
+    channel.check(WRITE, "queue", name)
+    channel.check(READ, "exchange", source)
+    lsn = channel.vhost.unbind_queue(name, source, key, method.arguments, channel.handler)
+    channel.answer(lsn, QueueUnbindOk())
+
+
+def on_queue_purge(channel: Channel, method: Method) -> None:
+    """queue.purge: deletes the ready messages."""
+    assert isinstance(method, QueuePurge)
+    name = queue_named(channel, method.queue)
+    channel.check(READ, "queue", name)
+    queue = channel.vhost.table.find_queue(name, channel.handler)
+    count, lsn = channel.vhost.purge_queue(queue)
+    answer = QueuePurgeOk(message_count=min(count, 0xFFFFFFFF))
+    channel.answer(lsn, None if method.nowait else answer)
+
+
+def on_queue_delete(channel: Channel, method: Method) -> None:
+    """queue.delete: nothing happens if there is none. The answer is sent before the connection's
+    own consumers of the queue are cancelled."""
+    assert isinstance(method, QueueDelete)
+    vhost = channel.vhost
+    name = one_line(queue_named(channel, method.queue))
+    channel.check(CONFIGURE, "queue", name)
+    if not vhost.table.has(name):
+        channel.answer(0, None if method.nowait else QueueDeleteOk())
+        return
+    queue = vhost.table.find_queue(name, channel.handler, is_crashed_allowed=True)
+    handler = channel.handler
+    handler.hold_cancels()
+    try:
+        count, lsn = vhost.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+    except BaseException:
+        handler.send_cancels()
+        raise
+    answer = QueueDeleteOk(message_count=min(count, 0xFFFFFFFF))
+
+    def then() -> None:
+        if not method.nowait:
+            channel.send(answer)
+        handler.send_cancels()
+
+    channel.wait_for(lsn, vhost.mode, then)
+
+
+TOPOLOGY_METHODS: Final[dict[int, Callable[[Channel, Method], None]]] = {
+    ExchangeDeclare.INDEX: on_exchange_declare,
+    ExchangeDelete.INDEX: on_exchange_delete,
+    ExchangeBind.INDEX: on_exchange_bind,
+    ExchangeUnbind.INDEX: on_exchange_unbind,
+    QueueDeclare.INDEX: on_queue_declare,
+    QueueBind.INDEX: on_queue_bind,
+    QueueUnbind.INDEX: on_queue_unbind,
+    QueuePurge.INDEX: on_queue_purge,
+    QueueDelete.INDEX: on_queue_delete,
+}

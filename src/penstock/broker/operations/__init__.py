@@ -1,0 +1,147 @@
+"""Operations: what can be asked of a vhost by name, with arguments and results as JSON has them.
+
+    OPERATIONS                               name -> Operation: arguments, permissions, help,
+                                             function
+    call(vhost, channel, op, args, reply)    calls one; reply(result), or reply(AMQPError), now or
+                                             later: a change is answered when it is as safe as the
+                                             vhost's durability says
+    on_penstock_call(channel, method)        the same for the AMQP method penstock.call
+
+Operators call over the control socket; whoever can open that may do everything (channel is None).
+An operator may call for a user, with the argument `as_user` (an Identity as a dict): then that
+user's permissions count. The HTTP process does so. Clients call by penstock.call on a channel, with
+the permissions of their user.
+
+An unknown operation is a 404 and a wrong argument a 406; both suggest the right name. A failure of
+the engine is raised: it ends the vhost.
+
+Bytes are bytes here; operation_json.py turns them into {"b64": ...} for JSON.
+
+A new operation is one entry in the table of a module of this package, and its function.
+"""
+
+import difflib
+from typing import Final
+
+from penstock.access.permissions import Identity
+from penstock.broker.channel import Channel
+from penstock.broker.dispatch import Reply
+from penstock.broker.operations import (
+    batches,
+    box,
+    jobs,
+    leases,
+    listings,
+    messages,
+    streams,
+    topology,
+)
+from penstock.broker.operations.arguments import Arguments
+from penstock.broker.operations.call import Call, Operation, error_of
+from penstock.broker.refusals import precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
+from penstock.errors import (
+    CONTENT_TOO_LARGE,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    AMQPError,
+    ChannelError,
+    PenstockError,
+)
+from penstock.operation_json import dumps, loads
+
+AS_USER: Final = "as_user"
+OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
+TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    one.name: one
+    for module in (topology, messages, streams, leases, batches, jobs, listings, box)
+    for one in module.OPERATIONS
+}
+
+
+def call(
+    vhost: VHost, channel: Channel | None, op: str, args: dict[str, object], reply: Reply
+) -> None:
+    """Call an operation; `reply` is called once, from here or later."""
+    try:
+        operation = OPERATIONS.get(op)
+        if operation is None:
+            near = difflib.get_close_matches(op, OPERATIONS, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ChannelError(NOT_FOUND, f"no operation {op!r}{hint}")
+        user = None
+        if channel is None and AS_USER in args:
+            args = dict(args)
+            user = _user(op, args.pop(AS_USER))
+        operation.check_caller(channel, user)
+        checked = Arguments(op, operation.arguments, args)
+        operation.run(Call(vhost, channel, user, checked, reply))
+    except Exception as error:
+        answer = error_of(error)
+        if answer is None or vhost.engine.failed is not None:
+            raise
+        reply(answer)
+
+
+def _user(op: str, facts: object) -> Identity:
+    """Return the user for whom an operator calls. ChannelError 406."""
+    try:
+        assert isinstance(facts, dict)
+        return Identity.from_facts(facts)
+    except (AssertionError, KeyError, TypeError, PenstockError) as error:
+        text = "expected name, tags, configure, write and read"
+        raise precondition_failed(f"{op}: argument {AS_USER!r}: {text}") from error
+
+
+# ---- penstock.call -------------------------------------------------------------------------------
+
+
+def on_penstock_call(channel: Channel, method: PenstockCall) -> None:
+    """Call an operation for a client: a method of Penstock's own (class 9000) with its name and its
+    arguments as JSON. The answer is JSON too, or a code and a text; 311 if it is larger than a
+    frame. An unexpected error is reported as an event with its traceback and answered with 541."""
+
+    def reply(result: object) -> None:
+        if channel.is_closed:
+            return
+        try:
+            _send_answer(channel, result)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            _send_error(channel, _internal_error(channel, method, error))
+
+    try:
+        call(channel.vhost, channel, method.op, loads(method.arguments), reply)
+    except AMQPError as error:
+        reply(error)
+    except Exception as error:  # noqa: BLE001 - it is reported
+        reply(_internal_error(channel, method, error))
+
+
+def _internal_error(channel: Channel, method: PenstockCall, error: Exception) -> AMQPError:
+    """Report an unexpected error as an event and return a 541. Raises it if the engine failed."""
+    where = f"connection {channel.handler.name}, operation {method.op!r}"
+    channel.vhost.dispatch.internal_error(where, error)
+    return AMQPError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _send_answer(channel: Channel, result: object) -> None:
+    if isinstance(result, AMQPError):
+        _send_error(channel, result)
+        return
+    data = dumps(result)
+    frame_max = channel.output.frame_max
+    if frame_max and len(data) + OVERHEAD_BYTES > frame_max:
+        text = f"an answer of {len(data)} bytes does not fit into a frame of {frame_max}"
+        channel.send(PenstockCallError(code=CONTENT_TOO_LARGE, text=text.encode()))
+    else:
+        channel.send(PenstockCallOk(result=data))
+
+
+def _send_error(channel: Channel, error: AMQPError) -> None:
+    text = error.text.encode()
+    if len(text) > TEXT_BYTES_MAX:
+        text = text[:TEXT_BYTES_MAX].decode("utf-8", "ignore").encode() + b"..."
+    channel.send(PenstockCallError(code=error.code, text=text))

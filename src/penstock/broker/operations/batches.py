@@ -1,0 +1,218 @@
+"""Operations on batches: the exactly-once sink commits what it has staged to its target.
+
+    target         {"queue": name} or {"exchanges": [names]}, perhaps "dead_letter_to": name; {} or
+                   null if there are no pages and rows name their exchanges
+    pages          [{name, page_id (16 hex digits), rows, bytes, checksum (16 hex digits)}], as
+                   staging answered them; empty only together with `previous`
+    mandatory_keys [[exchange, routing key]] that must lead to a queue, or null
+    previous       number of the batch before, -1 for none, from a sink that reports every batch,
+                   also those without rows; null: the sink does not report them
+    keep_first     true: accept a batch of this number that was decided, whatever rows this one has
+
+`list_batches` returns the last batch of every query: query, owner, batch, target, pages, page,
+frame (what is moved next), rows, bytes, is_done, time_us, waits_for (why it cannot go on, "" if it
+can).
+
+`commit_batch` answers when the decision is durable: "committed", or "already done" if the query's
+last batch is this one; 409 if it is another (batches.py). It needs write permission on the target
+and on dead_letter_to. The others but `list_batches` are for the query's owner, administrators, and
+users who may write to the target of its first batch.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.batch_moves import BatchTarget
+from penstock.broker.batches import BatchCommit, CommitRequest, batch_manager, check_owner
+from penstock.broker.operations.arguments import (
+    U63_MAX,
+    Argument,
+    flag,
+    matching_text,
+    objects,
+    pairs,
+    table,
+    whole,
+    whole_or_null,
+)
+from penstock.broker.operations.call import WATCHERS, Call, Operation
+from penstock.broker.permissions import WRITE
+from penstock.errors import RESOURCE_ERROR, ChannelError
+from penstock.storage.batches import QueryOwner, StagedPage
+from penstock.storage.staged_frames import CHECKSUM_MASK
+
+QUERY_BYTES_MAX: Final = 255
+U32_MAX: Final = (1 << 32) - 1
+HEX_DIGITS: Final = frozenset("0123456789abcdef")
+
+
+def _is_query(text: str) -> bool:
+    try:
+        return 0 < len(text.encode()) <= QUERY_BYTES_MAX and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+QUERY: Final = matching_text("query", f"1 to {QUERY_BYTES_MAX} bytes of UTF-8", _is_query)
+BATCH: Final[Argument] = whole("batch", 0, U63_MAX)
+
+
+def _claim_query(call: Call) -> None:
+    query, given = call.args.text("query"), call.args.table("target")
+    target = BatchTarget.of(given) if given else None
+    if target is not None:
+        _check_target(call, target)
+    owner = QueryOwner(call.identity.name, "" if target is None else target.text())
+
+    def found_owner(found: QueryOwner | None) -> None:
+        assert found is not None
+        _for_owner(call, query, found, lambda: call.reply({"owner": found.user}))
+
+    batch_manager(call.vhost).claims.claim(query, owner, found_owner, _refuser(call))
+
+
+def _commit_batch(call: Call) -> None:
+    query, batch = call.args.text("query"), call.args.whole("batch")
+    given = [_page(call, one) for one in call.args.objects("pages")]
+    goal = call.args.table("target")
+    target = BatchTarget.of(goal) if given or goal else BatchTarget.nowhere()
+    keys = call.args.pairs("mandatory_keys")
+    previous = call.args.whole_or_none("previous")
+    is_first_kept = call.args.flag("keep_first")
+    if previous is not None and not -1 <= previous < batch:
+        raise call.args.wrong("previous", f"given {previous}, expected -1 to {batch - 1}")
+    _check_target(call, target)
+    pages = [page for page, _ in given]
+    asked = BatchCommit(
+        query, batch, target, pages, sum([page.rows for page in pages]),
+        sum([checksum for _, checksum in given]) & CHECKSUM_MASK, keys, previous, is_first_kept,
+    )  # fmt: skip
+    manager = batch_manager(call.vhost)
+    known = manager.claims.known(query)
+    if known is not None:
+        check_owner(call.identity, known, query, call.vhost.name)
+    manager.commit(CommitRequest(manager, asked, call.identity, call.reply))
+
+
+def _check_target(call: Call, target: BatchTarget) -> None:
+    """Raise ChannelError 403 unless the caller may write to all of the target."""
+    for queue in (target.queue, target.dead_letter_to):
+        if queue:
+            call.check(WRITE, "queue", queue)
+    for exchange in target.exchanges:
+        call.check(WRITE, "exchange", exchange)
+
+
+def _for_owner(
+    call: Call, query: str, owner: QueryOwner, work: Callable[[], None]
+) -> None:  # fmt: skip
+    """Call `work`, which replies, if the query is the caller's; else reply with a 403. It runs in a
+    turn or at a worker's end, so errors are answers and never raised."""
+    try:
+        check_owner(call.identity, owner, query, call.vhost.name)
+        work()
+    except Exception as error:  # noqa: BLE001 - it is answered or raised
+        call.fail(error)
+    call.vhost.dispatch.schedule()
+
+
+def _refuser(call: Call) -> Callable[[BaseException], None]:
+    def failed(error: BaseException) -> None:
+        call.reply(ChannelError(RESOURCE_ERROR, f"the owner of the query cannot be read: {error}"))
+        call.vhost.dispatch.schedule()
+
+    return failed
+
+
+def _with_owner(
+    call: Call, query: str, work: Callable[[], None], nobody: dict[str, object]
+) -> None:  # fmt: skip
+    """Call `work` if the query is the caller's, now or once its owner was read from disk. nobody:
+    the answer if nobody has staged for it and the caller is not an administrator."""
+    claims = batch_manager(call.vhost).claims
+
+    def found_owner(found: QueryOwner | None) -> None:
+        if found is not None or call.identity.is_administrator:
+            _for_owner(call, query, found or QueryOwner("", ""), work)
+        else:
+            call.reply(nobody)
+            call.vhost.dispatch.schedule()
+
+    known = claims.known(query)
+    if known is not None:
+        found_owner(known)
+    else:
+        claims.read_owner(query, found_owner, _refuser(call))
+
+
+def _page(call: Call, given: dict[str, object]) -> tuple[StagedPage, int]:
+    """Return a page and the checksum of its rows. ChannelError 406."""
+    match given:
+        case {
+            "name": str(name), "page_id": str(id), "rows": int(rows), "bytes": int(size),
+            "checksum": str(checksum),
+        }:  # fmt: skip
+            is_right = _is_hex(id) and _is_hex(checksum) and int(checksum, 16) <= CHECKSUM_MASK
+            if is_right and 0 < rows <= U32_MAX and 0 < size <= U32_MAX:
+                return StagedPage(name, int(id, 16), rows, size), int(checksum, 16)
+    raise call.args.wrong(
+        "pages",
+        f"given {str(given)[:200]}, expected name, page_id (16 hex digits), rows, bytes and "
+        "checksum (16 hex digits), as staging answered them",
+    )
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 16 and HEX_DIGITS.issuperset(text)
+
+
+def _abort_batch(call: Call) -> None:
+    query, batch = call.args.text("query"), call.args.whole("batch")
+    manager = batch_manager(call.vhost)
+    _with_owner(call, query, lambda: call.reply({"aborted": manager.abort(query, batch)}),
+        {"aborted": False},
+    )  # fmt: skip
+
+
+def _release_query(call: Call) -> None:
+    query, is_forced = call.args.text("query"), call.args.flag("force")
+
+    def release() -> None:
+        found = batch_manager(call.vhost).release(query, is_forced=is_forced)
+        lsn = 0 if found["batch"] is None else call.vhost.engine.last_lsn
+        call.settled(lsn, found)
+
+    _with_owner(call, query, release, {"batch": None})
+
+
+def _list_batches(call: Call) -> None:
+    call.reply(batch_manager(call.vhost).all())
+
+
+OPERATIONS: Final = (
+    Operation(
+        "claim_query", _claim_query,
+        "Make the caller the owner of a query that nobody has staged for: {owner}, durably. "
+        "target: {} if it is not known yet.",
+        (QUERY, table("target")), needs_text="write on the target; the query's owner",
+    ),
+    Operation(
+        "commit_batch", _commit_batch, "Commit the staged pages of a batch: {status, batch}.",
+        (
+            QUERY, BATCH, objects("pages"), table("target"), pairs("mandatory_keys"),
+            whole_or_null("previous"), flag("keep_first"),
+        ),
+        needs_text="write on the target and on dead_letter_to; the query's owner",
+    ),
+    Operation(
+        "abort_batch", _abort_batch,
+        "Delete the staged pages of a batch: {aborted}, false if it was decided.",
+        (QUERY, BATCH), needs_text="the query's owner",
+    ),
+    Operation(
+        "release_query", _release_query,
+        "Forget a query: {batch}, its last batch or null. force: also if that is not done.",
+        (QUERY, flag("force")), needs_text="the query's owner",
+    ),
+    Operation("list_batches", _list_batches, "List the last batch of every query.", tags=WATCHERS),
+)  # fmt: skip

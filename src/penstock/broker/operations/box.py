@@ -1,0 +1,387 @@
+"""Operations of the remote box: what the library's queues can do and AMQP has no method for.
+
+`penstock.open("amqp://...")` is a box on a vhost. It puts, gets, acknowledges and commits by AMQP,
+and calls these operations by penstock.call for the rest. The user needs the permissions of the
+similar methods of AMQP.
+
+A message is returned as its tag, its properties and its body in base64; the last two are null if it
+is too large for one answer, and `box.read` returns it in pieces.
+"""
+
+import base64
+import json
+from typing import Final
+
+from penstock.access.permissions import Identity
+from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.channel import Channel
+from penstock.broker.operations.arguments import (
+    NAME_BYTES_MAX,
+    U63_MAX,
+    flag,
+    numbers,
+    short_text,
+    table,
+    text,
+    whole,
+    whole_or_null,
+)
+from penstock.broker.operations.call import CLIENTS, Call, Operation
+from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
+from penstock.broker.unacked import Delivered
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX
+from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
+from penstock.queues.backing_queue import Delivery
+from penstock.storage.durability import DISK, MODE_NAMES, OS
+
+NAMES_MAX: Final = 1000
+BROWSE_MAX: Final = 1000
+BROWSE_SLICE: Final = 8
+MESSAGE_BYTES: Final = 200  # of an answer, for each message besides its properties and body
+FRAME_MAX: Final = 131_072  # where the connection has no limit
+DELAY_MS_MAX: Final = 1 << 53
+
+
+def _find(call: Call) -> BrokerQueue:
+    """Return the queue `name`. ChannelError 404, 405; AMQPConnectionError 540: it is a stream."""
+    return call.vhost.table.find_messages(call.args.text("name"), call.owner, call.args.op)
+
+
+def _room_bytes(call: Call) -> int:
+    """Return how many bytes of messages an answer may have: base64 makes four bytes of three."""
+    return (call.channel.output.frame_max or FRAME_MAX) // 2
+
+
+def _may_use(identity: Identity, name: str) -> bool:
+    """Return whether the user has any permission on the queue of this name."""
+    return identity.may_read(name) or identity.may_write(name) or identity.may_configure(name)
+
+
+def _check_use(call: Call) -> None:
+    """Raise ChannelError 403 unless the user has any permission on the queue `name`."""
+    name = call.args.text("name")
+    if not _may_use(call.identity, name):
+        call.check(READ, "queue", name)
+
+
+# ---- queues --------------------------------------------------------------------------------------
+
+
+def _queue(call: Call) -> None:
+    _check_use(call)
+    name = call.args.text("name")
+    arguments: object = None
+    exists = call.vhost.table.has(name)
+    if exists:
+        queue = call.vhost.table.find_queue(name, call.owner)
+        arguments = json.loads(encode_arguments(queue.arguments) or b"{}")
+    whole_bytes = call.vhost.monitor.budget_bytes
+    call.reply({"exists": exists, "arguments": arguments, "whole_bytes": whole_bytes})
+
+
+def _declare(call: Call) -> None:
+    name = call.args.text("name")
+    given = call.args.table("arguments")
+    vhost = call.vhost
+    if not name:
+        raise call.args.wrong("name", f"expected a text of 1 to {NAME_BYTES_MAX} bytes")
+    data = json.dumps(given).encode()
+    if len(data) > ARGUMENTS_BYTES_MAX:
+        text = f"{len(data)} bytes of JSON, expected at most {ARGUMENTS_BYTES_MAX}"
+        raise call.args.wrong("arguments", text)
+    try:
+        arguments = decode_arguments(data)
+    except (ValueError, TypeError, RecursionError, AMQPError) as error:
+        raise call.args.wrong("arguments", str(error)) from None
+
+    def declare() -> None:
+        queue_to_declare(vhost, call.identity, name, arguments)
+        if vhost.prepare_queue(
+            name, durable=True, arguments=arguments,
+            again=lambda: call.answer_errors(declare), failed=call.fail,
+        ):  # fmt: skip
+            return
+        _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=call.owner)
+        call.settled(lsn, None)
+
+    declare()
+
+
+def _queues(call: Call) -> None:
+    after = call.args.text("after")
+    n = call.args.whole("n")
+    known = call.vhost.table
+    open_names = (
+        name for name, queue in known.served.items()
+        if not (queue.is_exclusive and queue.owner is not call.owner)
+        and not isinstance(queue, BrokerStream)
+    )  # fmt: skip
+    names = sorted(
+        name for name in (*open_names, *known.stored)
+        if name > after and _may_use(call.identity, name)
+    )  # fmt: skip
+    call.reply(names[:n])
+
+
+def _queue_info(call: Call) -> None:
+    _check_use(call)
+    queue = _find(call)
+    amq = queue.amq
+    info = amq.info()
+    info["takers"] = queue.consumers.count
+    ready = amq.len()
+    found = {
+        "ready": ready, "unacked": amq.depth() - ready, "delayed": amq.delayed(), "info": info,
+    }  # fmt: skip
+    call.reply(found)
+
+
+def _room(call: Call) -> None:
+    queue = _find(call)
+    size_bytes = call.args.whole("bytes")
+    count = call.args.whole("count")
+    try:
+        if count:
+            queue.amq.before_publish(size_bytes, count)
+    except QueueFullError as error:
+        overflow = queue.amq.options.overflow
+        full = {"limit": error.limit, "given": error.given, "allowed": error.allowed}
+        call.reply({**full, "overflow": overflow})
+        return
+    call.reply(None)
+
+
+def _purge(call: Call) -> None:
+    queue = _find(call)
+    with_delayed = call.args.flag("with_delayed")
+    count, lsn = call.vhost.purge_queue(queue)
+    if with_delayed:
+        n = queue.amq.purge_delayed(DISK)
+        if n:
+            count, lsn = count + n, call.vhost.engine.last_lsn
+    call.settled(lsn, count)
+
+
+def _delete(call: Call) -> None:
+    queue = call.vhost.table.find_queue(call.args.text("name"), call.owner)
+    call.settled(call.vhost.delete_queue(queue)[1], None)
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, bytes]:
+    """Properties as they would be delivered, and the body."""
+    headers = call.vhost.headers
+    message = delivery.message
+    props = headers.told_props(message.header, headers.parts(message.header, queue.name)[1])
+    if delivery.attempts:
+        props = headers.delivered_props(props, delivery.attempts)
+    body = message.body
+    assert body is not None, "what is browsed has its body"
+    return props, body
+
+
+def _browse(call: Call) -> None:
+    queue = _find(call)
+    after = call.args.whole_or_none("after")
+    n = call.args.whole("n")
+    left_bytes = room_bytes = _room_bytes(call)
+    found: list[dict[str, object]] = []
+    if after is None:
+        queue.amq.peek()  # so that what has expired is not shown
+    is_more = True
+    while is_more and len(found) < n:
+        deliveries = queue.amq.browse(after, min(n - len(found), BROWSE_SLICE))
+        is_more = bool(deliveries)
+        for delivery in deliveries:
+            props, body = _parts(call, queue, delivery)
+            size = len(props) + len(body) + MESSAGE_BYTES
+            is_large = size > room_bytes
+            if (MESSAGE_BYTES if is_large else size) > left_bytes:
+                is_more = False
+                break
+            after = delivery.tag
+            left_bytes -= MESSAGE_BYTES if is_large else size
+            found.append({
+                "tag": after,
+                "is_redelivered": delivery.is_redelivered,
+                "header": None if is_large else base64.b64encode(props).decode(),
+                "body": None if is_large else base64.b64encode(body).decode(),
+            })  # fmt: skip
+    call.reply(found)
+
+
+def _read(call: Call) -> None:
+    queue = _find(call)
+    after = call.args.whole_or_none("after")
+    tag = call.args.whole("tag")
+    at = call.args.whole("at")
+    n = min(call.args.whole("n"), _room_bytes(call))
+    found = queue.amq.browse(after, 1)
+    if found and found[0].tag != tag:  # others came back in front of it meanwhile
+        found = [one for one in queue.amq.browse(after, BROWSE_SLICE) if one.tag == tag]
+    if not found:
+        call.reply(None)
+        return
+    props, body = _parts(call, queue, found[0])
+    data = props[at : at + n]
+    begin = max(at - len(props), 0)
+    data += body[begin : begin + n - len(data)]
+    answer = {"size": len(props) + len(body), "header_size": len(props)}
+    call.reply({**answer, "data": base64.b64encode(data).decode()})
+
+
+# ---- settling ------------------------------------------------------------------------------------
+
+
+def _nack(call: Call) -> None:
+    tag = call.args.whole("tag")
+    delay_ms = call.args.whole_or_none("delay_ms")
+    delivered = _forget(call.channel, tag)
+    call.channel.update()
+    source = delivered.source
+    if not source.is_deleted:
+        if isinstance(source, BrokerQueue):
+            source.amq.nack(delivered.tag, delay_ms=delay_ms, mode=OS)
+        else:
+            source.requeue([delivered.tag])
+        call.vhost.dispatch.mark(source)
+    call.reply(None)
+
+
+def _release(call: Call) -> None:
+    tag = call.args.whole("tag")
+    delivered = _forget(call.channel, tag)
+    call.channel.update()
+    source = delivered.source
+    if not source.is_deleted:
+        source.release([delivered.tag])
+        call.vhost.dispatch.mark(source)
+    call.reply(None)
+
+
+def _adopt(call: Call) -> None:
+    number = call.args.whole("channel")
+    tags = call.args.numbers("tags")
+    source = call.channel.handler.channels.get(number)
+    if source is None or source.is_closed:
+        raise ChannelError(NOT_FOUND, f"no channel {number}")
+    for tag in tags:
+        _pending(source, tag)
+    adopted = [call.channel.adopt(_forget(source, tag)) for tag in tags]
+    source.update()
+    call.reply(adopted)
+
+
+def _pending(channel: Channel, tag: int) -> Delivered:
+    delivered = channel.pending(tag)
+    if delivered is None:
+        raise ChannelError(NOT_FOUND, f"unknown delivery tag {tag}")
+    return delivered
+
+
+def _forget(channel: Channel, tag: int) -> Delivered:
+    delivered = _pending(channel, tag)
+    channel.forget(tag)
+    return delivered
+
+
+# ---- the vhost -----------------------------------------------------------------------------------
+
+
+def _info(call: Call) -> None:
+    engine = call.vhost.engine
+    memory = call.vhost.monitor.info()
+    call.reply({
+        "queues": len(call.vhost.table.served) + len(call.vhost.table.stored),
+        "queues_open": len(call.vhost.table.served),
+        "lsn": engine.last_lsn,
+        "lsn_settled": engine.settled(DISK),
+        "syncs": engine.syncs,
+        "checkpoints": engine.checkpoint_count,
+        "durability": MODE_NAMES[call.vhost.mode],
+        "memory_bytes": memory["budget_bytes"],
+        "counted_bytes": memory["counted_bytes"],
+        "is_alarmed": memory["is_alarmed"],
+        "is_disk_full": memory["is_disk_full"],
+    })  # fmt: skip
+
+
+def _sync(call: Call) -> None:
+    lsn = call.vhost.engine.last_lsn
+    if call.vhost.engine.settled(DISK) >= lsn:
+        call.reply(None)
+        return
+    call.vhost.engine.request_sync()
+    call.vhost.dispatch.when_settled(lsn, DISK, lambda: call.reply(None))
+
+
+NAME: Final = short_text("name")
+AFTER: Final = whole_or_null("after", 0)
+READ_QUEUE: Final = ((READ, "queue", "name"),)
+ANY_PERMISSION: Final = "any permission on the queue `name`"
+
+OPERATIONS: Final = (
+    Operation(
+        "box.queue", _queue,
+        "Return exists, arguments, and whole_bytes, the memory of which percentages are meant.",
+        (NAME,), needs_text=ANY_PERMISSION, audience=CLIENTS,
+    ),
+    Operation(
+        "box.declare", _declare, "Declare a durable queue, as AMQP's queue.declare does.",
+        (NAME, table("arguments")), needs_text="configure on the queue `name`", audience=CLIENTS,
+    ),
+    Operation(
+        "box.queues", _queues,
+        "List up to n names after `after`, sorted, of the queues on which the user has any "
+        "permission.",
+        (text("after", ""), whole("n", 1, NAMES_MAX)), audience=CLIENTS,
+    ),
+    Operation(
+        "box.queue_info", _queue_info, "Return ready, unacked, delayed and info (counters).",
+        (NAME,), needs_text=ANY_PERMISSION, audience=CLIENTS,
+    ),
+    Operation(
+        "box.room", _room,
+        "Return null if the queue has room for `count` messages; else limit, given and allowed.",
+        (NAME, whole("bytes", 0, U63_MAX), whole("count", 0, U63_MAX)),
+        ((WRITE, "exchange", ""),), audience=CLIENTS,
+    ),
+    Operation(
+        "box.browse", _browse, "Return up to n ready messages after the tag `after`.",
+        (NAME, AFTER, whole("n", 1, BROWSE_MAX)), READ_QUEUE, audience=CLIENTS,
+    ),
+    Operation(
+        "box.read", _read,
+        "Return n bytes, from `at` on, of a message that is too large for box.browse.",
+        (NAME, AFTER, whole("tag", 0, U63_MAX), whole("at", 0, U63_MAX), whole("n", 1, U63_MAX)),
+        READ_QUEUE, audience=CLIENTS,
+    ),
+    Operation(
+        "box.purge", _purge, "Delete ready messages, and delayed ones if asked; return how many.",
+        (NAME, flag("with_delayed")), READ_QUEUE, audience=CLIENTS,
+    ),
+    Operation(
+        "box.delete", _delete, "Delete a queue or stream.",
+        (NAME,), ((CONFIGURE, "queue", "name"),), audience=CLIENTS,
+    ),
+    Operation(
+        "box.nack", _nack, "Requeue an unacked delivery of this channel, after a delay if given.",
+        (whole("tag", 1, U63_MAX), whole_or_null("delay_ms", 0, DELAY_MS_MAX)), audience=CLIENTS,
+    ),
+    Operation(
+        "box.release", _release,
+        "Put an unacked delivery of this channel back at once; no attempt is counted.",
+        (whole("tag", 1, U63_MAX),), audience=CLIENTS,
+    ),
+    Operation(
+        "box.adopt", _adopt,
+        "Move unacked deliveries of another channel of the connection to this one; return tags.",
+        (whole("channel", 1, 65535), numbers("tags")), audience=CLIENTS,
+    ),
+    Operation("box.info", _info, "Return counters of the vhost.", audience=CLIENTS),
+    Operation("box.sync", _sync, "Wait until everything so far is on disk.", audience=CLIENTS),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""Operation, an entry of the table of operations, and Call, one call of one of them.
+
+An entry says everything about an operation but what it does: its name, its arguments with types and
+ranges, who may call it, and one line of help. `penstock.broker.operations` checks a call against
+the entry before the operation's function begins, so a function only reads checked values.
+
+    needs      permissions on what the arguments name: (verb, kind, argument), "" for the default
+               exchange; a user without one
+               gets a 403. An operation whose permissions depend on more than names checks them
+               itself, and `needs_text` says which they are
+    tags       the caller needs one of these tags of RabbitMQ
+    audience   ALL, OPERATORS (over the control socket alone: what writes files or takes messages
+               without a consumer; no tag is enough, because a user with an administrator's password
+               need not have an account on this machine), or CLIENTS (over a channel alone)
+
+An error that an operation raises is its answer, if there is an AMQP error for it. A failure of the
+engine is raised: it ends the vhost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.access.permissions import Identity, everything
+from penstock.broker import permissions
+from penstock.broker.channel import Channel
+from penstock.broker.dispatch import Reply
+from penstock.broker.operations.arguments import Argument, Arguments
+from penstock.broker.refusals import access_refused, precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.errors import RESOURCE_ERROR, AMQPError, ChannelError, DiskFullError, QueueFullError
+
+OPERATOR: Final = everything("operator")
+WATCHERS: Final = ("monitoring", "administrator")
+ALL: Final = "all"
+OPERATORS: Final = "operators"
+CLIENTS: Final = "clients"
+
+
+class Call:
+    """One call of an operation, with its arguments checked. reply: takes the answer, once.
+
+    channel: the client's; None if an operator calls. user: the user for whom an operator calls;
+    that user's permissions count then.
+    """
+
+    def __init__(
+        self, vhost: VHost, channel: Channel | None, user: Identity | None, args: Arguments,
+        reply: Reply,
+    ) -> None:  # fmt: skip
+        self.vhost: VHost = vhost
+        self.args: Arguments = args
+        self.reply: Reply = reply
+        self.identity: Identity = user or (OPERATOR if channel is None else channel.identity)
+        self.is_operator: bool = channel is None and user is None
+        self.owner: object | None = None if channel is None else channel.handler
+        self._channel: Channel | None = channel
+
+    @property
+    def channel(self) -> Channel:
+        """The client's channel, in an operation for CLIENTS."""
+        assert self._channel is not None, "the table says that it is for clients"
+        return self._channel
+
+    def check(self, verb: str, kind: str, name: str) -> None:
+        """Raise ChannelError 403 unless the user may do this to that queue or exchange."""
+        permissions.check(self.vhost, self.identity, verb, kind, name)
+
+    def may_read(self, name: str) -> bool:
+        """Return whether the caller may read the queue of this name."""
+        return self.is_operator or self.identity.may_read(name)
+
+    def settled(self, lsn: int, answer: object) -> None:
+        """Reply once the LSN is settled in the vhost's mode; at once if it is 0."""
+        reply = self.reply
+        if not lsn:
+            reply(answer)
+        else:
+            self.vhost.dispatch.when_settled(lsn, self.vhost.mode, lambda: reply(answer))
+
+    def answer_errors(self, do: Callable[[], None]) -> None:
+        """Call `do`, the rest of an operation that had to wait; an error of it is the answer."""
+        try:
+            do()
+        except Exception as error:  # noqa: BLE001 - it is answered or raised
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Reply with the AMQP error for `error`. Raises it if there is none, or if the engine has
+        failed."""
+        answer = error_of(error)
+        if answer is None or self.vhost.engine.failed is not None:
+            raise error
+        self.reply(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry of the table, see the head of this module."""
+
+    name: str
+    function: Callable[[Call], None]
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    needs: tuple[tuple[str, str, str], ...] = ()
+    needs_text: str = ""
+    tags: tuple[str, ...] = ()
+    audience: str = ALL
+
+    @property
+    def permission(self) -> str:
+        """Return in words who may call the operation, "anybody" if there is no condition."""
+        found = [f"{verb} on the {kind} `{name}`" for verb, kind, name in self.needs]
+        if self.needs_text:
+            found.append(self.needs_text)
+        if self.tags:
+            found.append("the tag " + " or ".join(self.tags))
+        if self.audience != ALL:
+            found.append(f"for {self.audience} only")
+        return "; ".join(found) or "anybody"
+
+    def check_caller(self, channel: Channel | None, user: Identity | None) -> None:
+        """Raise ChannelError 403 or 406 if a caller of this kind may not call it at all."""
+        is_operator = channel is None and user is None
+        if self.audience == CLIENTS and channel is None:
+            raise precondition_failed(f"{self.name}: is for channels of AMQP connections")
+        if is_operator or (self.audience != OPERATORS and not self.tags):
+            return
+        identity = user or channel.identity if channel is not None else user
+        assert identity is not None
+        start = f"operation '{self.name}' refused for user '{identity.name}': it "
+        if self.audience == OPERATORS:
+            raise access_refused(
+                start + "is done over the broker's control socket alone, by the command penstock"
+            )
+        if not identity.tags.intersection(self.tags):
+            raise access_refused(start + "needs the tag " + " or ".join(self.tags))
+
+    def run(self, call: Call) -> None:
+        """Check the permissions that the entry names, then call the function. ChannelError 403."""
+        for verb, kind, argument in self.needs:
+            call.check(verb, kind, call.args.text(argument) if argument else "")
+        self.function(call)
+
+
+def error_of(error: Exception) -> AMQPError | None:
+    """Return the AMQP error that answers an error of a queue; None if there is none."""
+    if isinstance(error, AMQPError):
+        return error
+    if isinstance(error, DiskFullError | QueueFullError):
+        return ChannelError(RESOURCE_ERROR, str(error))
+    return None

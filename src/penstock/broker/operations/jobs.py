@@ -1,0 +1,191 @@
+"""Operations that take long: checkpoint and backup. They are jobs, done in steps between turns.
+
+`checkpoint` and `backup` begin a job and reply at once with its number. `job` replies when the job
+has ended, or after wait_ms with is_done false, to be called again. So no call is open for longer
+than a minute, whatever the size of the vhost. A job goes on when its caller has left.
+
+Each tick of the vhost gives a job a slice of a few milliseconds. The last jobs that have ended are
+remembered, with their result or error.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.operations.arguments import matching_text, whole
+from penstock.broker.operations.call import OPERATORS, Call, Operation
+from penstock.broker.operations.messages import WAIT_MS_MAX, operators
+from penstock.broker.refusals import precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
+from penstock.storage.backup import Backup
+from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.fresh_directory import FreshDirectory
+
+JOBS_KEPT: Final = 16
+SLICE_S: Final = 0.002
+PAUSE_S: Final = 0.005  # while the disk is at it
+
+
+class Job(ABC):
+    """Work in steps. result, or error, is set when it is done."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self.vhost = vhost
+        self.is_done: bool = False
+        self.result: dict[str, object] = {}
+        self.error: AMQPError | None = None
+        self.waiters: list[Callable[[], None]] = []
+
+    @abstractmethod
+    def step(self) -> float | None:
+        """Do a little; return in how many seconds to continue, None when it is done."""
+
+    def run(self) -> None:
+        """Do a slice, and schedule the next one. An error ends the job; a failure of the engine is
+        raised as well, and ends the vhost."""
+        clock = self.vhost.clock
+        until = clock.monotonic() + SLICE_S
+        pause: float | None = 0.0
+        try:
+            while pause == 0.0 and clock.monotonic() < until:
+                pause = self.step()
+        except Exception as error:
+            pause = None
+            self.failed(error)
+            if self.vhost.engine.failed is not None:
+                raise
+        if pause is None:
+            self.is_done = True
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                waiter()
+        else:
+            self.vhost.timers.call_at(clock.monotonic() + pause, self.run)
+
+    def failed(self, error: Exception) -> None:
+        """Set the error of the job."""
+        if isinstance(error, PenstockError | OSError):
+            self.error = ChannelError(RESOURCE_ERROR, str(error))
+        else:
+            self.error = AMQPError(541, f"{type(error).__name__}: {error}")
+
+
+class CheckpointJob(Job):
+    """A whole checkpoint whose cut is after this moment."""
+
+    def __init__(self, vhost: VHost) -> None:
+        super().__init__(vhost)
+        self._has_begun = False
+        self._before = 0
+
+    def step(self) -> float | None:
+        engine = self.vhost.engine
+        engine.check()
+        if engine.checkpoint_phase == SLICES:
+            engine.step_checkpoint(engine.clock.monotonic() + SLICE_S)
+            return 0.0
+        if engine.checkpoint_phase != IDLE:
+            return PAUSE_S
+        if not self._has_begun:
+            self._before = engine.checkpoint_count
+            engine.begin_checkpoint()
+            self._has_begun = engine.checkpoint_phase != IDLE  # not within a large commit
+            return PAUSE_S
+        if engine.checkpoint_count == self._before:
+            raise engine.disk_error(engine.checkpoint_bytes)
+        self.result = {"number": engine.checkpoint_number, "bytes": engine.checkpoint_bytes}
+        return None
+
+
+class BackupJob(Job):
+    """A backup of the vhost into a free directory, verified before the job is done."""
+
+    def __init__(self, vhost: VHost, path: str) -> None:
+        super().__init__(vhost)
+        self._fresh = FreshDirectory(vhost.engine.fs, path, "a backup")
+        self._part = Backup(vhost.engine, self._fresh)
+
+    def step(self) -> float | None:
+        self.vhost.engine.check()
+        part = self._part
+        if part.step():
+            return PAUSE_S if part.is_waiting else 0.0
+        self._fresh.finish()
+        self.result = {
+            "linked": part.linked, "copied": part.copied, "copied_bytes": part.copied_bytes,
+        }  # fmt: skip
+        return None
+
+    def failed(self, error: Exception) -> None:
+        super().failed(error)
+        self._part.abandon()
+        self._fresh.abandon()
+
+
+def _checkpoint(call: Call) -> None:
+    _begin(call, CheckpointJob(call.vhost))
+
+
+def _backup(call: Call) -> None:
+    try:
+        job = BackupJob(call.vhost, call.args.text("path"))
+    except (PenstockError, OSError) as error:
+        raise precondition_failed(f"backup: {error}") from error
+    _begin(call, job)
+
+
+def _begin(call: Call, job: Job) -> None:
+    vhost = call.vhost
+    known = operators(vhost)
+    known.last_job += 1
+    known.jobs[known.last_job] = job
+    ended = [n for n, one in known.jobs.items() if isinstance(one, Job) and one.is_done]
+    for number in ended[:-JOBS_KEPT]:
+        del known.jobs[number]
+    vhost.timers.call_at(vhost.clock.monotonic(), job.run)
+    call.reply({"job": known.last_job})
+
+
+def _wait_for_job(call: Call) -> None:
+    vhost, reply = call.vhost, call.reply
+    number, wait_ms = call.args.whole("job"), call.args.whole("wait_ms")
+    job = operators(vhost).jobs.get(number)
+    if not isinstance(job, Job):
+        raise ChannelError(NOT_FOUND, f"no job {number}")
+    found = job
+    has_replied = False
+
+    def answer() -> None:
+        nonlocal has_replied
+        if not has_replied:
+            has_replied = True
+            answers = {"is_done": found.is_done, "result": found.result}
+            reply(found.error if found.error is not None else answers)
+
+    if job.is_done or not wait_ms:
+        answer()
+        return
+    job.waiters.append(answer)
+    vhost.timers.call_at(vhost.clock.monotonic() + wait_ms / 1000, answer)
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
+
+
+OPERATIONS: Final = (
+    Operation(
+        "checkpoint", _checkpoint, "Begin a checkpoint: {job}, its number.", audience=OPERATORS
+    ),
+    Operation(
+        "backup", _backup,
+        "Begin a backup into a directory that does not exist or is empty: {job}, its number.",
+        (matching_text("path", "an absolute path", _is_path),), audience=OPERATORS,
+    ),
+    Operation(
+        "job", _wait_for_job,
+        "Wait for a job for at most wait_ms: {is_done, result}. A job's error is the answer.",
+        (whole("job", 1, 1 << 62), whole("wait_ms", 0, WAIT_MS_MAX, 0)), audience=OPERATORS,
+    ),
+)  # fmt: skip

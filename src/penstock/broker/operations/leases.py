@@ -1,0 +1,155 @@
+"""Operations on leases: a reader takes messages of a classic queue, then commits or releases them.
+
+A lease is described by name, reader, first (all below is committed), head (after the last that is
+leased), ready and ready_bytes (of the queue), bytes (of what is leased), since_ms (when the oldest
+uncommitted one was leased), is_old, path, stream_id and last_time_us; numbers are 0 for a reader
+that is not known. The description comes when the pages of the lease exist as far as `head`: after
+a restart they are written again first.
+
+`owner` is the token of a program that owns the reader while it runs (leases.py), or null. A call
+is refused with 405 while another program owns the reader; an operator's without a token is not.
+
+Who may read the queue may lease of it, commit and release.
+"""
+
+from typing import Final
+
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_stream import READER_BYTES_MAX, is_reader
+from penstock.broker.leases import CommitLease, DescribeLease, LeaseMessages, ReleaseLease
+from penstock.broker.operations.arguments import (
+    U63_MAX,
+    flag,
+    matching_text,
+    short_text,
+    short_text_or_null,
+    whole,
+    whole_or_null,
+)
+from penstock.broker.operations.call import Call, Operation
+from penstock.broker.permissions import READ
+
+OWNER_S_MAX: Final = 3600
+
+QUEUE: Final = short_text("queue")
+READER: Final = matching_text("reader", f"1 to {READER_BYTES_MAX} bytes", is_reader)
+OWNER: Final = short_text_or_null("owner")
+OWNER_TOKEN: Final = matching_text("owner", "1 to 255 bytes", lambda text: 0 < len(text) <= 255)
+READ_QUEUE: Final = ((READ, "queue", "queue"),)
+
+
+def _lease_queue(call: Call) -> None:
+    messages, size = call.args.whole_or_none("messages"), call.args.whole_or_none("bytes")
+    queue, reader = _owned_reader(call)
+    leases = call.vhost.leases
+    leases.request(
+        LeaseMessages(
+            leases, queue, reader, call.reply, U63_MAX if messages is None else messages,
+            U63_MAX if size is None else size,
+        )
+    )  # fmt: skip
+
+
+def _describe_lease(call: Call) -> None:
+    leases = call.vhost.leases
+    queue, reader = call.args.text("queue"), call.args.text("reader")
+    leases.request(DescribeLease(leases, queue, reader, call.reply))
+
+
+def _commit_lease(call: Call) -> None:
+    queue, reader = _owned_reader(call)
+    leases = call.vhost.leases
+    leases.request(CommitLease(leases, queue, reader, call.reply, call.args.whole("offset")))
+
+
+def _release_lease(call: Call) -> None:
+    queue, reader = _owned_reader(call)
+    leases = call.vhost.leases
+    leases.request(ReleaseLease(leases, queue, reader, call.reply))
+
+
+def _owned_reader(call: Call) -> tuple[str, str]:
+    """Return queue and reader. ChannelError 405: another program owns the reader."""
+    key = call.args.text("queue"), call.args.text("reader")
+    owner = call.args.text_or_none("owner")
+    if owner is not None or not call.is_operator:
+        call.vhost.leases.owners.check(key, owner or "")
+    return key
+
+
+def _own_lease(call: Call) -> None:
+    args = call.args
+    key = args.text("queue"), args.text("reader")
+    seconds = float(args.whole("seconds"))
+    owners = call.vhost.leases.owners
+    call.reply(owners.own(key, args.text("owner"), seconds, is_held=args.flag("is_held")))
+
+
+def _disown_lease(call: Call) -> None:
+    args = call.args
+    key = args.text("queue"), args.text("reader")
+    call.reply({"disowned": call.vhost.leases.owners.disown(key, args.text("owner"))})
+
+
+def _list_leases(call: Call) -> None:
+    call.reply([row for row in call.vhost.leases.all() if call.may_read(str(row["name"]))])
+
+
+def _describe_queue(call: Call) -> None:
+    name = call.args.text("queue")
+    queue = call.vhost.table.find_queue(name)
+    found: dict[str, object] = {
+        "name": name, "type": "stream", "durable": queue.is_durable, "ready": queue.len(),
+        "unacknowledged": 0, "bytes": 0, "leases": [],
+    }  # fmt: skip
+    if isinstance(queue, BrokerQueue):
+        found["type"] = "classic"
+        found["unacknowledged"] = queue.amq.depth() - queue.len()
+        found["bytes"] = queue.amq.body_bytes()
+        if queue.is_durable:
+            found["leases"] = call.vhost.leases.of_queue(queue)
+    call.reply(found)
+
+
+OPERATIONS: Final = (
+    Operation(
+        "lease_queue", _lease_queue,
+        "Lease up to so many messages and bytes more, and describe the lease; null: no limit. "
+        "Messages that become ready after the call began are not leased.",
+        (QUEUE, READER, whole_or_null("messages", 1), whole_or_null("bytes", 1), OWNER), READ_QUEUE,
+    ),
+    Operation(
+        "describe_lease", _describe_lease, "Describe a reader's lease.", (QUEUE, READER), READ_QUEUE
+    ),
+    Operation(
+        "commit_lease", _commit_lease,
+        "Acknowledge all messages below an offset: {first}, the first that is not committed.",
+        (QUEUE, READER, whole("offset", 0, U63_MAX), OWNER), READ_QUEUE,
+    ),
+    Operation(
+        "release_lease", _release_lease,
+        "Make leased messages ready again and forget the reader: {messages}, how many.",
+        (QUEUE, READER, OWNER), READ_QUEUE,
+    ),
+    Operation(
+        "own_lease", _own_lease,
+        "Own a reader for so many seconds, or renew that: {is_owner, renewals, expires_s}. "
+        "is_held: this program owned it before the vhost started.",
+        (QUEUE, READER, OWNER_TOKEN, whole("seconds", 1, OWNER_S_MAX), flag("is_held")), READ_QUEUE,
+    ),
+    Operation(
+        "disown_lease", _disown_lease,
+        "Give up a reader: {disowned}, whether this program owned it.",
+        (QUEUE, READER, OWNER_TOKEN), READ_QUEUE,
+    ),
+    Operation(
+        "list_leases", _list_leases,
+        "List the leases of the queues that the caller may read, by queue and reader.",
+    ),
+    Operation(
+        "describe_queue", _describe_queue,
+        "Describe a queue or stream: {name, type, durable, ready, unacknowledged, bytes (of what "
+        "is ready), leases}.",
+        (QUEUE,), READ_QUEUE,
+    ),
+)  # fmt: skip

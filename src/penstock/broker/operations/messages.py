@@ -1,0 +1,386 @@
+"""Operations on messages: publish, get and settle, peek; and operators' sessions.
+
+    publish   a batch by one route, confirmed as a whole once the log is durable
+    get       the next messages of a queue; they are pending, held by the caller's session, until
+    settle    acknowledges them, or puts them back: an attempt is not counted then
+    peek      returns ready messages and changes nothing
+
+The caller chooses the session's name. A session ends with the caller's connection to the control
+socket (`session_closed`): what it holds then goes back to its place. A get that waits is woken when
+a message may be there; if its session has ended by then, it takes nothing.
+
+Each held tag is remembered with the AMQQueue in which it is pending, so that a tag is not settled
+in another queue after a restart or a deletion of the first.
+"""
+
+from typing import Final
+
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.dispatch import Reply
+from penstock.broker.operations.arguments import (
+    bodies,
+    flag,
+    numbers,
+    short_text,
+    table,
+    text,
+    whole,
+    whole_or_null,
+)
+from penstock.broker.operations.call import OPERATORS, Call, Operation
+from penstock.broker.output import Output
+from penstock.broker.permissions import READ
+from penstock.broker.publish import Publisher, fan_out
+from penstock.broker.refusals import called, not_found, precondition_failed
+from penstock.broker.vhost import VHost
+from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
+from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
+from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.backing_queue import Delivery
+
+GET_MAX: Final = 1000
+PEEK_SLICE: Final = 16
+SMALL_BYTES: Final = 256 << 10
+BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
+REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passes this
+WAIT_MS_MAX: Final = 60_000
+HELD_MS: Final = 10_000
+MANDATORY: Final = 1
+FRAME_MAX: Final = 131_072  # of an output that nothing is written to
+
+
+class OperatorSession:
+    """What one caller holds: by queue, the pending tags and the AMQQueue in which they are
+    pending."""
+
+    def __init__(self) -> None:
+        self.is_closed: bool = False
+        self.held: dict[str, dict[int, tuple[BrokerQueue, AMQQueue]]] = {}
+
+
+class Operators:
+    """The sessions and jobs of the operators of one vhost."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, OperatorSession] = {}
+        self.jobs: dict[int, object] = {}
+        self.last_job: int = 0
+
+
+def operators(vhost: VHost) -> Operators:
+    """Return the sessions and jobs of this vhost's operators."""
+    if vhost.operations is None:
+        vhost.operations = Operators()
+    known = vhost.operations
+    assert isinstance(known, Operators)
+    return known
+
+
+# ---- publish -------------------------------------------------------------------------------------
+
+
+def _publish(call: Call) -> None:
+    """ChannelError: 312 (no queue gets it), 403, 404, 406, 506 (a queue or the disk is full; the
+    text says how many were published)."""
+    vhost = call.vhost
+    exchange = call.args.text("exchange")
+    key = call.args.text("routing_key")
+    given = call.args.table("properties")
+    given_bodies = call.args.bodies("bodies")
+    for body in given_bodies:
+        if len(body) > BODY_BYTES_MAX:
+            raise precondition_failed(
+                f"message size {len(body)} is larger than configured max size {BODY_BYTES_MAX}"
+            )
+    if call.vhost.blocked_reason:
+        text = f"publishing is blocked, short of {call.vhost.blocked_reason}"
+        raise ChannelError(RESOURCE_ERROR, text)
+    publisher = Publisher(vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
+    route = publisher.route(_short(exchange) + _short(key) + bytes((MANDATORY,)))
+    props = encoded_properties(given)
+    facts, targets, props = publisher.facts_of(route, props, scan(props))
+    if not targets.queues and not targets.streams:
+        place = (
+            called("exchange", exchange, call.vhost.name)
+            if exchange
+            else called("queue", key, call.vhost.name)
+        )
+        raise ChannelError(NO_ROUTE, f"no queue gets it: key '{key}', {place}")
+    lsn = 0
+    count = 0
+    for body in given_bodies:
+        try:
+            one, is_refused = fan_out(
+                vhost, targets.queues, targets.streams, route.front + props, body, facts
+            )
+        except DiskFullError as error:
+            raise ChannelError(RESOURCE_ERROR, f"{error}; {count} were published") from error
+        except QueueFullError as error:
+            raise ChannelError(RESOURCE_ERROR, f"{error}; {count} were published") from error
+        lsn = max(lsn, one)
+        if is_refused:
+            raise ChannelError(RESOURCE_ERROR, f"a queue is full; {count} were published")
+        count += 1
+    call.settled(lsn, {"published": count})
+
+
+def encoded_properties(given: dict[str, object]) -> bytes:
+    """Flags and list. ChannelError 406 for an unknown name or a value that does not fit."""
+    properties = BasicProperties()
+    for name, value in given.items():
+        if name not in PROPERTY_NAMES:
+            expected = ", ".join(PROPERTY_NAMES)
+            raise precondition_failed(
+                f"publish: unknown property {name!r}, expected one of {expected}"
+            )
+        if value is None:
+            continue
+        if name in ("delivery_mode", "priority", "timestamp"):
+            is_right = type(value) is int and 0 <= value < (1 << 63 if name == "timestamp" else 256)
+        elif name == "headers":
+            is_right = isinstance(value, dict)
+        else:
+            is_right = isinstance(value, str)
+        if not is_right:
+            raise precondition_failed(f"publish: property {name!r}: given {value!r}")
+        setattr(properties, name, value)
+    try:
+        return properties.encode()
+    except (ValueError, OverflowError, TypeError) as error:
+        raise precondition_failed(f"publish: properties that AMQP cannot carry: {error}") from error
+
+
+def _short(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    return bytes((len(data),)) + data
+
+
+# ---- get and settle ------------------------------------------------------------------------------
+
+
+def _get(call: Call) -> None:
+    vhost = call.vhost
+    queue = vhost.table.find_messages(call.args.text("queue"), None, "get")
+    count = call.args.whole("count")
+    wait_ms = call.args.whole("wait_ms")
+    name = call.args.text("session")
+    session = operators(vhost).sessions.setdefault(name, OperatorSession())
+    queue.serve()
+    queue.used_at_ms = call.vhost.clock.wall_ms()
+    _Get(vhost, queue, session, count, call.reply).begin(wait_ms)
+
+
+class _Get:
+    """One call of get, which may have to wait."""
+
+    def __init__(
+        self, vhost: VHost, queue: BrokerQueue, session: OperatorSession, count: int, reply: Reply
+    ) -> None:
+        self._vhost = vhost
+        self._queue = queue
+        self._session = session
+        self._count = count
+        self._reply = reply
+        self._is_done = False
+        self._waits = False
+
+    def begin(self, wait_ms: int) -> None:
+        """Try at once, and wait for up to wait_ms if there is nothing. A message that is there and
+        held is waited for in any case: that takes no longer than a sync."""
+        self._waits = wait_ms > 0
+        if self._try() or self._gives_up():
+            return
+        wait_s = (wait_ms or HELD_MS) / 1000
+        self._vhost.timers.call_at(self._vhost.clock.monotonic() + wait_s, self._too_late)
+        self._wait()
+
+    def _gives_up(self) -> bool:
+        """Reply with nothing and return True if there is nothing that this call would wait for."""
+        if self._waits or self._queue.amq.held() is not None:
+            return False
+        self._answer([])
+        return True
+
+    def _try(self) -> bool:
+        """Reply if there are messages; return whether it did."""
+        found = _take(self._vhost, self._queue, self._session, self._count)
+        if found:
+            self._answer(found)
+        return bool(found)
+
+    def _wait(self) -> None:
+        held = self._queue.amq.held()
+        if held is None:
+            self._queue.waiters.append(self._woken)
+        else:
+            self._vhost.dispatch.when_settled(held[0], held[1], self._woken)
+
+    def _woken(self) -> None:
+        if self._is_done or self._session.is_closed:
+            return
+        name = self._queue.name
+        queue = self._vhost.table.usable(name)  # it may have been restarted, and be another one
+        if not isinstance(queue, BrokerQueue):
+            self._is_done = True
+            self._reply(not_found(called("queue", name, self._vhost.name)))
+            return
+        self._queue = queue
+        if not self._try() and not self._gives_up():
+            self._wait()
+
+    def _too_late(self) -> None:
+        if not self._is_done:
+            self._answer([])
+
+    def _answer(self, messages: list[dict[str, object]]) -> None:
+        self._is_done = True
+        if self._woken in self._queue.waiters:
+            self._queue.waiters.remove(self._woken)
+        self._reply({"messages": messages})
+
+
+def _take(
+    vhost: VHost, queue: BrokerQueue, session: OperatorSession, count: int
+) -> list[dict[str, object]]:
+    """Return up to `count` of the next messages; the session holds them now."""
+    amq = queue.amq
+    found: list[dict[str, object]] = []
+    size = 0
+    while len(found) < count and size < REPLY_BYTES:
+        delivery = amq.fetch()
+        if delivery is None:
+            if amq.has_more_expired:
+                continue
+            break
+        session.held.setdefault(queue.name, {})[delivery.tag] = (queue, amq)
+        found.append(_message(vhost, queue, delivery))
+        size += delivery.message.size
+        if delivery.is_redelivered:
+            queue.redelivered += 1
+    if found:
+        queue.got += len(found)
+        vhost.dispatch.mark(queue)
+    return found
+
+
+def _message(vhost: VHost, queue: BrokerQueue, delivery: Delivery) -> dict[str, object]:
+    """Return a message as operators get it; its body is bytes."""
+    message = delivery.message
+    address, props = vhost.headers.parts(message.header, queue.name)
+    if delivery.attempts:
+        props = vhost.headers.delivered_props(props, delivery.attempts)
+    cut = 1 + address[0]
+    properties = BasicProperties.decode(props)
+    values = {name: getattr(properties, name) for name in PROPERTY_NAMES}
+    return {
+        "tag": delivery.tag,
+        "exchange": address[1:cut].decode("utf-8", "surrogateescape"),
+        "routing_key": address[cut + 1 :].decode("utf-8", "surrogateescape"),
+        "redelivered": delivery.is_redelivered,
+        "properties": {name: value for name, value in values.items() if value is not None},
+        "body": message.body if message.body is not None else b"",
+    }
+
+
+def _settle_messages(call: Call) -> None:
+    args = call.args
+    session = operators(call.vhost).sessions.get(args.text("session"))
+    held = {} if session is None else session.held.get(args.text("queue"), {})
+    tags, is_back = args.numbers("tags"), args.flag("requeue")
+    call.reply({"settled": _settle(call.vhost, held, tags, is_back=is_back)})
+
+
+def _session_closed(call: Call) -> None:
+    session = operators(call.vhost).sessions.pop(call.args.text("session"), None)
+    count = 0
+    if session is not None:
+        session.is_closed = True
+        for held in session.held.values():
+            count += _settle(call.vhost, held, list(held), is_back=True)
+    call.reply({"released": count})
+
+
+def _settle(
+    vhost: VHost, held: dict[int, tuple[BrokerQueue, AMQQueue]], tags: list[int], *, is_back: bool
+) -> int:
+    count = 0
+    by_queue: dict[BrokerQueue, list[int]] = {}
+    for tag in tags:
+        known = held.pop(tag, None)
+        if known is None:
+            continue
+        queue, amq = known
+        if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
+            by_queue.setdefault(queue, []).append(tag)
+    for queue, mine in by_queue.items():
+        if is_back:
+            count += queue.amq.release(mine)
+        else:
+            settled = queue.amq.ack(mine)
+            queue.acked += settled
+            count += settled
+        vhost.dispatch.mark(queue)
+    return count
+
+
+# ---- peek ----------------------------------------------------------------------------------------
+
+
+def _peek(call: Call) -> None:
+    vhost = call.vhost
+    queue = vhost.table.find_messages(call.args.text("queue"), call.owner, "peek")
+    count = call.args.whole("count")
+    after = call.args.whole_or_none("after")
+    found: list[dict[str, object]] = []
+    size = 0
+    step = 1
+    while len(found) < count and size < REPLY_BYTES:
+        deliveries = queue.amq.browse(after, min(count - len(found), step))
+        for delivery in deliveries:
+            found.append(_message(vhost, queue, delivery))
+            size += delivery.message.size
+            after = delivery.tag
+        step = PEEK_SLICE if size < len(found) * SMALL_BYTES else 1  # all bodies are in RAM at once
+        if not deliveries:
+            break
+    call.reply({"messages": found, "after": after})
+
+
+QUEUE: Final = short_text("queue")
+SESSION: Final = text("session")
+
+OPERATIONS: Final = (
+    Operation(
+        "publish", _publish,
+        "Publish messages by one route: {published}, once they are as safe as the vhost's "
+        "durability says. No route for them is an error.",
+        (
+            short_text("exchange", ""), short_text("routing_key", ""), table("properties"),
+            bodies("bodies"),
+        ),
+        needs_text="write on the exchange",
+    ),
+    Operation(
+        "peek", _peek,
+        "Return ready messages after the tag `after`, and the last one's tag: {messages, after}.",
+        (QUEUE, whole("count", 1, GET_MAX, 1), whole_or_null("after")),
+        ((READ, "queue", "queue"),),
+    ),
+    Operation(
+        "get", _get,
+        "Take up to `count` messages, which the session holds: {messages}; none if none comes "
+        "within wait_ms.",
+        (QUEUE, whole("count", 1, GET_MAX, 1), SESSION, whole("wait_ms", 0, WAIT_MS_MAX, 0)),
+        audience=OPERATORS,
+    ),
+    Operation(
+        "settle", _settle_messages,
+        "Acknowledge messages that the session holds, or put them back: {settled}, how many.",
+        (QUEUE, SESSION, numbers("tags"), flag("requeue")), audience=OPERATORS,
+    ),
+    Operation(
+        "session_closed", _session_closed,
+        "Put back what a session holds: {released}, how many; an unknown session holds nothing.",
+        (SESSION,), audience=OPERATORS,
+    ),
+)  # fmt: skip

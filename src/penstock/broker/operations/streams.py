@@ -1,0 +1,277 @@
+"""Operations on streams: what they hold, the offset of a time, named readers, retention.
+
+Offsets are an object by partition, {"0": 1000}. A partition that is not named stays as it is, and
+one that is named without `kept_from` keeps no records for the reader. What a reader asks to keep is
+kept for ten minutes after its last call. A reader's position needs read permission only.
+
+`set_stream_reader` replies at once, and the position may be older after a crash; with wait=true it
+replies when the position is on disk.
+
+The operations that begin with "box." serve the library's box on a broker (box.py).
+"""
+
+from typing import Final
+
+from penstock.broker.broker_stream import READER_BYTES_MAX, BrokerStream, is_reader
+from penstock.broker.operations.arguments import (
+    U63_MAX,
+    flag,
+    matching_text,
+    short_text,
+    short_text_or_null,
+    table,
+    text,
+    whole,
+)
+from penstock.broker.operations.call import CLIENTS, Call, Operation
+from penstock.broker.permissions import CONFIGURE, READ, WRITE
+from penstock.broker.refusals import precondition_failed
+from penstock.errors import CorruptionError
+from penstock.queues.stream_options import PARTITIONS_MAX
+from penstock.storage.durability import DISK, OS
+from penstock.storage.streams import ReaderOffset, Stream
+
+Info = dict[str, object]
+
+NAMES_MAX: Final = 1000
+QUEUE: Final = short_text("queue")
+READ_QUEUE: Final = ((READ, "queue", "queue"),)
+
+
+# ---- descriptions --------------------------------------------------------------------------------
+
+
+def _description(stream: BrokerStream) -> Info:
+    """Describe a stream. bytes, records: what it holds; path: the directory of a partition."""
+    readers = sorted(stream.known_readers().items())
+    return {
+        "name": stream.name,
+        "partitions": [_partition(number, part) for number, part in enumerate(stream.parts)],
+        "readers": {reader: _reader(by_partition) for reader, by_partition in readers},
+        "arguments": stream.arguments,
+    }
+
+
+def _partition(number: int, part: Stream) -> Info:
+    return {
+        "partition": number,
+        "number": part.number,
+        "stream_id": part.queue.stream_id.hex(),
+        "path": part.queue.fs.place(part.path),
+        "first": part.first_offset,
+        "head": part.head_offset,
+        "last_time_us": part.queue.last_time_us,
+        "bytes": part.queue.bytes,
+        "records": part.head_offset - part.first_offset,
+    }
+
+
+def _reader(by_partition: dict[int, ReaderOffset]) -> Info:
+    kept = {str(n): at.kept_from for n, at in by_partition.items() if at.kept_from is not None}
+    return {
+        "offsets": {str(n): at.offset for n, at in by_partition.items()},
+        "kept_from": kept,
+        "time_ms": max(at.time_ms for at in by_partition.values()),
+    }
+
+
+def _list_streams(call: Call) -> None:
+    streams = call.vhost.streams.all()
+    call.reply([_description(stream) for stream in streams if call.may_read(stream.name)])
+
+
+def _describe_stream(call: Call) -> None:
+    call.reply(_description(_stream(call)))
+
+
+def _find_stream_offset(call: Call) -> None:
+    stream = _stream(call)
+    number = call.args.whole("partition")
+    if number >= len(stream.parts):
+        text = f"given {number}, expected a whole number from 0 to {len(stream.parts) - 1}"
+        raise call.args.wrong("partition", text)
+    part = stream.parts[number]
+    try:
+        found = part.queue.find(call.args.whole("time_us"))
+    except (CorruptionError, OSError) as error:
+        raise stream.unreadable(error) from error
+    call.reply(min(found, part.head_offset))
+
+
+def _stream(call: Call, argument: str = "queue") -> BrokerStream:
+    """Return the stream. ChannelError: 404 (there is none), 406 (it is another type of queue)."""
+    name = call.args.text(argument)
+    found = call.vhost.table.find_queue(name)
+    if not isinstance(found, BrokerStream):
+        raise precondition_failed(f"{call.vhost.table.called(name)} is not a stream")
+    return found
+
+
+# ---- readers and retention -----------------------------------------------------------------------
+
+
+def _set_stream_reader(call: Call) -> None:
+    stream = _stream(call)
+    reader = call.args.text("reader")
+    offsets = _by_partition(call, "offsets", stream)
+    kept_from = _by_partition(call, "kept_from", stream)
+    must_wait = call.args.flag("wait")
+    if not offsets:
+        raise call.args.wrong("offsets", 'expected an object such as {"0": 1000}')
+    for number in kept_from:
+        if number not in offsets:
+            op = call.args.op
+            raise precondition_failed(f"{op}: kept_from of partition {number} without its offset")
+    engine = call.vhost.engine
+    with engine.one_record(DISK if must_wait else OS) as one:
+        for number, offset in offsets.items():
+            part = stream.parts[number]
+            engine.set_reader(part, reader, offset, OS, kept_from.get(number))
+    _answer(call, one.lsn if must_wait else 0)
+
+
+def _delete_stream_reader(call: Call) -> None:
+    stream = _stream(call)
+    reader = call.args.text("reader")
+    engine = call.vhost.engine
+    with engine.one_record(OS):
+        for part in stream.parts:
+            if reader in part.readers:
+                engine.delete_reader(part, reader, OS)
+    _answer(call, 0)
+
+
+def _answer(call: Call, lsn: int) -> None:
+    dispatch, reply = call.vhost.dispatch, call.reply
+    dispatch.schedule()
+    if not lsn:
+        reply({})
+    else:
+        dispatch.when_settled(lsn, DISK, lambda: reply({}))
+
+
+def _by_partition(call: Call, name: str, stream: BrokerStream) -> dict[int, int]:
+    count = len(stream.parts)
+    found: dict[int, int] = {}
+    for key, value in call.args.table(name).items():
+        is_right = key.isascii() and key.isdigit() and len(key) <= 3 and int(key) < count
+        if not is_right or type(value) is not int or not 0 <= value <= U63_MAX:
+            raise call.args.wrong(
+                name,
+                f"given {key!r}: {value!r}, expected offsets by partition, 0 to {count - 1}",
+            )
+        found[int(key)] = value
+    return found
+
+
+def _retain_stream(call: Call) -> None:
+    call.reply({"pages": _stream(call).retain()})
+
+
+# ---- the library's box on a broker ---------------------------------------------------------------
+
+
+def _append_to(call: Call) -> None:
+    name = call.args.text_or_none("name")
+    stream = None
+    if name is not None:
+        call.check(WRITE, "queue", name)
+        stream = _stream(call, "name")
+    call.channel.publisher.send_to(stream)
+    call.reply(None)
+
+
+def _appended(call: Call) -> None:
+    n = call.args.whole("n")
+    noted = call.channel.publisher.appended
+    places = [] if noted is None else list(noted)
+    if noted is not None:
+        noted.clear()
+    if len(places) < n:
+        raise precondition_failed(f"box.appended: {len(places)} are remembered, asked for {n}")
+    call.reply([list(place) for place in places[len(places) - n :]])
+
+
+def _streams(call: Call) -> None:
+    after = call.args.text("after")
+    names = sorted(
+        stream.name
+        for stream in call.vhost.streams.all()
+        if stream.name > after and call.may_read(stream.name)
+    )
+    call.reply(names[: call.args.whole("n")])
+
+
+def _stream_info(call: Call) -> None:
+    stream = _stream(call, "name")
+    known = stream.known_readers()
+    call.reply(
+        {
+            "partitions": [
+                [part.first_offset, part.head_offset, part.queue.last_time_us, part.queue.bytes]
+                for part in stream.parts
+            ],
+            "readers": sorted(known)[:NAMES_MAX],
+            "offsets": {
+                str(n): at.offset for n, at in known.get(call.args.text("reader"), {}).items()
+            },
+        }
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        "list_streams", _list_streams, "Describe the streams that the caller may read, by name."
+    ),
+    Operation(
+        "describe_stream", _describe_stream,
+        "Describe a stream: its partitions, readers and arguments.", (QUEUE,), READ_QUEUE,
+    ),
+    Operation(
+        "find_stream_offset", _find_stream_offset,
+        "Find the first offset whose record is not older than time_us (since 1970); the head if "
+        "there is none.",
+        (QUEUE, whole("partition", 0, PARTITIONS_MAX - 1, 0), whole("time_us", 0, U63_MAX)),
+        READ_QUEUE,
+    ),
+    Operation(
+        "set_stream_reader", _set_stream_reader, "Set the position of a named reader.",
+        (
+            QUEUE,
+            matching_text("reader", f"1 to {READER_BYTES_MAX} bytes", is_reader),
+            table("offsets"), table("kept_from"), flag("wait"),
+        ),
+        READ_QUEUE,
+    ),
+    Operation(
+        "delete_stream_reader", _delete_stream_reader,
+        "Delete a named reader; one that does not exist is no error.",
+        (QUEUE, text("reader")), READ_QUEUE,
+    ),
+    Operation(
+        "retain_stream", _retain_stream,
+        "Delete the pages that no limit keeps, of those that are in a checkpoint: {pages}.",
+        (QUEUE,), ((CONFIGURE, "queue", "queue"),),
+    ),
+    Operation(
+        "box.append_to", _append_to,
+        "Send all publishes of the channel to a stream; null: where they are published to.",
+        (short_text_or_null("name"),), needs_text="write on the queue `name`", audience=CLIENTS,
+    ),
+    Operation(
+        "box.appended", _appended,
+        "Return [[partition, offset]] of the last n publishes to the stream, and forget all.",
+        (whole("n", 0, U63_MAX),), audience=CLIENTS,
+    ),
+    Operation(
+        "box.streams", _streams,
+        "List up to n names of streams after `after`, sorted, that the caller may read.",
+        (text("after", ""), whole("n", 1, NAMES_MAX)), audience=CLIENTS,
+    ),
+    Operation(
+        "box.stream_info", _stream_info,
+        "Return partitions: [[first, head, last_time_us, bytes]], readers: [names], and the "
+        "offsets by partition of `reader`, {} if it is not known.",
+        (short_text("name"), text("reader", "")), ((READ, "queue", "name"),), audience=CLIENTS,
+    ),
+)  # fmt: skip

@@ -65,9 +65,10 @@ run: .venv-run/ready
 run-queues: .venv-run/ready
 	.venv-run/bin/python examples/flights.py $(ARGS)
 
-# All lanes side by side, with one verdict at the end: tests/lanes.py.
+# All lanes side by side, with one verdict at the end: tests/lanes.py. ARGS=--durations lists the
+# slowest tests.
 test: .venv-pure/ready
-	@.venv-pure/bin/python tests/lanes.py --make "$(MAKE_COMMAND)"
+	@.venv-pure/bin/python tests/lanes.py --make "$(MAKE_COMMAND)" $(ARGS)
 
 crash-spark: .venv/ready
 	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)

@@ -27,6 +27,7 @@ from setuptools.command.build_ext import build_ext
 # The hot modules, listed here and nowhere else.
 HOT_MODULES = (
     "penstock.message",
+    "penstock.shared_body",
     "penstock.storage.record",
     "penstock.storage.holder",
     "penstock.storage.log_segment",
@@ -58,6 +59,7 @@ HOT_MODULES = (
     "penstock.storage.state",
     "penstock.storage.recovery",
     "penstock.storage.publish_run",
+    "penstock.storage.sharing",
     "penstock.storage.transaction",
     "penstock.storage.engine",
     "penstock.queues.rates",
@@ -94,8 +96,6 @@ HOT_MODULES = (
     "penstock.codec.properties",
     "penstock.codec.frames",
     "penstock.protocol.events",
-    "penstock.protocol.content",
-    "penstock.protocol.machine",
     "penstock.protocol.connection",
     "penstock.queues.raw_tables",
     "penstock.queues.raw_properties",

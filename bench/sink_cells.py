@@ -120,7 +120,7 @@ def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -
         quiet = waits(url, vhost, lambda: time.sleep(2))
 
         def decide(kind: str = kind, part: Any = part) -> None:
-            from penstock.spark.sink_staging import commit_batch
+            from penstock.spark.staging import commit_batch
 
             assert commit_batch(options(url, http_url, f"commit.{kind}"), [part]) == "committed"
             settle(http_url)
@@ -138,7 +138,7 @@ def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -
 
 
 def options(url: str, http_url: str, queue: str) -> Any:
-    from penstock.spark.sink_options import SinkOptions
+    from penstock.spark.options import SinkOptions
 
     return SinkOptions.of({"url": url, "httpUrl": http_url, "queue": queue})
 
@@ -149,7 +149,7 @@ def staged(url: str, http_url: str, queue: str, size_mib: int) -> Any:
     from pyspark.sql.types import BinaryType, StructType
 
     from penstock.spark.sink_columns import SinkColumns
-    from penstock.spark.sink_staging import Stager
+    from penstock.spark.staging import Stager
 
     said = options(url, http_url, queue)
     columns = SinkColumns(said, StructType().add("value", BinaryType()))

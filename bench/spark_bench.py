@@ -100,7 +100,7 @@ class SparkBench(Runner):
         """RSS of the broker's processes with so many messages ready, and with all of them leased;
         seconds that leasing and acknowledging took."""
         from penstock.spark.http_link import LEASES, HttpLink
-        from penstock.spark.source_options import Place
+        from penstock.spark.options import Place
 
         fill(node.port, "bench.ram", count)
         link = HttpLink(Place(f"http://127.0.0.1:{node.http_port}"), 600.0)

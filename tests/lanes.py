@@ -1,14 +1,23 @@
-"""`make test`: all lanes of the tests side by side, what they come to, and one verdict at the end.
+"""`make test`: runs all lanes of the tests side by side and ends with one verdict.
 
-    python tests/lanes.py --make make     from the root; PYTHON of each lane below
+    python tests/lanes.py --make make [--durations]     from the root
 
-Much of the tests waits: for brokers, for Spark, for time to pass. So lanes run at once; each writes
-build/test-<lane>.log. Every SHOW_S a line says how far each is. At the end stand the failures in
-full, then a line for each lane and the names of all that failed, and last the verdict; exit status
-0 if everything passed, 1 if not. A lane that ends without a summary of pytest has failed.
+Many tests wait: for brokers, for Spark, for time to pass. So the lanes run at the same time; each
+writes build/test-<lane>.log. Every SHOW_S seconds a line shows how far each lane is. At the end
+come the failures in full, a line for each lane, the names of the tests that failed, and the
+verdict; the exit status is 0 if everything passed and 1 if not. A lane without a summary of pytest
+has failed.
+With --durations the SLOWEST tests of all lanes are listed before the verdict.
 
-`uncompiled` needs no compiled environment and begins at once, `lint` makes it; `long` comes after
-`main`, because both start clusters.
+    lint         format, style, types, imports
+    unit         the unit tests, compiled
+    uncompiled   the unit tests of packages with compiled modules again, uncompiled, but without
+                 checks of invariants after each operation: `unit` has these. It needs no compiled
+                 environment, so it begins while that is made
+    brokers      tests that start brokers, mostly waiting for them
+    spark, long  tests that start Spark; `long`, with clusters, starts after `brokers`
+    crash        crash images, faults and mutants
+    main         everything else
 """
 
 import argparse
@@ -24,11 +33,18 @@ from pathlib import Path
 from typing import Final
 
 SHOW_S: Final = 30.0
+SLOWEST: Final = 30
 POLL_S: Final = 0.5
 LOGS: Final = Path("build")
-PYTEST: Final = (".venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
-PURE: Final = (".venv-pure/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWEST}")
+PYTEST: Final = (".venv/bin/python", *OPTIONS)
+PURE: Final = ("nice", "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS)
 UNIT: Final = "tests/unit"
+COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "storage")
+BROKERS: Final = (
+    "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
+    "tests/server",
+)  # fmt: skip
 SPARK: Final = "tests/spark"
 CRASH: Final = "tests/crash"
 LONG: Final = ("tests/cluster", "tests/crash_spark", "tests/test_flights_lake.py")
@@ -38,6 +54,7 @@ SUMMARY: Final = re.compile(
     r"^=+ (.*\b(?:passed|failed|error|errors|skipped)\b.* in [\d.]+s.*?) =*$"
 )
 PLAIN: Final = re.compile(r"^(.*\b(?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*)$")
+DURATION: Final = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$", re.MULTILINE)
 NAMED: Final = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
 FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 
@@ -91,7 +108,8 @@ class Lane:
         ]
         failed = sum(line.partition(" ")[2].partition("[")[0].count("F") for line in marks)
         more = f" ({failed} failed)" if failed else ""
-        return f"{self.name} {found[-1] if found else '0'} %{more}"
+        share = f" {found[-1] if found else '0'} %" if self.is_pytest else " runs"
+        return f"{self.name}{share}{more}"
 
     @property
     def summary(self) -> str:
@@ -105,7 +123,17 @@ class Lane:
     @property
     def is_good(self) -> bool:
         """Whether all of it passed."""
-        return self.status == 0 and bool(self.summary)
+        return self.status == 0 and (bool(self.summary) or not self.is_pytest)
+
+    @property
+    def is_pytest(self) -> bool:
+        """Whether a summary of pytest is expected."""
+        return "pytest" in self.command
+
+    @property
+    def durations(self) -> list[tuple[float, str]]:
+        """Seconds and names of its slowest tests."""
+        return [(float(seconds), name) for seconds, name in DURATION.findall(self.text)]
 
     @property
     def failures(self) -> list[str]:
@@ -113,16 +141,18 @@ class Lane:
         return [name for _, name in NAMED.findall(self.text)]
 
 
-def lanes() -> list[Lane]:
-    """Those of `make test`, but for lint; the first begins before it."""
-    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *LONG)]
+def lanes(make: Sequence[str] = ("make",)) -> list[Lane]:
+    """Return those of `make test`. The first needs no compiled environment. make: the command."""
+    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
     return [
-        Lane("uncompiled", ("nice", *PURE, UNIT, f"--ignore={UNIT}/spark")),
-        Lane("main", (*PYTEST, "tests", *rest)),
-        Lane("unit", (*PYTEST, UNIT)),
+        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED))),
         Lane("spark", (*PYTEST, SPARK)),
+        Lane("brokers", (*PYTEST, *BROKERS)),
+        Lane("unit", (*PYTEST, UNIT)),
         Lane("crash", (*PYTEST, CRASH)),
-        Lane("long", (*PYTEST, *LONG), after="main"),
+        Lane("main", (*PYTEST, "tests", *rest)),
+        Lane("lint", (*make, "lint")),
+        Lane("long", (*PYTEST, *LONG), after="brokers"),
     ]
 
 
@@ -148,8 +178,16 @@ def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_
                 lane.process.wait()
 
 
+def slowest(all_lanes: list[Lane]) -> list[str]:
+    """Return a line for each of the slowest tests of all lanes, the slowest first."""
+    found = [(seconds, lane.name, name) for lane in all_lanes for seconds, name in lane.durations]
+    found.sort(reverse=True)
+    return [f"{seconds:7.1f} s  {lane:<11} {name}" for seconds, lane, name in found[:SLOWEST]]
+
+
 def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
-    """Failures in full, a line for each lane, the names, and one line; the exit status."""
+    """Print failures in full, a line for each lane, the names of what failed and one last line;
+    return the exit status."""
     bad = [lane for lane in all_lanes if not lane.is_good]
     for lane in bad:
         found = FAILURES.search(lane.text)
@@ -158,7 +196,10 @@ def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
     say("")
     for lane in all_lanes:
         word = "ok    " if lane.is_good else "FAILED"
-        what = lane.summary or f"no summary, exit status {lane.status}"
+        what = lane.summary
+        if not what:
+            what = f"exit status {lane.status}"
+            what = f"no summary, {what}" if lane.is_pytest else what
         say(f"{word}  {lane.name:<11} {lane.seconds:6.0f} s  {what}")
     names = [f"{lane.name}: {name}" for lane in bad for name in lane.failures]
     for name in names:
@@ -172,7 +213,8 @@ def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--make", default="make", help="the command that makes lint")
+    parser.add_argument("--make", default="make", help="the command that makes environments")
+    parser.add_argument("--durations", action="store_true", help="list the slowest tests")
     given = parser.parse_args()
     # A shell that starts this in the background has it ignore Ctrl-C, and so would the tests of it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -181,19 +223,24 @@ def main() -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    known = lanes()
+    make = (*shlex.split(given.make), "--no-print-directory")
+    known = lanes(make)
     known[0].start()
     status = 1
     try:
-        status = subprocess.call([*shlex.split(given.make), "--no-print-directory", "lint"])
+        status = subprocess.call([*make, ".venv/ready"])
     finally:
         if status and known[0].process is not None:
             known[0].process.terminate()
             known[0].process.wait()
     if status:
-        say("make test: FAILED: lint, before any of the other lanes began")
+        say("make test: FAILED: the compiled environment could not be made")
         return 1
     run(known, say)
+    if given.durations:
+        say("\nthe slowest tests:")
+        for line in slowest(known):
+            say(line)
     return verdict(known, say)
 
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.access.limits import Limits
-from penstock.cli.main import GROUPS, cli
+from penstock.cli.main import VERBS, cli
 from penstock.config import DEFAULTS
 from penstock.storage.options import StorageOptions
 from tests.helpers.live_broker import LiveBroker
@@ -61,7 +61,7 @@ def test_commands_in_sentences_exist(page: Path) -> None:
             continue
         context = click.Context(cli, info_name="penstock")
         name, command, rest = cli.resolve_command(context, words)
-        assert name in GROUPS, text
+        assert name in VERBS, text
         is_group = isinstance(command, click.Group)
         if is_group and rest and re.fullmatch(r"[a-z_-]+", rest[0]):
             assert isinstance(command, click.Group)
@@ -76,7 +76,7 @@ def test_the_docs_of_errors_name_commands_that_exist() -> None:
         ):
             words = text.split()
             both = "_".join(words[:2])
-            assert words[0] in GROUPS or both in GROUPS, f"{file}: penstock {text}"
+            assert words[0] in VERBS or both in VERBS, f"{file}: penstock {text}"
 
 
 @pytest.fixture(scope="module")

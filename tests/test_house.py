@@ -186,8 +186,12 @@ def test_each_command_has_a_heading_in_the_docs() -> None:
     assert not set(commands(cli_main.cli, "penstock")) - headings
 
 
-def test_help_knows_each_group() -> None:
-    assert cli_main.GROUP_HELP.keys() == cli_main.GROUPS.keys()
+def test_a_command_s_help_begins_with_its_line_in_the_list_of_commands() -> None:
+    context = click.Context(cli_main.cli)
+    for name, verb in cli_main.VERBS.items():
+        command = cli_main.cli.get_command(context, name)
+        assert command is not None
+        assert " ".join((command.help or "").split("\n\n")[0].split()) == verb.help
 
 
 def test_each_package_and_module_has_its_layer() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests import lanes
 from tests.lanes import Lane, run, verdict
+from tests.test_house import hot_modules
 
 PASSES = "print('tests/a.py ....  [100%]'); print('=== 4 passed in 0.01s ===')"
 FAILS = """
@@ -28,7 +29,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lane(name: str, program: str, after: str = "") -> Lane:
-    return Lane(name, (sys.executable, "-c", program), after)
+    return Lane(name, (sys.executable, "-c", program, "pytest"), after)
 
 
 def told(all_lanes: list[Lane]) -> tuple[int, list[str]]:
@@ -72,12 +73,38 @@ def test_a_lane_that_breaks_off_has_failed() -> None:
     assert lines[-1] == "make test: FAILED: 0 tests, lanes cut"
 
 
+def test_lint_needs_no_summary() -> None:
+    good = Lane("lint", (sys.executable, "-c", "print('All checks passed!')"))
+    bad = Lane("lint", (sys.executable, "-c", "raise SystemExit(2)"))
+    assert told([good])[0] == 0
+    status, lines = told([bad])
+    assert status == 1
+    assert any("FAILED  lint" in line and "exit status 2" in line for line in lines)
+
+
+def test_the_slowest_tests_of_all_lanes() -> None:
+    quick = "print('0.50s call     tests/a.py::test_x[a b]'); print('9.00s setup    tests/a.py::y')"
+    slow = "print('3.25s teardown tests/b.py::test_z')"
+    known = [lane("a", f"{quick}; {PASSES}"), lane("b", f"{slow}; {PASSES}")]
+    run(known, [].append, show_s=0.01)
+    assert [line.split() for line in lanes.slowest(known)] == [
+        ["9.0", "s", "a", "tests/a.py::y"],
+        ["3.2", "s", "b", "tests/b.py::test_z"],
+        ["0.5", "s", "a", "tests/a.py::test_x[a", "b]"],
+    ]
+
+
+def test_the_uncompiled_lane_has_every_package_with_compiled_modules() -> None:
+    packages = {name.split(".")[1] for name in hot_modules() if name.count(".") > 1}
+    assert packages == set(lanes.COMPILED)
+
+
 def test_every_directory_of_tests_is_in_a_lane() -> None:
     """What `main` leaves out is in another lane."""
     (main,) = [one for one in lanes.lanes() if one.name == "main"]
     left_out = {word.removeprefix("--ignore=") for word in main.command if "--ignore" in word}
     seen = {
-        word for one in lanes.lanes() if one.name in ("unit", "spark", "crash", "long")
+        word for one in lanes.lanes() if one.name not in ("main", "uncompiled")
         for word in one.command if word.startswith("tests/")
     }  # fmt: skip
     assert left_out == seen

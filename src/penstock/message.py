@@ -22,6 +22,7 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.native import mypyc_attr
 
+LARGE_FROM: Final = 1 << 20  # bytes of a body that a broker sends in pieces, from the store
 START_SHIFT: Final = 40
 START_MAX: Final = (1 << 24) - 1
 
@@ -66,6 +67,11 @@ class Message:
             self.id, self.header, self.body, self.size, self.time, self.expiry_ms, self.store_file,
             self.persistent,
         )  # fmt: skip
+
+
+def is_large(message: Message) -> bool:
+    """Whether its body is in the store and so large that it need not be in RAM to be sent."""
+    return message.store_file != 0 and message.size >= LARGE_FROM
 
 
 @mypyc_attr(acyclic=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.lists import COLUMNS
 from penstock.cli.main import main
 from tests.helpers.live_broker import LiveBroker
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from penstock.spark.java_home import ensure_java
+from penstock.spark.spark_session import ensure_java
 from tests.helpers.live_broker import wait_until
 from tests.helpers.quick_spark import JAVA_OPTIONS
 

@@ -43,7 +43,7 @@ class FileSystemContract:
             fs.open(f"{root}/f")
         assert not fs.exists(f"{root}/f")
         assert fs.open(f"{root}/f", create=True).size() == 0
-        assert fs.open(f"{root}/f").path == f"{root}/f"
+        assert fs.open(f"{root}/f").path == fs.place(f"{root}/f")
 
     def test_create_keeps_what_is_there(self, fs: FileSystem, root: str) -> None:
         put(fs, f"{root}/f", b"old")
@@ -268,14 +268,14 @@ class FileSystemContract:
     def test_a_lock_is_exclusive_and_names_its_holder(self, fs: FileSystem, root: str) -> None:
         lock = fs.lock(f"{root}/LOCK")
         assert lock.is_held()
-        assert lock.path == f"{root}/LOCK"
+        assert lock.path == fs.place(f"{root}/LOCK")
         text = fs.read(f"{root}/LOCK").decode()
         assert text.startswith(f"pid {lock.pid} host ")
         assert text.endswith("\n")
         for _ in range(2):
             with pytest.raises(LockedError) as caught:
                 fs.lock(f"{root}/LOCK")
-            assert caught.value.path == f"{root}/LOCK"
+            assert caught.value.path == fs.place(f"{root}/LOCK")
             assert caught.value.holder == text.strip()
         fs.lock(f"{root}/OTHER").release()
         assert lock.is_held()

@@ -18,7 +18,6 @@ from penstock.storage.options import StorageOptions
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger, Violation
-from tests.helpers.tiny_engine import PATH
 from tests.helpers.vhost_driver import Driver
 
 MODES = ("lost", "kept", "subset", "torn", "zeros", "killed")
@@ -142,7 +141,7 @@ class Explorer:
         driver.close()
         last = driver.engine.last_lsn
         fs = driver.fs.crash("lost", self.rng)
-        report = verify(fs, PATH)
+        report = verify(fs, self.driver.path)
         if not report.is_fine:
             raise Violation(f"verify after an orderly stop: {report.problems[0]}")
         again = self.recover(Image(fs, driver.ledger, lsn, lsn, last))

@@ -31,6 +31,7 @@ STREAMS = "streams"  # the plan of lives with streams
 LEASES = "leases"  # and of those with leases
 STREAM_IMAGES = 20
 BATCHES = "batches"  # the plan of lives with batches
+DISKS = "disks"  # the plan of stores on several disks, and of moves
 SECONDS_MAX = 120
 
 
@@ -265,6 +266,60 @@ MUTANTS = (
         "trim",
     ),
     Mutant(
+        "directory-synced-on-one-disk", "[13]",
+        "        for _, directory in self._others(path):\n"
+        "            self.below.sync_dir(directory)\n",
+        "",
+        DISKS,
+    ),
+    Mutant(
+        "vhost-gone-on-one-disk", "[13]",
+        "                    # Gone for good before the vhost is: "
+        "one of the same name would find it.\n"
+        "                    self.below.sync_dir(self.roots[kind])\n",
+        "",
+        DISKS,
+    ),
+    Mutant(
+        "vhost-made-on-one-disk", "[13]",
+        "                # There for good before `.vhost` says that the vhost is whole.\n"
+        "                self.below.sync_dir(self.roots[kind])\n",
+        "",
+        DISKS,
+    ),
+    Mutant(
+        "places-not-synced", "[13]",
+        '    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")\n'
+        "    sync_dir(fs, directory)\n",
+        '    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")\n',
+        DISKS,
+    ),
+    Mutant(
+        "moved-files-not-synced", "[13]",
+        "                _sync(target.sync, new)\n",
+        "",
+        DISKS,
+    ),
+    Mutant(
+        "moved-names-not-synced", "[13]",
+        '                self._copy_tree(f"{old}/{name}", f"{new}/{name}")\n'
+        "        sync_dir(fs, new)\n",
+        '                self._copy_tree(f"{old}/{name}", f"{new}/{name}")\n',
+        DISKS,
+    ),
+    Mutant(
+        "old-files-go-before-places", "[13]",
+        "            write_places(fs, path, places)\n            self._delete_left(places)\n",
+        "            self._delete_left(places)\n            write_places(fs, path, places)\n",
+        DISKS,
+    ),
+    Mutant(
+        "unfinished-copy-is-kept", "[13]",
+        '            self._empty(kind, root or f"{self._path}/{VHOSTS}")\n\n    def _give_up',
+        "\n    def _give_up",
+        DISKS,
+    ),
+    Mutant(
         "dequeue-without-ids", "format",
         "for m in messages if m.store_file]",
         "for m in messages if m.store_file and m.id % 3]",
@@ -353,6 +408,8 @@ def finder(runs: int, plan: str) -> int:
     from tests.crash.images import Counts
 
     assert not Path(penstock.storage.engine.__file__).is_relative_to(SOURCE), "this is no copy"
+    if plan == DISKS:
+        return _disks_finder(runs)
     if plan in (STREAMS, BATCHES, LEASES):
         return _unit_finder(runs, plan)
     if plan.startswith(QUEUES):
@@ -363,6 +420,24 @@ def finder(runs: int, plan: str) -> int:
             story = random_lives.attempt(run, counts, plan)
         else:
             _, story = Unit(run, run * 97 % len(Unit.TRIPLES), 0, 30).run()
+        if story:
+            print(f"{run}\n{story}")
+            return 1
+    print(runs)
+    return 0
+
+
+def _disks_finder(runs: int) -> int:
+    """The same with stores on several disks: moves, the enumeration, vhosts made and deleted."""
+    from tests.crash import two_disks
+    from tests.crash.images import Counts
+
+    counts = Counts()
+    for run in range(1, runs + 1):
+        story = two_disks.attempt(run, counts) or two_disks.attempt_vhosts(run, counts)
+        if not story and run % 3 == 0:
+            unit = two_disks.Unit(run, run * 97 % len(two_disks.Unit.TRIPLES), 0, 30)
+            _, story = unit.run()
         if story:
             print(f"{run}\n{story}")
             return 1

@@ -105,12 +105,12 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "moved-in-two-records", "one place",
-        "            lsn, _ = engine.move(\n"
-        "                self._index, self._moving(tag, message), durable, "
+        "                lsn, _ = engine.move(\n"
+        "                    self._index, self._moving(tag, message), durable, "
         "header, mode, expiry_ms\n"
-        "            )\n",
-        "            engine.publish(durable, header, body, mode, expiry_ms)\n"
-        "            lsn = engine.dequeue(self._index, [self._moving(tag, message)], mode)\n",
+        "                )\n",
+        "                engine.publish(durable, header, body, mode, expiry_ms)\n"
+        "                lsn = engine.dequeue(self._index, [self._moving(tag, message)], mode)\n",
         QUEUES + "dead letters",
     ),
     Mutant(

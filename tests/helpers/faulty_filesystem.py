@@ -26,7 +26,7 @@ import errno
 import functools
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.errors import LockedError, is_disk_full
 from penstock.storage.filesystem import File, FileSystem, Lock, Names
@@ -111,6 +111,7 @@ class FaultyFileSystem(Damage, FileSystem):
         *,
         cut: int | None = None,
         variant: str | None = None,
+        apart: Mapping[str, str] | None = None,
     ) -> "FaultyFileSystem":
         """The file system that the next process finds. This one does not change.
 
@@ -125,12 +126,14 @@ class FaultyFileSystem(Damage, FileSystem):
         zeros   names and sizes landed, data did not: appended bytes read as zeros
         killed  kill -9: the kernel lives, so unsynced data stays readable, and unsynced
 
+        apart: directories of the root that are disks of their own, and their modes instead.
+
         In all but "killed" nothing is pending afterwards, and numbers begin anew. ``rng`` is
         needed by subset and torn.
         """
         if rng is None:
             rng = random.Random(self.seed)
-        return self.with_disk(self.disk.crashed(mode, rng, cut, variant))
+        return self.with_disk(self.disk.crashed(mode, rng, cut, variant, apart))
 
     def sync_all(self) -> None:
         """Make everything durable: a set-up before the test, no operation. A journal restarts."""

@@ -11,19 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import hash_password
+from penstock.access.known_users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
-from penstock.http.admission import Admission
-from penstock.http.api import Api
-from penstock.http.basic_auth import BasicAuth
+from penstock.http.api import Admission, Api
 from penstock.http.lease_endpoints import LeaseEndpoints
-from penstock.http.places import Places
-from penstock.http.range_answers import RangeAnswers
+from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
+from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.http.stream_endpoints import StreamEndpoints
-from penstock.http.stream_pages import StreamPages
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.storage.filesystem import OsFileSystem
@@ -76,7 +72,7 @@ class HttpRig:
         self.users.take(users_facts(guest=EVERYTHING))
         self.threads = ThreadPoolExecutor(2)
         self.pages = StreamPages(self.fs)
-        self.places = Places(self.node, self.clock)  # type: ignore[arg-type]
+        self.places = PageDirectories(self.node, self.clock)  # type: ignore[arg-type]
         self.staging_bytes_max = 1 << 30
         self.staging_user_bytes_max = 1 << 30
         self.user_requests_max = 10

@@ -42,7 +42,7 @@ __all__ = ["Change", "Content", "Judge", "Ledger", "Model", "Places", "Violation
 Change = tuple[object, ...]
 Places = tuple[tuple[int, int], ...]  # (queue number, seq)
 _TOP = re.compile(
-    r"LOCK|\.vhost|CURRENT|reserve|wal|msg_store_(persistent|transient)|queues|streams|staging"
+    r"LOCK|\.vhost|CURRENT|(spill_)?reserve|wal|msg_store_(persistent|transient)|queues|streams|staging"
 )
 _LOG_FILES_MAX = 5  # in use after recovery, ahead, spares, one that is being deleted
 

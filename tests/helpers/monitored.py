@@ -25,6 +25,7 @@ class FakeQueue(BackingQueue):
         self.unacked = 0
         self.duration = duration
         self.out = 0.0
+        self.elsewhere = 0
         self.log = log if log is not None else []
         self.shares: list[int] = []
         self.targets: list[float] = []
@@ -37,6 +38,9 @@ class FakeQueue(BackingQueue):
 
     def ram_bytes(self) -> int:
         return self.ram
+
+    def elsewhere_bytes(self) -> int:
+        return self.elsewhere
 
     def body_bytes(self) -> int:
         return self.bytes

@@ -150,7 +150,7 @@ class ReferenceQueue(BackingQueue):
 
     # ---- delivery ------------------------------------------------------------------------------
 
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         if not self._held.order or self.held() is not None:
             return None
         return self._deliver(self._take(self._held.order[0]), ack_required=ack_required)
@@ -285,7 +285,9 @@ class ReferenceQueue(BackingQueue):
         self._forget(entry)
         return lsn
 
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
         entry = self._held.pending.get(tag)
         if entry is None:
             return None
@@ -434,6 +436,12 @@ class ReferenceQueue(BackingQueue):
     def ram_bytes(self) -> int:
         entries = [*self._held.ready.values(), *self._held.pending.values()]
         return sum(_size(entry.message) for entry in entries)
+
+    def elsewhere_bytes(self) -> int:
+        return 0
+
+    def unshare(self) -> None:
+        return
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         if not 0 <= min_bytes <= max_bytes:

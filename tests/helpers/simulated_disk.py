@@ -30,6 +30,7 @@ that is the business of ``FaultyFileSystem``.
 """
 
 import random
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 SECTOR_BYTES: Final = 512
@@ -286,8 +287,9 @@ class Disk:
         return seen
 
     def crashed(
-        self, mode: str, rng: random.Random, cut: int | None = None, variant: str | None = None
-    ) -> "Disk":
+        self, mode: str, rng: random.Random, cut: int | None = None, variant: str | None = None,
+        apart: Mapping[str, str] | None = None,
+    ) -> "Disk":  # fmt: skip
         """The disk after a crash; this one is unchanged. ``FaultyFileSystem.crash`` explains."""
         if mode == "killed":
             return self.copy()
@@ -299,23 +301,24 @@ class Disk:
         disk.changes = 0
         disk.next_node = self.next_node
         disk.nodes[ROOT] = DirectoryNode({}, {})
-        left = [ROOT]
+        left = [(ROOT, mode)]
         while left:
-            parent = left.pop()
+            parent, mode = left.pop()
             names = surviving_names(self.directory(parent), mode, rng)
             for name, number in list(names.items()):
                 node = self.nodes[number]
+                of_name = (apart or {}).get(name, mode) if parent == ROOT else mode
                 if isinstance(node, DirectoryNode):
                     if number in disk.nodes:
                         del names[name]  # a directory has one name, also when a rename half landed
                         continue
                     disk.nodes[number] = DirectoryNode({}, {})
-                    left.append(number)
+                    left.append((number, of_name))
                 elif number not in disk.nodes:
                     if torn is not None and torn[0] == number:
                         content = torn_content(node, torn[1], rng, cut, variant)
                     else:
-                        content = surviving_content(node, mode, rng)
+                        content = surviving_content(node, of_name, rng)
                     disk.nodes[number] = FileNode(content, True)
             disk.nodes[parent] = DirectoryNode(names, names.copy())
         return disk

@@ -61,7 +61,7 @@ def make_vhost(fs: FaultyFileSystem) -> None:
 
 def open_engine(
     fs: FaultyFileSystem, seed: int, options: StorageOptions, clock: ManualClock | None = None,
-    events: list[tuple[str, str]] | None = None,
+    events: list[tuple[str, str]] | None = None, path: str = PATH,
 ) -> StorageEngine:  # fmt: skip
     """The engine of the one vhost that tests use."""
 
@@ -70,6 +70,6 @@ def open_engine(
             events.append((kind, text))
 
     return StorageEngine(
-        fs, PATH, VHOST, clock=clock or ManualClock(), rng=random.Random(seed), options=options,
+        fs, path, VHOST, clock=clock or ManualClock(), rng=random.Random(seed), options=options,
         on_event=on_event,
     )  # fmt: skip

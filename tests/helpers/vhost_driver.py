@@ -13,6 +13,7 @@ that fails leaves it in doubt (`Ledger.doubt`), because its record may have been
 
 import random
 from collections.abc import Callable
+from typing import ClassVar
 
 from penstock.clock import ManualClock
 from penstock.message import Entry, Message
@@ -44,7 +45,10 @@ STEPS_MAX = 10_000  # of waiting for one thing: more is a hang
 
 
 class Driver:
-    """An open engine and its clients. `open` may raise what the engine's opening raises."""
+    """An open engine and its clients. `open` may raise what the engine's opening raises. path: of
+    the vhost; a subclass may have it elsewhere."""
+
+    path: ClassVar[str] = PATH
 
     def __init__(
         self, fs: FaultyFileSystem, seed: int, *, options: StorageOptions = OPTIONS,
@@ -60,11 +64,15 @@ class Driver:
         self.events: list[tuple[str, str]] = []
         self.unacked: dict[int, set[int]] = {}
         self.transactions: list[tuple[Transaction, list[Change]]] = []
-        if not fs.exists(PATH):
-            make_vhost(fs)
-        self.engine = open_engine(fs, seed, options, self.clock, self.events)
+        self.make(fs)
+        self.engine = open_engine(fs, seed, options, self.clock, self.events, self.path)
         for queue in self.engine.state.queues.values():
             self._adopt(queue)
+
+    def make(self, fs: FaultyFileSystem) -> None:
+        """The vhost's directory, if it is missing."""
+        if not fs.exists(PATH):
+            make_vhost(fs)
 
     def watch(self) -> None:
         """From here on the ledger knows at each operation how far the log has settled."""

@@ -51,9 +51,11 @@ class VHostRig:
     def __init__(
         self, fs: FaultyFileSystem | None = None, *, memory_bytes: int = 64 << 20,
         is_strict: bool = False, storage: StorageOptions = OPTIONS, mode: int = MODE,
+        path: str = PATH,
     ) -> None:  # fmt: skip
         self.fs = FaultyFileSystem(seed=1) if fs is None else fs
-        if not self.fs.exists(PATH):
+        self.path = path
+        if not self.fs.exists(path):
             make_vhost(self.fs)
         self.clock = ManualClock()
         self.settings = VHostSettings(mode, memory_bytes, is_strict, storage)
@@ -65,7 +67,7 @@ class VHostRig:
     def _open(self) -> VHost:
         self.seed += 1
         vhost = VHost(
-            self.fs, PATH, VHOST.decode(), self.settings, clock=self.clock,
+            self.fs, self.path, VHOST.decode(), self.settings, clock=self.clock,
             rng=random.Random(self.seed),
             on_event=lambda kind, text: self.events.append((kind, text)),
         )  # fmt: skip
@@ -78,7 +80,7 @@ class VHostRig:
     def restart(self) -> VHost:
         """Stop in order; `verify` finds nothing wrong; open again."""
         self.vhost.close()
-        report = verify(self.fs, PATH)
+        report = verify(self.fs, self.path)
         assert report.is_fine, [f"{p.path}: {p.position}: {p.text}" for p in report.problems]
         self.vhost = self._open()
         return self.vhost

@@ -81,7 +81,7 @@ def pair() -> tuple[Connection, Connection]:
     """(server, client), both open, channel 1 open."""
     server = Connection(SERVER)
     client = Connection(CLIENT)
-    server.receive(client.protocol_header())
+    server.receive(PROTOCOL_HEADER)
     client.receive(server.send(0, spec.ConnectionStart()))
     server.receive(client.send(0, spec.ConnectionStartOk()))
     client.receive(server.send(0, spec.ConnectionTune(channel_max=2047, frame_max=FRAME_MAX)))

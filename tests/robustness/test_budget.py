@@ -132,7 +132,7 @@ def methods() -> st.SearchStrategy[Method]:
     """Any method with any fields."""
     return st.sampled_from(SAID).flatmap(
         lambda kind: st.fixed_dictionaries(
-            {name: value_of(name, getattr(kind(), name)) for name in kind.__slots__}
+            {name: value_of(name, default) for name, default in vars(kind()).items()}
         ).map(lambda fields: kind(**fields))
     )
 
@@ -436,7 +436,7 @@ def test_the_measure_notices_an_iteration_that_computes() -> None:
     """The hook itself: CPU between two questions of the loop to its selector counts."""
     import asyncio
 
-    from penstock.server.measured_loop import new_loop, take_longest_s
+    from penstock.server.linked_process import new_loop, take_longest_s
 
     async def compute() -> None:
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.main import main
 from penstock.client import connect
 from penstock.codec.spec import QueueDeclare
@@ -56,7 +56,7 @@ def test_names_and_bodies_of_clients_change_no_terminal(
     broker: LiveBroker, nasty: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(shown, "is_terminal", lambda: is_terminal)
+    monkeypatch.setattr(output, "is_terminal", lambda: is_terminal)
     data = ["--data", str(broker.data)]
     for words in (
         ["list_queues"], ["list_queues", "--format", "json"], ["list_bindings"],

@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 
 import penstock
 from penstock.spark.http_link import LEASES, HttpLink
-from penstock.spark.source_options import Place
+from penstock.spark.options import Place
 from tests.helpers.live_broker import LiveBroker
 from tests.spark import lake_job
 

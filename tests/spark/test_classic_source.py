@@ -163,7 +163,7 @@ def test_a_second_query_with_the_reader_of_one_that_runs_fails_at_its_start(
     finally:
         may_go_on.set()
     assert "ReaderTakenError" in told
-    assert f"of queue '{queue}' belongs to another query, which runs" in told
+    assert f"of queue '{queue}' belongs to another running query" in told
     lake_job.finish(query)
     assert second.numbers == []
     assert first.numbers == list(range(900))

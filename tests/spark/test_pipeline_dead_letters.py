@@ -10,10 +10,10 @@ import pytest
 from penstock.client import connect
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import ExchangeDeclare, QueueBind, QueueDeclare
+from penstock.spark.built_in_pipelines import built_in
 from penstock.spark.pipeline import Pipeline, PipelineError
 from penstock.spark.pipeline_file import PipelineSpec, parse_pipeline
 from penstock.spark.pipeline_state import RunFacts
-from penstock.spark.pipelines import built_in
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.spark.classic_queue import counts
 from tests.spark.lake_rig import dying

@@ -161,7 +161,7 @@ def test_every_transform(rig: LakeRig) -> None:
             'iceberg = "a.b"\npartition_by = ["day(x)"]',
             "partition_by: there is no column 'x'; ther",
         ),
-        ('iceberg = "a.b"\npartition_by = ["row", "bucket(2, row)"]', "'row' divides it twice"),
+        ('iceberg = "a.b"\npartition_by = ["row", "bucket(2, row)"]', "'row' is given twice"),
         ('iceberg = "a.b"\n[catalog]\nwarehouse = "s3://bucket/lake"', "type and uri of the catal"),
     ],
 )

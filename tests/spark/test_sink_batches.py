@@ -250,7 +250,7 @@ def test_a_stream_has_a_query_of_its_own(
 def test_a_message_of_a_task_can_be_pickled(broker: FakeStaging) -> None:
     import pickle
 
-    from penstock.spark.sink_staging import StagedRows
+    from penstock.spark.staging import StagedRows
 
     part = StagedRows("q", 1, ({"rows": 1},), 1, frozenset(["x"]), frozenset([("x", "k")]))
     assert pickle.loads(pickle.dumps(Staged(part))).part == part

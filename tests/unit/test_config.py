@@ -42,6 +42,19 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default() -> No
     assert config(file, environment, port=None).port == 2
 
 
+def test_the_directories_of_log_and_messages() -> None:
+    made = config(
+        '[storage]\nlog_directory = "/fast/log"',
+        {"PENSTOCK_STORAGE_SPILL_DIRECTORY": "/big/spill"},
+    )
+    assert (made.storage.log_directory, made.storage.spill_directory) == ("/fast/log", "/big/spill")
+    for value in ('"fast"', '"./fast"', '"/"', "5", "true", '"/a/../b"', r'"/a\nb"', '["/a"]'):
+        with pytest.raises(OptionError, match=r"toml: storage.log_directory: given .* an absolute"):
+            config(f"[storage]\nlog_directory = {value}")
+    with pytest.raises(OptionError, match="PENSTOCK_STORAGE_SPILL_DIRECTORY: given '~/x'"):
+        config("", {"PENSTOCK_STORAGE_SPILL_DIRECTORY": "~/x"})
+
+
 def test_http_may_be_off() -> None:
     assert config(http_port="off").http_port is None
     assert config('http_port = "off"').http_port is None

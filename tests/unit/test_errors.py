@@ -107,3 +107,10 @@ def test_an_unknown_option_suggests_the_nearest() -> None:
 
 def test_an_unknown_option_like_no_other_suggests_none() -> None:
     assert str(OptionError("colour", 4, ["segment_bytes"])) == "unknown option 'colour'"
+
+
+def test_every_reply_code_has_its_name() -> None:
+    codes = {name: value for name, value in vars(errors).items() if isinstance(value, int)}
+    assert len(codes) == len(errors.REPLY_NAMES) == 20
+    for name, code in codes.items():
+        assert errors.REPLY_NAMES[code] in (name, f"REPLY_{name}")

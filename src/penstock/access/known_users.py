@@ -1,31 +1,74 @@
-"""KnownUsers: who there is, whether a password is right, who may what: asking, without changing.
+"""KnownUsers: users, passwords and permissions in memory, for checking; and how passwords are
+hashed.
 
-It holds three small tables in memory, so asking never touches the disk:
+Three small tables are held in memory, so checking never touches the disk:
 
     users        name -> (hash, tags)              permissions  (user, vhost) -> three patterns
     vhosts       name -> (state, meta)
 
-The process that owns node.db fills them from there (access.users, which changes them too). Another
-process of the broker is handed them as `facts`, and anew after each change, so that it decides as
-the owner would without asking it; the hashes never leave the broker.
+The process that owns node.db fills them from there (access.users, which also changes them). Another
+process of the broker gets them as `facts`, again after each change, so that it decides as the owner
+would without asking it. The hashes never leave the broker.
 
-A right password is remembered, of each user one, under a hash keyed with a secret of this process:
-a client that comes back costs 2 us instead of 50 ms. What is remembered is that it fitted *this*
-hash of the user's, so it is forgotten when the password is changed or the user deleted, and not
-before. An unknown user costs as much time as a wrong password, and all comparisons take the same
-time whatever is compared, so that nobody learns from the time who there is.
+**Hashes.** A password is kept as its scrypt hash with 16 random bytes of salt, as text:
 
-The way in from a loop, with many who ask at once: server.authenticator.
+    scrypt$<log2 n>$<r>$<p>$<salt, base64>$<hash of 32 bytes, base64>
+
+A hash takes about 50 ms and 16 MiB on purpose. The functions use nothing but their arguments, so
+any thread may run them. server.authenticator checks passwords for a loop with many clients.
+
+**Right passwords** are remembered, one of each user, under a hash keyed with a secret of this
+process: a client that connects again costs 2 us instead of 50 ms. What is remembered is that the
+password fitted *this* hash of the user, so it is forgotten when the password changes or the user is
+deleted. An unknown user costs as much time as a wrong password, and comparisons take constant time,
+so the time does not reveal which users exist.
 """
 
+import base64
+import binascii
+import hashlib
 import hmac
 import logging
 import random
-from typing import Any
+from typing import Any, Final
 
-from penstock.access.passwords import SCRYPT_LOG2_N, hash_password
 from penstock.access.permissions import NOTHING, Identity, check_pattern
 from penstock.errors import OptionError
+
+SCRYPT_LOG2_N: Final = 14
+SCRYPT_R: Final = 8
+SCRYPT_P: Final = 1
+# The most that a stored hash may use: 1 GiB, some 4 s.
+SCRYPT_LOG2_N_MAX: Final = 20
+
+
+def hash_password(password: bytes, *, salt: bytes, log2_n: int = SCRYPT_LOG2_N) -> str:
+    """Return the hash as text, for `verify`."""
+    hashed = _scrypt(password, salt, log2_n, SCRYPT_R, SCRYPT_P)
+    parts = (base64.b64encode(salt).decode(), base64.b64encode(hashed).decode())
+    return "$".join(("scrypt", str(log2_n), str(SCRYPT_R), str(SCRYPT_P), *parts))
+
+
+def verify(password: bytes, hashed: str) -> bool:
+    """Return whether it is the password of the hash. False also if `hashed` is malformed."""
+    try:
+        kind, log2_n, r, p, salt, wanted = hashed.split("$")
+        if kind != "scrypt" or not 1 <= int(log2_n) <= SCRYPT_LOG2_N_MAX:
+            return False
+        given = _scrypt(
+            password, base64.b64decode(salt, validate=True), int(log2_n), int(r), int(p)
+        )
+        return hmac.compare_digest(given, base64.b64decode(wanted, validate=True))
+    except (ValueError, binascii.Error):
+        return False
+
+
+def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
+    memory_bytes = 128 * r * ((1 << log2_n) + p + 2)
+    return hashlib.scrypt(
+        password, salt=salt, n=1 << log2_n, r=r, p=p, maxmem=memory_bytes, dklen=32
+    )
+
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +76,7 @@ _log = logging.getLogger(__name__)
 class KnownUsers:
     """The tables, empty at first.
 
-    rng: of salts and the secret: random.SystemRandom where it matters. log2_n: the cost of new
+    rng: makes salts and the secret; random.SystemRandom outside of tests. log2_n: the cost of new
     hashes, 1 to 20; each step doubles it.
     """
 
@@ -47,12 +90,12 @@ class KnownUsers:
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
-        self._warned: set[tuple[str, str, str]] = set()  # of patterns that cannot be matched
+        self._warned: set[tuple[str, str, str]] = set()  # patterns that cannot be matched
 
     # --- from one process to another ---
 
     def facts(self) -> dict[str, Any]:
-        """The tables as JSON has them, for a process of ours; `take` reads them."""
+        """Return the tables as JSON, for `take` in another process of the broker."""
         return {
             "users": [[n, hashed, sorted(tags)] for n, (hashed, tags) in self._users.items()],
             "vhosts": [[name, state] for name, (state, _) in self._vhosts.items()],
@@ -60,7 +103,7 @@ class KnownUsers:
         }
 
     def take(self, facts: dict[str, Any]) -> None:
-        """What `facts` gave, instead of what was known."""
+        """Replace the tables by those of `facts`."""
         self._users = {name: (hashed, frozenset(tags)) for name, hashed, tags in facts["users"]}
         self._vhosts = {name: (state, "{}") for name, state in facts["vhosts"]}
         self._permissions = {(u, v): (c, w, r) for u, v, c, w, r in facts["permissions"]}
@@ -68,12 +111,12 @@ class KnownUsers:
     # --- who is it ---
 
     def claim(self, name: str) -> str:
-        """The text to `verify` a password against. For an unknown user one that nothing fits."""
+        """Return the hash of the user's password; for an unknown user one that nothing fits."""
         user = self._users.get(name)
         return user[0] if user is not None else self._nobody
 
     def remembers(self, name: str, password: bytes) -> bool:
-        """Was this password right before, and is the user's hash still the same?"""
+        """Return whether this password was right before, for the user's present hash."""
         known = self._remembered.get(name)
         if known is None:
             return False
@@ -84,19 +127,19 @@ class KnownUsers:
         return hmac.compare_digest(key, self.key(name, password))
 
     def remember(self, name: str, password: bytes, claim: str) -> None:
-        """`verify(password, claim)` was true."""
+        """Remember a right password: `verify(password, claim)` was true."""
         if len(self._remembered) > len(self._users):  # some were deleted
             self._remembered = {n: k for n, k in self._remembered.items() if n in self._users}
         self._remembered[name] = (self.key(name, password), claim)
 
     def key(self, name: str, password: bytes) -> bytes:
-        """A hash of name and password, keyed with a secret of this process."""
+        """Return a hash of name and password, keyed with a secret of this process."""
         who = name.encode("utf-8", "surrogateescape")
         said = len(who).to_bytes(4, "big") + who + password
         return hmac.digest(self._secret, said, "sha256")
 
     def identity(self, user: str, vhost: str) -> Identity | None:
-        """What a known user may in a vhost; None if it may not even open it."""
+        """Return what a known user may do in a vhost, None if it may not open it."""
         patterns = self._permissions.get((user, vhost))
         if patterns is None:
             return None
@@ -104,9 +147,9 @@ class KnownUsers:
         return Identity(user, self._users[user][1], configure, write, read)
 
     def _usable(self, user: str, vhost: str, pattern: str) -> str:
-        """The pattern; NOTHING, with a warning in the log, for one that an older version took and
-        that cannot be matched in linear time: the user may log in, and is refused what it was
-        for."""
+        """Return the pattern. For one that an older version accepted and that cannot be matched in
+        linear time, log a warning and return NOTHING: the user may log in, but the permission
+        matches no name."""
         try:
             check_pattern("permissions", pattern)
         except OptionError as error:
@@ -120,7 +163,7 @@ class KnownUsers:
         return pattern
 
     def vhosts(self) -> dict[str, str]:
-        """name -> state: user_store.CREATING, READY or DELETING."""
+        """Return name -> state: user_store.CREATING, READY or DELETING."""
         return {name: state for name, (state, _) in self._vhosts.items()}
 
     # --- inside ---

@@ -1,13 +1,12 @@
-"""Limits: how much of everything one user and one vhost may have; by default, and set by operators.
+"""Limits: how much one user and one vhost may use; the defaults, and what operators have set.
 
-Two tables say which limits there are: those of a user and those of a vhost, by the names that
-`set_user_limits` and `set_vhost_limits` take (RabbitMQ's, where it has the limit), each with the
-field of `Limits` that holds its default. A number below 0 is no limit, 0 is none at all.
+Two tables list the limits, of a user and of a vhost, by the names that `set_user_limits` and
+`set_vhost_limits` take (RabbitMQ's, where it has the limit), each with the field of `Limits` that
+holds its default. A number below 0 means no limit, 0 allows nothing.
 
-`Limits` is what a broker is configured with: [limits] in penstock.toml. `LimitTable` is that and
-what operators have set for single users and vhosts; each process has one and is sent the changes.
-
-Not here: counting, and what is said to a client who reached a limit (broker.usage, supervisor).
+`Limits` has the defaults, from [limits] in penstock.toml. `LimitTable` adds what operators have set
+for single users and vhosts; each process has one and gets the changes. broker.usage and the
+supervisor count and refuse.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ EXPECTED: Final = f"a whole number up to {LIMIT_MAX}, or -1 for no limit"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The defaults: -1 for no limit. user_connections: of one user, in all vhosts. user_channels,
+    """The defaults; -1 means no limit. user_connections: of one user, in all vhosts. user_channels,
     user_publish_rate (messages a second): of one user in each vhost. channel_consumers: of one
     channel. stalled_body_s: seconds for which an unfinished message may make no progress.
     rss_slack_bytes: RAM of a vhost's process beyond its share of the memory, before publishers
@@ -62,7 +61,7 @@ OF_VHOSTS: Final[Mapping[str, str]] = {
 
 
 def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dict[str, int]:
-    """The limits that are given. OptionError: an unknown name, or no number."""
+    """Return the given limits. Raises OptionError for an unknown name or a wrong value."""
     found: dict[str, int] = {}
     for name, value in given.items():
         if name not in names:
@@ -74,7 +73,7 @@ def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dic
 
 
 class LimitTable:
-    """`defaults`, and what was set for single vhosts and users: name -> limits."""
+    """The defaults, and the limits set for single vhosts and users: name -> limits."""
 
     def __init__(self, defaults: Limits) -> None:
         self.defaults: Limits = defaults
@@ -83,25 +82,25 @@ class LimitTable:
         self.has_publish_rates: bool = defaults.user_publish_rate >= 0
 
     def set(self, vhosts: dict[str, dict[str, int]], users: dict[str, dict[str, int]]) -> None:
-        """These are the limits that operators have set, and no others."""
+        """Replace the limits that operators have set."""
         self.vhosts, self.users = vhosts, users
         self.has_publish_rates = self.defaults.user_publish_rate >= 0 or any(
             MAX_PUBLISH_RATE in own for own in users.values()
         )
 
     def facts(self) -> dict[str, dict[str, dict[str, int]]]:
-        """What `set` takes, as JSON has it."""
+        """Return the arguments of `set` as JSON."""
         return {"vhosts": self.vhosts, "users": self.users}
 
     def of_user(self, user: str, name: str) -> int:
-        """The user's limit of this name; below 0: none."""
+        """Return the user's limit of this name; below 0 there is none."""
         own = self.users.get(user)
         if own is not None and name in own:
             return own[name]
         return int(getattr(self.defaults, OF_USERS[name]))
 
     def of_vhost(self, vhost: str, name: str) -> int:
-        """The vhost's limit of this name; below 0: none."""
+        """Return the vhost's limit of this name; below 0 there is none."""
         own = self.vhosts.get(vhost)
         if own is not None and name in own:
             return own[name]

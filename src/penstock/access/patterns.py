@@ -1,16 +1,16 @@
-"""Patterns: regular expressions of users, matched in time linear in the name.
+"""Patterns: regular expressions of permissions, matched in time linear in the name.
 
-A pattern is what an administrator wrote, and a name is what any user sends, so a pattern that
-backtracks lets one user hold up everybody: "^(a+)+$" takes Python's `re` minutes for 40 letters.
-RE2 (the package google-re2) follows all ways at once. Its language is RabbitMQ's (PCRE) without
-what cannot be matched like that: references to groups ("\\1"), looking ahead and behind, possessive
-and atomic groups. Such a pattern is refused when it is set.
+An administrator writes a pattern, and any user sends a name, so a pattern that backtracks lets one
+user delay everybody: "^(a+)+$" takes Python's `re` minutes for 40 letters. RE2 (the package
+google-re2) follows all ways at once. Its language is RabbitMQ's (PCRE) without what cannot be
+matched like that: references to groups ("\\1"), look-ahead and look-behind, possessive and atomic
+groups. Such a pattern is refused when it is set.
 
-Where the package is missing, Python's `re` matches, and whatever might backtrack further than
-through two repeats is refused as well: repeats and alternatives within a repeat, and more than two
-repeats one after the other.
+Without the package, Python's `re` matches. Then a pattern that may backtrack through more than two
+repeats is refused as well: repeats and alternatives within a repeat, and more than two repeats in a
+row.
 
-Names are text with surrogates for bytes that are no UTF-8; these are matched as U+FFFD.
+Names are text with surrogates for bytes that are not UTF-8; these are matched as U+FFFD.
 """
 
 import re
@@ -29,8 +29,8 @@ _parser: Final[Any] = getattr(re, "_parser")  # noqa: B009 - it has no stubs
 
 
 class Pattern:
-    """One pattern, which is searched anywhere in a name. ValueError: it is none, or not one that is
-    matched in linear time, or longer than PATTERN_CHARS_MAX; the text says what."""
+    """One pattern, which is searched anywhere in a name. Raises ValueError if it is malformed,
+    cannot be matched in linear time, or is longer than PATTERN_CHARS_MAX."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > PATTERN_CHARS_MAX:
@@ -39,14 +39,14 @@ class Pattern:
         self._compiled: Any = _compiled(pattern)
 
     def is_in(self, name: str) -> bool:
-        """Is it found anywhere in the name?"""
+        """Return whether the pattern is found anywhere in the name."""
         if not name.isascii():
             name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         return self._compiled.search(name) is not None
 
 
 def has_re2() -> bool:
-    """Whether RE2 matches, and not `re`."""
+    """Return whether RE2 is installed."""
     return re2 is not None
 
 
@@ -63,7 +63,7 @@ def _compiled(pattern: str) -> Any:
         raise ValueError(str(error)) from error
     except ValueError:
         raise
-    except Exception as error:  # re2.error is an Exception and no more
+    except Exception as error:  # re2.error derives from Exception
         said = error.args[0] if error.args else error
         text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
         raise ValueError(text) from error
@@ -81,7 +81,7 @@ def _backtracking(pattern: str) -> re.Pattern[str]:
 
 
 def _repeats(parsed: Any) -> int:
-    """How many repeats a match may have to go back through; for alternatives the most."""
+    """Return how many repeats a match may backtrack through; the most of all alternatives."""
     n = 0
     for kind, value in parsed:
         name = str(kind)
@@ -101,7 +101,7 @@ def _repeats(parsed: Any) -> int:
 
 
 def _is_fixed(parsed: Any) -> bool:
-    """Whether it matches in one way only."""
+    """Return whether it matches in one way only."""
     return all(
         str(kind) in ("LITERAL", "NOT_LITERAL", "ANY", "IN", "AT")
         or (str(kind) == "SUBPATTERN" and _is_fixed(value[3]))

@@ -1,14 +1,12 @@
-"""Identity: who a connection is in one vhost, and what it may configure, write and read.
+"""Identity: the user of a connection in one vhost, and what it may configure, write and read.
 
 A permission is a regular expression that is searched in the name of the exchange or queue, as in
-RabbitMQ: `^` and `$` anchor it, ".*" is everything, and the empty pattern is taken for "^$", which
-is no name at all. The default exchange is asked for by the name "amq.default", as there. Patterns
-are matched in linear time (access.patterns), which leaves out a little of RabbitMQ's PCRE.
+RabbitMQ: `^` and `$` anchor it, ".*" matches everything, and the empty pattern means "^$", which
+matches no name. The default exchange has the name "amq.default" here, as in RabbitMQ. Patterns are
+matched in linear time (access.patterns), so a little of RabbitMQ's PCRE is missing.
 
-An Identity never changes. When a user's permissions do, whoever serves the connection is handed
-another Identity; so answers can be remembered, at most CACHE_NAMES_MAX per verb.
-
-Passwords are not here (access.users), nor is who asks: each method that names a resource does, also
+An Identity never changes: when permissions change, the connection gets another Identity. So results
+can be cached, at most CACHE_NAMES_MAX per verb. Every method that names a resource checks it, also
 for names inside arguments (alternate and dead-letter exchanges).
 """
 
@@ -29,14 +27,14 @@ GUEST_OFF: Final = "off"
 
 
 class PatternCache:
-    """One permission: is a name matched? Remembers what it answered."""
+    """Matches names against one permission, and caches the results."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = Pattern(pattern or NOTHING)
         self._known: dict[str, bool] = {}
 
     def matches(self, name: str) -> bool:
-        """Is the pattern found anywhere in the name?"""
+        """Return whether the pattern is found anywhere in the name."""
         known = self._known.get(name)
         if known is None:
             known = self._pattern.is_in(name or DEFAULT_EXCHANGE)
@@ -47,7 +45,7 @@ class PatternCache:
 
 
 class Identity:
-    """A user in a vhost. tags: such as "administrator". OptionError: a pattern is no pattern."""
+    """A user in a vhost. tags: such as "administrator". Raises OptionError for a bad pattern."""
 
     def __init__(
         self, name: str, tags: frozenset[str], configure: str, write: str, read: str
@@ -64,24 +62,25 @@ class Identity:
         self._read = PatternCache(read)
 
     def may_configure(self, name: str) -> bool:
-        """May it make, change and delete an exchange or queue of that name?"""
+        """Return whether it may make, change and delete an exchange or queue of this name."""
         return self._configure.matches(name)
 
     def may_write(self, name: str) -> bool:
-        """May it publish to such an exchange, bind such a queue?"""
+        """Return whether it may publish to an exchange of this name, and bind such a queue."""
         return self._write.matches(name)
 
     def may_read(self, name: str) -> bool:
-        """May it consume, get and purge such a queue, bind from such an exchange?"""
+        """Return whether it may consume, get and purge such a queue, and bind from such an
+        exchange."""
         return self._read.matches(name)
 
     @property
     def is_administrator(self) -> bool:
-        """May it do everything, whatever the vhost?"""
+        """Whether it may do everything in all vhosts."""
         return ADMINISTRATOR in self.tags
 
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON has it, for another process; `from_facts` reads it."""
+        """Return the identity as JSON, for `from_facts` in another process."""
         return {
             "name": self.name,
             "tags": sorted(self.tags),
@@ -92,7 +91,7 @@ class Identity:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Identity":
-        """What `facts` gave."""
+        """Return the identity of `facts`."""
         return cls(
             facts["name"],
             frozenset(facts["tags"]),
@@ -103,12 +102,12 @@ class Identity:
 
 
 def everything(name: str) -> Identity:
-    """An identity that may do all, for those who hold the vhost's files themselves."""
+    """Return an identity that may do everything, for programs that own the vhost's files."""
     return Identity(name, frozenset({ADMINISTRATOR}), ".*", ".*", ".*")
 
 
 def check_pattern(verb: str, pattern: str) -> None:
-    """OptionError if `pattern` is no regular expression that access.patterns can match."""
+    """Raise OptionError if access.patterns cannot match the pattern."""
     try:
         Pattern(pattern)
     except ValueError as error:
@@ -117,15 +116,15 @@ def check_pattern(verb: str, pattern: str) -> None:
 
 
 def may_come_from(user: str, host: str, guest: str = GUEST_LOOPBACK) -> bool:
-    """May this user connect from that address? guest may from this machine only, or, with
-    GUEST_OFF, from nowhere."""
+    """Return whether the user may connect from this address. guest may connect only from this
+    machine, or, with GUEST_OFF, from nowhere."""
     if user not in LOOPBACK_USERS:
         return True
     return guest == GUEST_LOOPBACK and is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
-    """Is the numeric address one of this machine's own? Also if it is IPv4 written as IPv6."""
+    """Return whether the numeric address is a loopback address, also as IPv4 written as IPv6."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

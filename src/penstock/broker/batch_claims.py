@@ -30,14 +30,13 @@ from penstock.access.permissions import Identity
 from penstock.broker.batch_target import BatchTarget
 from penstock.broker.operation_args import refused
 from penstock.broker.refusals import access_refused
-from penstock.errors import ChannelError
+from penstock.errors import CONFLICT, ChannelError
 from penstock.storage import staging
 from penstock.storage.batches import Batch, BatchFacts, QueryOwner, StagedPage
 
 if TYPE_CHECKING:
     from penstock.broker.vhost import VHost
 
-CONFLICT: Final = 409
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40
 REMEMBERED_MAX: Final = 1000

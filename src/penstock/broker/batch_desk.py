@@ -35,8 +35,14 @@ from penstock.broker.batch_target import BatchTarget
 from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore
 from penstock.broker.operation_args import Reply, refused
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, CorruptionError, PenstockError
+from penstock.errors import (
+    NO_ROUTE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    CorruptionError,
+    PenstockError,
+)
 from penstock.storage import staging
 from penstock.storage.batches import Batch, QueryOwner
 from penstock.storage.durability import DISK

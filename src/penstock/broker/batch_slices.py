@@ -45,6 +45,8 @@ from penstock.errors import AMQPError, PenstockError
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
+from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import PublishedRun, Transaction
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class BatchSlice:
         self.transaction: Transaction = transaction
         self._planned: list[Planned] = []
         self._appends: list[StreamAppend] = []
-        self._later: list[tuple[Way, bytes]] = []
+        self._later: list[tuple[Way, bytes, SharedBody | None]] = []
         self.bytes: int = 0
         self.dropped: int = 0
 
@@ -121,6 +123,16 @@ class BatchSlice:
         return run is not None
 
     def _put(self, way: Way, body: bytes) -> None:
+        engine = self._vhost.engine
+        shared = engine.share_of(body, len(way.durable) + len(way.others))
+        with Sharing(engine, shared, completes=False):
+            self._put_durable(way, body)
+        for stream in way.streams:
+            self._appends.append(stream.begin_append(self.transaction, way.header, body))
+        if way.others:
+            self._later.append((way, body, shared))
+
+    def _put_durable(self, way: Way, body: bytes) -> None:
         if len(way.durable) == 1:
             queue = way.durable[0]
             plan = plan_of(queue, way.header, way.facts)
@@ -136,10 +148,6 @@ class BatchSlice:
             plan_all(self.transaction, way.durable, way.header, body, way.facts, self._planned)
         elif not way.streams and not way.others:
             self.dropped += 1
-        for stream in way.streams:
-            self._appends.append(stream.begin_append(self.transaction, way.header, body))
-        if way.others:
-            self._later.append((way, body))
 
     def commit(self) -> int:
         """Make it happen; the LSN. DiskFullError: nothing happened, and it is rolled back."""
@@ -167,9 +175,9 @@ class BatchSlice:
             touched[queue] = None
         for append in self._appends:
             append.done()
-        for way, body in self._later:
+        for way, body, shared in self._later:
             others = [queue for queue in way.others if not queue.is_deleted]
-            fan_out(vhost, others, [], way.header, body, way.facts)
+            fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
         for queue in touched:
             if queue.amq.options.overflow != DROP_HEAD:
                 queue.amq.after_dead_letters()

@@ -30,6 +30,7 @@ from penstock.access.permissions import Identity
 from penstock.broker.confirms import Confirms
 from penstock.broker.consumers import NO_LIMIT, Consumer, ConsumerChannel
 from penstock.broker.deliver import END, METHOD, begin_frame, write_delivery
+from penstock.broker.large_content import LargeContent
 from penstock.broker.output import Output
 from penstock.broker.publish import Publisher
 from penstock.broker.roles import Peer, Source
@@ -38,10 +39,11 @@ from penstock.broker.transactions import ChannelTransaction
 from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
-from penstock.codec.spec import PRECONDITION_FAILED, BasicCancel
-from penstock.errors import AMQPError, ChannelError
+from penstock.codec.spec import BasicCancel
+from penstock.errors import PRECONDITION_FAILED, AMQPError, ChannelError, CorruptionError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
+from penstock.storage.stored_body import StoredBody
 
 ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
 SHARING_MIN: Final = 2
@@ -120,6 +122,7 @@ class Channel(ConsumerChannel):
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output
         self._owes: bool = False
+        self._then: Callable[[], None] | None = None  # of `when_free`
         self._counted_bytes: int = 0  # of unacked deliveries, as the vhost counts them
 
     @property
@@ -161,7 +164,7 @@ class Channel(ConsumerChannel):
             self.handler.failed(self, error)
             return False
         for run in runs:
-            out = self.output.writer()
+            out = self.output.writer(self.number)
             begin_frame(out, METHOD, self.number, 13)
             out.write(ACK if run.is_ack else NACK)
             write_i64_be(out, run.last_tag)
@@ -175,6 +178,9 @@ class Channel(ConsumerChannel):
     def deliver(self, consumer: Consumer, delivery: Delivery) -> None:
         unacked = self.unacked
         output = self.output
+        stored: StoredBody | None = None
+        if delivery.message.body is None:
+            stored = self.open_body(consumer.source, delivery)
         if consumer.no_ack:
             tag = unacked.skip()
         else:
@@ -187,8 +193,38 @@ class Channel(ConsumerChannel):
                 self._turns.move_to_end(consumer)
         consumer.delivered += 1
         write_delivery(output, self.number, consumer, tag, delivery)
+        if stored is not None:
+            self.send_body(stored, consumer.source if consumer.no_ack else None, delivery.tag)
         if output.is_full():
             self.handler.went_full()
+
+    def open_body(self, source: Source, delivery: Delivery) -> StoredBody:
+        """The large body of a message that was fetched. CorruptionError, OSError: it cannot be
+        opened now, and the message is back in its source."""
+        try:
+            return self.vhost.engine.open_body(delivery.message)
+        except (CorruptionError, OSError):
+            source.release([delivery.tag])
+            raise
+
+    def send_body(self, stored: StoredBody, source: Source | None = None, tag: int = 0) -> None:
+        """Its header frame was written: the body follows, in pieces. Nothing more is delivered on
+        this channel meanwhile. source, tag: to be told when it was sent."""
+        output = self.output
+        output.put_large(LargeContent(self.number, output.frame_max, stored, source, tag))
+        self.can_deliver = False
+
+    def when_free(self, then: Callable[[], None]) -> None:
+        """Wait, as for the disk, until no large body is on its way on this channel; then call."""
+        self.is_waiting = True
+        self._then = then
+
+    def body_sent(self) -> None:
+        """The last large body was sent, and all that was behind it."""
+        self.update()
+        then, self._then = self._then, None
+        if then is not None:
+            self.go_on(then)
 
     def update(self) -> None:
         """Something changed that decides whether more may be delivered."""
@@ -196,6 +232,7 @@ class Channel(ConsumerChannel):
             self.handler.is_open_to_output
             and not self.is_closed
             and (not self.prefetch or self.consumer_unacked < self.prefetch)
+            and not self.output.is_busy(self.number)
         )
         if can and not self.can_deliver:
             self.can_deliver = True
@@ -493,6 +530,7 @@ class Channel(ConsumerChannel):
             return
         self.is_closed = True
         self.can_deliver = False
+        self._then = None
         self.give_back()
         self.backlog.clear()
         if self.is_waiting:

@@ -27,12 +27,6 @@ from penstock.broker.served_queue import Served, ServedQueue
 from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    ACCESS_REFUSED,
-    NOT_ALLOWED,
-    NOT_FOUND,
-    NOT_IMPLEMENTED,
-    PRECONDITION_FAILED,
-    RESOURCE_ERROR,
     AccessRequest,
     AccessRequestOk,
     BasicCancel,
@@ -60,6 +54,12 @@ from penstock.codec.spec import (
     TxSelectOk,
 )
 from penstock.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     ChannelError,
     DiskFullError,
@@ -68,6 +68,7 @@ from penstock.errors import (
 )
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import OS
+from penstock.storage.stored_body import StoredBody
 
 DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
@@ -197,9 +198,16 @@ def on_get(channel: Channel, method: Method) -> None:
 
 def _get(channel: Channel, queue: ServedQueue, *, no_ack: bool) -> None:
     amq = queue.amq
-    delivery = None if queue.is_deleted else amq.fetch()
+
+    def again() -> None:
+        _get(channel, queue, no_ack=no_ack)
+
+    if channel.output.is_busy(channel.number):  # a large body keeps a file open: one at a time
+        channel.when_free(again)
+        return
+    delivery = None if queue.is_deleted else amq.fetch(in_pieces=True)
     while delivery is None and amq.has_more_expired and not queue.is_deleted:
-        delivery = amq.fetch()
+        delivery = amq.fetch(in_pieces=True)
     if delivery is not None:
         _send_get_ok(channel, queue, delivery, no_ack=no_ack)
         return
@@ -207,19 +215,19 @@ def _get(channel: Channel, queue: ServedQueue, *, no_ack: bool) -> None:
     if held is None:
         channel.send(BasicGetEmpty())
         return
-
-    def again() -> None:
-        _get(channel, queue, no_ack=no_ack)
-
     lsn, mode = held
     channel.wait_for(lsn, mode, again)
 
 
 def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no_ack: bool) -> None:
+    stored: StoredBody | None = None
+    if delivery.message.body is None:
+        stored = channel.open_body(queue, delivery)
     if no_ack:
         tag = channel.unacked.skip()
-        queue.amq.ack([delivery.tag], OS)
-        queue.acked += 1
+        if stored is None:
+            queue.amq.ack([delivery.tag], OS)
+            queue.acked += 1
     else:
         tag = channel.add_pending(queue, delivery)
     queue.got += 1
@@ -227,6 +235,8 @@ def _send_get_ok(channel: Channel, queue: ServedQueue, delivery: Delivery, *, no
     if channel.handler.has_capability(DELIVERY_COUNT):
         counts |= COUNTS_OF_BOXES
     write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
+    if stored is not None:
+        channel.send_body(stored, queue if no_ack else None, delivery.tag)
     channel.vhost.dispatch.mark(queue)
 
 

@@ -1,7 +1,9 @@
-"""ConnectionFacts: what was settled about a connection before its vhost had it.
+"""ConnectionFacts: what the handshake found out about a connection, for its vhost.
 
-The supervisor accepts, shakes hands and finds out who it is; then the connection is handed over to
-its vhost's process, and these facts with it. They never change.
+The supervisor accepts a connection, does the handshake and checks the user. Then it hands the
+socket over to the process of the vhost, with these facts as JSON and the bytes that it has read
+after connection.open, because a client need not wait for answers. The vhost's process sends
+connection.open-ok. The facts never change. `tls` is reserved for facts of an encrypted connection.
 
 What a client says of itself, its properties, is a field table of up to 8 KiB that anybody can send
 and that only operators look at. So it stays bytes, which take a tenth of the memory, and is decoded
@@ -9,7 +11,8 @@ when it is shown; of one that is unusually long only what is well known, for a l
 the loop that all clients of the vhost share.
 """
 
-from dataclasses import dataclass
+import base64
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from penstock.codec.fields import decode_table, decode_value, raw_entry
@@ -26,10 +29,11 @@ CAPABILITIES: Final = (
 )
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class ConnectionFacts:
-    """What was settled before the hand-over. client_properties: a field table, checked, as bytes.
-    connected_at_ms: since 1970. tls: facts of TLS."""
+    """Facts of a connection. name: as people see it, "host:port -> host:port". client_properties: a
+    field table, checked, as bytes. frame_max (bytes), channel_max, heartbeat_s (0: none): as
+    negotiated. connected_at_ms: since 1970. tls: None, or facts of TLS."""
 
     name: str
     peer_host: str
@@ -44,6 +48,17 @@ class ConnectionFacts:
     heartbeat_s: int = 60
     connected_at_ms: int = 0
     tls: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON, with the properties in base64."""
+        encoded = base64.b64encode(self.client_properties).decode("ascii")
+        return {**asdict(self), "client_properties": encoded}
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> "ConnectionFacts":
+        """Return the facts of `to_json`."""
+        properties = base64.b64decode(facts["client_properties"])
+        return cls(**{**facts, "client_properties": properties})
 
 
 def shown(client_properties: bytes) -> dict[str, object]:

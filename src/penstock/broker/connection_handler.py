@@ -21,6 +21,11 @@ go on. The same holds for answers that come in a later turn (`failed`).
 comes behind them on this connection, and the client is not read until it is over; it is told with
 connection.blocked if it understands that. A client that only consumes notices nothing.
 
+**Large bodies** are sent by a chore of the connection, a piece whenever the transport takes more:
+no other client waits for a file to be read. What the client is slow to take is not read, and takes
+no RAM. A body that cannot be read, or turns out to be damaged, ends the connection (541) before the
+content is whole, for the client cannot be told otherwise; its message stays.
+
 **Bounds.** A channel that waits for the disk keeps its events; beyond a thousand of them, or 4 MiB,
 the client is not read. What is kept, unfinished bodies and unacked deliveries are counted for the
 vhost (`account`). A message that has begun and makes no progress for a minute ends the connection:
@@ -36,7 +41,7 @@ from penstock.broker import operations
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_basic import BASIC_METHODS
 from penstock.broker.channel_topology import TOPOLOGY_METHODS
-from penstock.broker.chores import DONE, Chore
+from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
 from penstock.broker.outlet import Outlet
 from penstock.broker.output import Output
@@ -45,11 +50,7 @@ from penstock.broker.spooled import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
-    COMMAND_INVALID,
-    CONNECTION_FORCED,
-    INTERNAL_ERROR,
     METHODS,
-    RESOURCE_ERROR,
     BasicCancel,
     BasicNack,
     BasicReject,
@@ -67,9 +68,14 @@ from penstock.codec.spec import (
     PenstockCall,
 )
 from penstock.errors import (
+    COMMAND_INVALID,
+    CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     AMQPError,
     ChannelError,
+    CorruptionError,
     DiskFullError,
 )
 from penstock.protocol.connection import Connection
@@ -129,6 +135,8 @@ class ConnectionHandler(ChannelOwner):
         self._counted_bytes: int = 0
         self._unfinished_bytes: int = 0
         self._is_throttled: bool = False
+        self._sending: SendingBodies = SendingBodies(self)
+        self._may_send_piece: bool = False  # the transport takes more: one piece, if not others
         # Channel -> (what was unfinished, since when), as of the last look.
         self._stalled: dict[int, tuple[int, float]] = {}
         connection.room = vhost.body_room
@@ -173,6 +181,9 @@ class ConnectionHandler(ChannelOwner):
         """The transport takes more, or does not."""
         if is_writable != self.is_open_to_output and not self.is_closed:
             self.is_open_to_output = is_writable
+            if is_writable and self.output.has_large():
+                self._may_send_piece = True
+                self.vhost.chores.wake(self._sending)
             for channel in self.channels.values():
                 channel.update()
 
@@ -206,6 +217,56 @@ class ConnectionHandler(ChannelOwner):
             self.outlet.close(client_first=self._said_goodbye)
         else:
             self.writable(self.outlet.is_writable)
+            if self.output.has_large():
+                self.vhost.chores.wake(self._sending)
+                self.account()
+
+    def send_piece(self) -> int:
+        """The next piece of a large body, if the transport takes more: a step of a chore."""
+        output = self.output
+        if output.has_frames():  # the body's own header frame may be among them
+            self.flush()
+        if self._is_lost or self.is_closed or self.is_closing or not output.has_large():
+            return ASLEEP
+        # Small messages of other channels must not keep the transport full for ever.
+        if not self.outlet.is_writable and not self._may_send_piece:
+            return ASLEEP
+        self._may_send_piece = False
+        try:
+            freed, parts = output.next_frames()
+        except (CorruptionError, OSError) as error:
+            self._body_failed(error)
+            return ASLEEP
+        for part in parts:
+            self.sent_bytes += len(part)
+            self.outlet.send(part)
+        if freed >= 0:
+            self.account()
+            self._look_at_reading()
+            channel = self.channels.get(freed)
+            if channel is not None:
+                channel.body_sent()
+        self.writable(self.outlet.is_writable)
+        return AGAIN
+
+    def _body_failed(self, error: Exception) -> None:
+        """A large body cannot be sent to its end: the connection ends, whose client has a part of
+        it, and is not to blame."""
+        if self.vhost.engine.failed is not None:
+            raise error
+        self.vhost.event(
+            "corruption", f"connection {self.name} ends, a body is unreadable: {error}"
+        )
+        self.is_ended_by_server = True
+        text = "the body of a message cannot be read; it is left in its queue"
+        self.fail(AMQPConnectionError(INTERNAL_ERROR, text))
+        self.account()
+
+    def sending_failed(self, error: Exception) -> None:
+        """A step of the chore has raised this, which nobody expected: the client misses bytes."""
+        self._mistake(error)
+        self.is_ended_by_server = True
+        self.fail(AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
 
     def went_full(self) -> None:
         if self.vhost.dispatch.is_serving:  # a limit would take what the client is there for
@@ -254,7 +315,7 @@ class ConnectionHandler(ChannelOwner):
         if not self._is_lost:
             for event in self._held:
                 now += event_bytes(event)
-            now += self._backlog_bytes
+            now += self._backlog_bytes + self.output.large_bytes()
         change = now - self._counted_bytes
         self._counted_bytes = now
         for channel in self.channels.values():
@@ -548,6 +609,8 @@ class ConnectionHandler(ChannelOwner):
 
     def _look_at_reading(self) -> None:
         is_behind = self._backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
+        if self.output.has_large() and self.output.waiting_bytes() > BACKLOG_BYTES_MAX:
+            is_behind = True
         pause = bool(self._held) or is_behind or self._is_throttled
         if pause != self._is_paused:
             self._is_paused = pause
@@ -624,11 +687,12 @@ class ConnectionHandler(ChannelOwner):
     def _end_channels(self) -> None:
         for number in list(self.channels):
             self._drop_channel(number)
+        self.output.abandon(is_tried=not self.is_ended_by_server)
         self.vhost.owner_gone(self)
 
     def _say(self, number: int, method: Method) -> None:
         """A method that the protocol's states must know of."""
-        self.output.writer().write(self.connection.send(number, method))
+        self.output.writer(number).write(self.connection.send(number, method))
 
     def info(self) -> dict[str, Any]:
         """What people see of it."""
@@ -665,6 +729,19 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
         and event.channel == channel.number
         and isinstance(event.method, BasicReject | BasicNack)
     )
+
+
+class SendingBodies(Chore):
+    """The large bodies of a connection, a piece at a time."""
+
+    def __init__(self, handler: ConnectionHandler) -> None:
+        self._handler: ConnectionHandler = handler
+
+    def step(self) -> int:
+        return self._handler.send_piece()
+
+    def failed(self, error: Exception) -> None:
+        self._handler.sending_failed(error)
 
 
 class RestOfRun(Chore):

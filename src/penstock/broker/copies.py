@@ -12,7 +12,7 @@ Hot is only `has_copies`: nearly no message has any.
 
 from typing import Final
 
-from penstock.errors import ChannelError
+from penstock.errors import PRECONDITION_FAILED, ChannelError
 from penstock.queues import raw_tables
 from penstock.queues.raw_properties import HEADERS, PropertiesError, RawProperties
 from penstock.queues.raw_tables import RawEntry
@@ -20,7 +20,6 @@ from penstock.queues.x_death import CC, routing_keys_in
 
 BCC: Final = b"BCC"
 HEADERS_IN_FIRST_OCTET: Final = HEADERS >> 8
-PRECONDITION_FAILED: Final = 406
 
 
 class Copies:

@@ -9,6 +9,9 @@ between.
     header   2 | channel 2 | length 4 | 60 2 | 0 2 | body size 8 | property flags and list | CE
     body     3 | channel 2 | length 4 | bytes | CE               none if empty, several if large
 
+Of a large body that is in the store only method and header are written here; its frames are made
+when the client takes them (large_content.py).
+
 What stands in front of and behind the delivery tag is kept with the consumer, for the last address:
 messages of one queue mostly have the same.
 
@@ -75,13 +78,11 @@ def write_delivery(
         props = header[at:]
     if address != consumer.address or not consumer.front:
         _set_address(consumer, channel, address)
-    out = output.writer()
+    out = output.writer(channel)
     out.write(consumer.front)
     write_i64_be(out, delivery_tag)
     out.write(consumer.redelivered if delivery.is_redelivered else consumer.fresh)
-    body = message.body
-    assert body is not None, "a message is fetched with its body"
-    write_content(output, channel, props, body)
+    write_content(output, channel, props, message.size, message.body)
 
 
 def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:
@@ -102,15 +103,19 @@ def begin_frame(out: BytesWriter, kind: int, channel: int, size: int) -> None:
     write_i32_be(out, size)
 
 
-def write_content(output: Output, channel: int, props: bytes, body: bytes) -> None:
-    """Content header and body frames."""
-    size = len(body)
-    out = output.writer()
+def write_content(
+    output: Output, channel: int, props: bytes, size: int, body: bytes | None
+) -> None:
+    """Content header and body frames. body: None if the body, of `size` bytes, is large and comes
+    from the store: `Output.put_large` is to follow."""
+    out = output.writer(channel)
     begin_frame(out, HEADER, channel, HEADER_FIXED_BYTES + len(props))
     out.write(CONTENT)
     write_i64_be(out, size)
     out.write(props)
     out.append(END)
+    if body is None:
+        return
     piece_bytes = output.frame_max - FRAME_EXTRA_BYTES
     if size > piece_bytes:
         for start in range(0, size, piece_bytes):
@@ -125,9 +130,9 @@ def write_content(output: Output, channel: int, props: bytes, body: bytes) -> No
 
 def _write_body(output: Output, channel: int, body: bytes) -> None:
     """A body frame whose content is not copied."""
-    out = output.writer()
+    out = output.writer(channel)
     begin_frame(out, BODY, channel, len(body))
-    out = output.put(body)
+    out = output.put(channel, body)
     out.append(END)
 
 
@@ -139,7 +144,7 @@ def write_get_ok(
     message = delivery.message
     address, props = address_of(message.header, queue)
     props = counted_props(message.header, props, delivery.attempts, counts)
-    out = output.writer()
+    out = output.writer(channel)
     begin_frame(out, METHOD, channel, METHOD_FIXED_BYTES + len(address) + 4)
     out.write(GET_OK)
     write_i64_be(out, delivery_tag)
@@ -147,16 +152,17 @@ def write_get_ok(
     out.write(address)
     out.write(min(ready, 0xFFFFFFFF).to_bytes(4, "big"))
     out.append(END)
-    assert message.body is not None, "a message is fetched with its body"
-    write_content(output, channel, props, message.body)
+    write_content(output, channel, props, message.size, message.body)
 
 
 def write_return(
-    output: Output, channel: int, code: int, text: str, address: bytes, props: bytes, body: bytes
-) -> None:
-    """A basic.return with its content: a mandatory message that no queue got."""
+    output: Output, channel: int, code: int, text: str, address: bytes, props: bytes, size: int,
+    body: bytes | None,
+) -> None:  # fmt: skip
+    """A basic.return with its content: a mandatory message that no queue got. size, body: see
+    write_content."""
     reply = text.encode("utf-8", "surrogateescape")
-    out = output.writer()
+    out = output.writer(channel)
     begin_frame(out, METHOD, channel, 4 + 2 + 1 + len(reply) + len(address))
     out.write(RETURN)
     write_i16_be(out, code)
@@ -164,4 +170,4 @@ def write_return(
     out.write(reply)
     out.write(address)
     out.append(END)
-    write_content(output, channel, props, body)
+    write_content(output, channel, props, size, body)

@@ -7,7 +7,8 @@
                                                             take it alike
 
 To a queue a message is persistent if its delivery mode is 2 and the queue is durable; a stream
-knows nothing else.
+knows nothing else. However many records there are, the queues share one body in RAM, and it is
+counted once (shared_body.py).
 
 A full disk is a DiskFullError: none of those that share a record has it.
 
@@ -22,7 +23,9 @@ from penstock.errors import QueueFullError
 from penstock.message import Message
 from penstock.queues.arrivals import Plan
 from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
+from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import Published, Transaction
 
 Planned = tuple[ServedQueue, Plan, Published]
@@ -30,10 +33,21 @@ Planned = tuple[ServedQueue, Plan, Published]
 
 def fan_out(
     vhost: VHost, queues: list[ServedQueue], streams: list[ServedStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None = None,
+    body: bytes, facts: Facts, spooled: Message | None = None, copies: SharedBody | None = None,
 ) -> tuple[int, bool]:  # fmt: skip
-    """Publish to all these. spooled: the body is in the store, and `body` is empty. The LSN to wait
-    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: what
+    other queues share the body by, to which it was published already. The LSN to wait for, and
+    whether a queue refused. DiskFullError: none that shares a record has it."""
+    if copies is None:
+        copies = vhost.engine.share_of(body, len(queues))
+    with Sharing(vhost.engine, copies):
+        return _fan_out(vhost, queues, streams, header, body, facts, spooled)
+
+
+def _fan_out(
+    vhost: VHost, queues: list[ServedQueue], streams: list[ServedStream], header: bytes,
+    body: bytes, facts: Facts, spooled: Message | None,
+) -> tuple[int, bool]:  # fmt: skip
     shared: list[ServedQueue] = []
     lsn = 0
     is_refused = False
@@ -94,12 +108,16 @@ def _publish_shared(
                 group.append((other, plan))
             mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
             targets = [plan.index for _, plan in group]
-            if spooled is not None and mode != NONE and not done:
-                spooled.expiry_ms = like.expiry_ms
-                engine.publish_spooled(targets, like.header, spooled, mode)
+            if spooled is None:
+                engine.publish(targets, like.header, body, mode, like.expiry_ms)
+            elif mode == NONE:
+                spooled = engine.in_transient(spooled)
+                engine.publish_stored(targets, like.header, spooled, like.expiry_ms)
             else:
-                whole = body if spooled is None else whole_body(vhost, spooled)
-                engine.publish(targets, like.header, whole, mode, like.expiry_ms)
+                spooled = engine.in_persistent(spooled)
+                message = spooled.copy()
+                message.expiry_ms = like.expiry_ms
+                engine.publish_spooled(targets, like.header, message, mode)
             if mode != NONE:
                 lsn = engine.last_lsn
             for queue, plan in group:
@@ -174,7 +192,7 @@ def plan_all(
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
     """A spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.state.store.read(spooled.store_file, spooled.id)
+    return vhost.engine.store_of(spooled).read(spooled.store_file, spooled.id)
 
 
 def plan_of(queue: ServedQueue, header: bytes, facts: Facts) -> Plan:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from mmap import mmap
 from typing import Final
 
-from penstock.errors import ChannelError
+from penstock.errors import ACCESS_REFUSED, ChannelError
 
 SIZE: Final = 512
 HEAD: Final = struct.Struct("<BdH")
@@ -37,7 +37,6 @@ HANDLING: Final = 1
 TURN: Final = 2
 MESSAGES: Final = "messages"
 NAME_BYTES_MAX: Final = SIZE - HEAD.size
-ACCESS_REFUSED: Final = 403
 
 
 def signature(user: str, operation: str) -> bytes:

@@ -25,8 +25,7 @@ from penstock.broker import refusals
 from penstock.broker.chores import AGAIN, ASLEEP, DONE, Chore, Pace, SliceSize
 from penstock.broker.operation_args import Reply
 from penstock.broker.served_queue import ServedQueue
-from penstock.codec.spec import RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, PenstockError
+from penstock.errors import RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.leasing import SLICE_MESSAGES
 from penstock.storage.durability import DISK

@@ -21,8 +21,7 @@ Not here: leases (lease_calls.py), who may read the queue (operations_leases.py)
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.codec.spec import RESOURCE_ERROR, RESOURCE_LOCKED
-from penstock.errors import ChannelError
+from penstock.errors import RESOURCE_ERROR, RESOURCE_LOCKED, ChannelError
 
 if TYPE_CHECKING:
     from penstock.broker.vhost import VHost

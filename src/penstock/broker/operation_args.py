@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX, decode_table, encode_table
-from penstock.codec.spec import PRECONDITION_FAILED
-from penstock.errors import ChannelError
+from penstock.errors import PRECONDITION_FAILED, ChannelError
 
 Reply = Callable[[object], None]  # takes the result of an operation, or its AMQPError
 

@@ -1,28 +1,32 @@
-"""Operation JSON: arguments and results of operations as they travel by penstock.call.
+"""Operation JSON: arguments and results of operations as JSON, for every way to call them.
 
-JSON has no bytes: they stand as {"b64": "..."}, anywhere. Times are ISO 8601 in UTC, decimals text,
-and what AMQP knows besides is told as text too; nobody reads those back. A text of a result that is
-no Unicode (a name of a queue may be any bytes) has U+FFFD for its bad bytes; arguments with a lone
-surrogate are refused.
+JSON has no bytes: they are written as {"b64": "..."}, anywhere. Times are ISO 8601 in UTC; decimals
+and other values of AMQP are text, and are not read back.
 
-Not here: the lines of the control socket (penstock.server), what is called (operations.py).
+The name of a queue may be any bytes, kept as text with surrogates for bytes that are not UTF-8.
+JSON for other programs (penstock.call, HTTP) must be valid Unicode: there, U+FFFD stands for such a
+byte, and arguments with a lone surrogate are refused. Between Penstock's own programs (the control
+socket, the links of processes) such text stays as it is (`is_exact`).
+
+An operation's values are converted where they begin and where they end: by the caller and by the
+process that answers. Programs between them pass the JSON on.
 """
 
 import base64
 import json
 from datetime import datetime
 
-from penstock.codec.spec import SYNTAX_ERROR
-from penstock.errors import ChannelError, valid_text
+from penstock.errors import SYNTAX_ERROR, ChannelError, valid_text
 
 
 def dumps(result: object) -> bytes:
-    """A result, compact, as UTF-8."""
+    """Return a result as compact JSON in UTF-8."""
     return json.dumps(to_json(result), separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> dict[str, object]:
-    """Arguments; b"" for none. ChannelError 502 for what is no JSON object, or no Unicode."""
+    """Return arguments; b"" is none. Raises ChannelError 502 for invalid JSON or Unicode, or if it
+    is not an object."""
     if not data:
         return {}
     try:
@@ -34,16 +38,18 @@ def loads(data: bytes) -> dict[str, object]:
     return found
 
 
-def to_json(value: object) -> object:
-    """The value as JSON can say it."""
+def to_json(value: object, *, is_exact: bool = False) -> object:
+    """Return the value as JSON has it. is_exact: keep text that stands for bytes."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
-        return {valid_text(str(key)): to_json(inner) for key, inner in value.items()}
+        return {
+            valid_text(str(key)): to_json(inner, is_exact=is_exact) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(inner) for inner in value]
+        return [to_json(inner, is_exact=is_exact) for inner in value]
     if isinstance(value, str):
-        return valid_text(value)
+        return value if is_exact and _is_name(value) else valid_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if value is None or isinstance(value, bool | int | float):
@@ -51,20 +57,30 @@ def to_json(value: object) -> object:
     return valid_text(str(value))
 
 
-def from_json(value: object) -> object:
-    """The same back, as far as it can be. ValueError: what stands for bytes is no base64, or a text
-    has a lone surrogate."""
+def from_json(value: object, *, is_exact: bool = False) -> object:
+    """Return the value of JSON. is_exact: allow text that stands for bytes. Raises ValueError for
+    bytes that are not base64, and for a lone surrogate that is not allowed."""
     if isinstance(value, dict):
-        for key in value:
-            _check_text(key)
+        if not is_exact:
+            for key in value:
+                _check_text(key)
         if len(value) == 1 and isinstance(value.get("b64"), str):
             return base64.b64decode(value["b64"], validate=True)
-        return {key: from_json(inner) for key, inner in value.items()}
+        return {key: from_json(inner, is_exact=is_exact) for key, inner in value.items()}
     if isinstance(value, list):
-        return [from_json(inner) for inner in value]
-    if isinstance(value, str):
+        return [from_json(inner, is_exact=is_exact) for inner in value]
+    if isinstance(value, str) and not is_exact:
         _check_text(value)
     return value
+
+
+def _is_name(text: str) -> bool:
+    """Return whether the text stands for bytes: whether its surrogates are those of decoding."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_text(text: str) -> None:

@@ -54,8 +54,7 @@ from penstock.broker.operations_messages import (
 )
 from penstock.broker.refusals import access_refused
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NOT_FOUND
-from penstock.errors import ChannelError, PenstockError
+from penstock.errors import NOT_FOUND, ChannelError, PenstockError
 
 BOX: Final = "box."
 OPERATOR: Final = everything("operator")

@@ -35,8 +35,7 @@ from penstock.broker.batch_desk import CommitCall, batch_desk
 from penstock.broker.batch_target import BatchTarget
 from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.operations_messages import answer_when_settled, error_of
-from penstock.codec.spec import RESOURCE_ERROR
-from penstock.errors import ChannelError
+from penstock.errors import RESOURCE_ERROR, ChannelError
 from penstock.storage.batches import QueryOwner, StagedPage
 from penstock.storage.staged_frames import CHECKSUM_MASK
 

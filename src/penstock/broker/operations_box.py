@@ -51,8 +51,7 @@ from penstock.broker.served_stream import ServedStream
 from penstock.broker.unacked import Delivered
 from penstock.broker.vhost import VHost
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
-from penstock.codec.spec import NOT_FOUND
-from penstock.errors import AMQPError, ChannelError, QueueFullError
+from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import DISK, MODE_NAMES, OS
 

@@ -27,8 +27,14 @@ from penstock.broker.refusals import called, not_found
 from penstock.broker.served_queue import ServedQueue
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
-from penstock.codec.spec import NO_ROUTE, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, DiskFullError, QueueFullError
+from penstock.errors import (
+    NO_ROUTE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+)
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 

@@ -67,7 +67,7 @@ def _partition(number: int, part: Stream) -> Info:
         "partition": number,
         "number": part.number,
         "stream_id": part.queue.stream_id.hex(),
-        "path": part.path,
+        "path": part.queue.fs.place(part.path),
         "first": part.first_offset,
         "head": part.head_offset,
         "last_time_us": part.queue.last_time_us,

@@ -18,8 +18,7 @@ from typing import Final
 from penstock.broker.operation_args import OperationArgs, Reply, refused
 from penstock.broker.operations_messages import WAIT_MS_MAX, operators
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import NOT_FOUND, RESOURCE_ERROR
-from penstock.errors import AMQPError, ChannelError, DiskFullError, PenstockError
+from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
 from penstock.storage.backup import Backup
 from penstock.storage.checkpointer import IDLE, SLICES
 from penstock.storage.fresh_directory import FreshDirectory
@@ -96,7 +95,7 @@ class CheckpointJob(Job):
             self._has_begun = checkpoints.phase != IDLE  # not within a large commit
             return PAUSE_S
         if checkpoints.count == self._before:
-            raise DiskFullError(engine.path, engine.fs.free_bytes(engine.path), checkpoints.bytes)
+            raise engine.disk_error(checkpoints.bytes)
         self.result = {"number": checkpoints.number, "bytes": checkpoints.bytes}
         return None
 

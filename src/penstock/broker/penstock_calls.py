@@ -15,14 +15,8 @@ from typing import Any, Final
 from penstock.broker.channel import Channel
 from penstock.broker.operation_json import dumps, loads
 from penstock.broker.vhost import VHost
-from penstock.codec.spec import (
-    CONTENT_TOO_LARGE,
-    INTERNAL_ERROR,
-    PenstockCall,
-    PenstockCallError,
-    PenstockCallOk,
-)
-from penstock.errors import AMQPError
+from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
+from penstock.errors import CONTENT_TOO_LARGE, INTERNAL_ERROR, AMQPError
 
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes

@@ -40,6 +40,7 @@ from penstock.broker.copies import copies, has_copies
 from penstock.broker.deliver import HEADERS, write_return
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.fan_out import fan_out
+from penstock.broker.large_content import LargeContent
 from penstock.broker.output import Output
 from penstock.broker.publish_facts import (
     Facts,
@@ -52,8 +53,13 @@ from penstock.broker.served_queue import ServedQueue
 from penstock.broker.served_stream import ServedStream
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, scan
-from penstock.codec.spec import NO_ROUTE, NOT_IMPLEMENTED
-from penstock.errors import AMQPConnectionError, DiskFullError, QueueFullError
+from penstock.errors import (
+    NO_ROUTE,
+    NOT_IMPLEMENTED,
+    AMQPConnectionError,
+    DiskFullError,
+    QueueFullError,
+)
 from penstock.message import Message
 from penstock.native import mypyc_attr
 from penstock.storage.durability import NONE
@@ -340,7 +346,9 @@ class Publisher:
             return
         queues, streams = targets.queues, targets.streams
         if not queues and not streams:
-            if route.is_mandatory:
+            if route.is_mandatory and spooled is not None:
+                self.give_back_stored(route, props, spooled)
+            elif route.is_mandatory:
                 self.give_back(route, props, body)
             if self.confirms is not None:
                 self.confirms.published(0)
@@ -357,4 +365,14 @@ class Publisher:
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """A mandatory message that no queue gets."""
-        write_return(self.output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, body)
+        self._return(route, props, len(body), body)
+
+    def give_back_stored(self, route: Route, props: bytes, message: Message) -> None:
+        """The same of one whose body is in the store. CorruptionError, OSError."""
+        body = self.vhost.engine.open_body(message)
+        self._return(route, props, message.size, None)
+        self.output.put_large(LargeContent(self.number, self.output.frame_max, body))
+
+    def _return(self, route: Route, props: bytes, size: int, body: bytes | None) -> None:
+        output = self.output
+        write_return(output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, size, body)

@@ -12,8 +12,7 @@ out of the scan that validates them. What is rarer is decoded when its flag is t
 from typing import Final
 
 from penstock.codec.properties import BasicProperties, expiration_at
-from penstock.codec.spec import PRECONDITION_FAILED
-from penstock.errors import ChannelError
+from penstock.errors import PRECONDITION_FAILED, ChannelError
 from penstock.queues.queue_options import MS_MAX
 
 PERSISTENT: Final = 2

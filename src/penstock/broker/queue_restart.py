@@ -101,9 +101,9 @@ class QueueRestarts:
     def _let_go(self, queue: ServedQueue) -> None:
         """Nobody has to do with its old life any more."""
         queue.is_deleted = True
-        self._monitor.unregister(queue.amq.backing)
-        for part in queue.amq.delays.parts():
+        for part in (queue.amq.backing, *queue.amq.delays.parts()):
             self._monitor.unregister(part)
+            part.unshare()
         queue.consumers.cancel_all()
         queue.wake_waiters()
 

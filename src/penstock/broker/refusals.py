@@ -12,15 +12,19 @@ Not here: refusals that only one method of a channel has (channel_basic.py, publ
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.errors import AMQPConnectionError, ChannelError, DiskFullError
+from penstock.errors import (
+    ACCESS_REFUSED,
+    COMMAND_INVALID,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_LOCKED,
+    AMQPConnectionError,
+    ChannelError,
+    DiskFullError,
+)
 
 DEFAULT: Final = "amq.default"  # by which permissions know the default exchange
-ACCESS_REFUSED: Final = 403
-NOT_FOUND: Final = 404
-RESOURCE_LOCKED: Final = 405
-PRECONDITION_FAILED: Final = 406
-COMMAND_INVALID: Final = 503
-NOT_IMPLEMENTED: Final = 540
 SHOWN_READERS: Final = 10
 
 

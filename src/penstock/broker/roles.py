@@ -70,6 +70,11 @@ class Source(ABC):
     def ack(self, tags: list[int]) -> None:
         """These are done with. Unknown tags are ignored, here as everywhere."""
 
+    def sent(self, tags: list[int]) -> None:
+        """Clients that need not acknowledge these have got them. Where a full disk keeps that from
+        being logged, it is done later."""
+        self.ack(tags)
+
     @abstractmethod
     def requeue(self, tags: list[int]) -> None:
         """These failed, and are wanted again."""

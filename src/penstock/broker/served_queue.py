@@ -225,7 +225,7 @@ class ServedQueue(Served):
                     break
                 if consumer.channel.is_shared and self._is_turn_of_others(consumer, dispatch):
                     break
-                delivery = amq.fetch()
+                delivery = amq.fetch(in_pieces=True)
                 if delivery is None:
                     if amq.has_more_expired:
                         dispatch.mark(self)
@@ -233,11 +233,11 @@ class ServedQueue(Served):
                         self._wait_for_head(dispatch)
                     break
                 n += 1
-                if delivery.is_redelivered:
-                    self.redelivered += 1
+                self.redelivered += delivery.is_redelivered
                 consumer.channel.deliver(consumer, delivery)
                 if consumer.no_ack:
-                    done.append(delivery.tag)
+                    if delivery.message.body is not None:  # else `sent` comes
+                        done.append(delivery.tag)
                 elif consumer.channel.is_shared and not dispatch.is_serving:
                     dispatch.again(self)
                     break
@@ -296,6 +296,13 @@ class ServedQueue(Served):
     def ack(self, tags: list[int]) -> None:
         self.amq.ack(tags, OS)
         self.acked += len(tags)
+
+    def sent(self, tags: list[int]) -> None:
+        self._owed += tags
+        try:
+            self._ack_owed()
+        except DiskFullError:
+            self._dispatch.without_space(self)
 
     def requeue(self, tags: list[int]) -> None:
         """Back to their places, one attempt more. Without room to log that, they go back all the

@@ -24,12 +24,18 @@ from typing import Final
 
 from penstock.broker.arguments import of_type
 from penstock.broker.consumers import Consumer
-from penstock.broker.refusals import NOT_IMPLEMENTED, access_refused, called, precondition_failed
+from penstock.broker.refusals import access_refused, called, precondition_failed
 from penstock.broker.served_queue import Served
 from penstock.broker.stream_arguments import NEXT, Start, partition_of, reader_of, start_of
 from penstock.broker.stream_reading import StreamReading
-from penstock.codec.spec import RESOURCE_ERROR
-from penstock.errors import AMQPConnectionError, ChannelError, CorruptionError, DiskFullError
+from penstock.errors import (
+    NOT_IMPLEMENTED,
+    RESOURCE_ERROR,
+    AMQPConnectionError,
+    ChannelError,
+    CorruptionError,
+    DiskFullError,
+)
 from penstock.queues import stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.dead_letter import StreamTaker

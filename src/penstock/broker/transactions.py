@@ -38,6 +38,8 @@ from penstock.broker.usage import Hold
 from penstock.broker.vhost import VHost
 from penstock.errors import ChannelError, QueueFullError
 from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
+from penstock.storage.sharing import Sharing
 
 PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
 ACK_BYTES: Final = 200
@@ -46,10 +48,14 @@ ACK_BYTES: Final = 200
 class Kept:
     """A publish that is made right after the commit."""
 
-    def __init__(self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts) -> None:
+    def __init__(
+        self, queues: list[ServedQueue], header: bytes, body: bytes, facts: Facts,
+        shared: SharedBody | None,
+    ) -> None:  # fmt: skip
         self.queues: list[ServedQueue] = queues
         self.header: bytes = header
         self.body: bytes = body
+        self.shared: SharedBody | None = shared  # with the queues that have it by the commit
         self.facts: Facts = Facts()
         self.facts.is_persistent = facts.is_persistent
         self.facts.priority = facts.priority
@@ -92,10 +98,13 @@ class ChannelTransaction(Collecting):
         others = [queue for queue in queues if queue not in durable]
         for queue in queues:
             self._check_room(queue, len(body))
+        engine = self.vhost.engine
+        shared = engine.share_of(body, len(queues))
         if others:
-            self._kept.append(Kept(others, header, body, facts))
+            self._kept.append(Kept(others, header, body, facts, shared))
         if durable and self.refusal is None:
-            plan_all(self._transaction, durable, header, body, facts, self._puts)
+            with Sharing(engine, shared, completes=False):
+                plan_all(self._transaction, durable, header, body, facts, self._puts)
         if self.refusal is None:
             for stream in targets.streams:
                 self._appends.append(stream.begin_append(self._transaction, header, body))
@@ -181,7 +190,7 @@ class ChannelTransaction(Collecting):
         vhost.usage.release(self._hold)
         for kept in self._kept:
             fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
-                    kept.facts)  # fmt: skip
+                    kept.facts, None, kept.shared)  # fmt: skip
         return lsn
 
     def _look_at_mandatory(self) -> None:

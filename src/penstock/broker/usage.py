@@ -31,15 +31,13 @@ from penstock.access.limits import (
     LimitTable,
 )
 from penstock.broker import refusals
-from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
 from penstock.queues.budget import format_bytes
 
 CONNECTION_BYTES: Final = 12 << 10  # measured: with its session and transport
 CHANNEL_BYTES: Final = 3 << 10
 TOPOLOGY_PART: Final = 2  # one half of the budget
 TRANSACTIONS_PART: Final = 4  # a quarter
-NOT_ALLOWED: Final = 530
-RESOURCE_ERROR: Final = 506
 BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so many seconds
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 

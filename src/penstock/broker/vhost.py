@@ -63,7 +63,7 @@ from penstock.broker.usage import Usage
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
-from penstock.protocol.content import BodyRoom
+from penstock.protocol.connection import BodyRoom
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import Target

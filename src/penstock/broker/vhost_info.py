@@ -62,6 +62,7 @@ def queue_info(vhost: VHost, queue: Served) -> Info:
         "memory": told["ram_bytes"],
         "memory_alphas": told["alpha_bytes"],
         "memory_rows": told["row_bytes"],
+        "memory_elsewhere": told["elsewhere_bytes"],
         "memory_target": _limit(told["target_bytes"]),
         "memory_max": _limit(told["max_bytes"]),
         "memory_min": _limit(told["min_bytes"]),

@@ -1,5 +1,5 @@
-"""The commands of `penstock`, one module for each group.
+"""The commands of `penstock`, in modules by what an operator looks for.
 
-`main` holds the table of groups and turns errors into exit codes; a group's module, and whatever
-it imports, is loaded when one of its commands is used, so that `penstock --version` stays quick.
+`main` has the table of commands and turns errors into exit codes. The module of a command, and what
+it imports, is loaded when the command is used, so that `penstock --version` stays quick.
 """

@@ -1,15 +1,12 @@
-"""Ask: what the commands for operators share: the control socket of the broker of `--data`.
+"""Ask: the options and the connection that the operators' commands share.
 
-A broker that runs listens at `control.sock` in its data directory, readable by its own user alone;
-that is all the permission that is asked for. So `--data` says which broker is meant, and no user or
-password does; without it that is the one that `penstock serve` would run here. Nobody there:
-UnavailableError, exit code 69.
+A running broker listens at `control.sock` in its data directory, which only its own user can open;
+no other permission is needed. So `--data` names the broker, without user and password. By default
+it is the broker that `penstock serve` would run here. If none answers: UnavailableError, exit code
+69.
 
-The client of the socket is imported when a command runs. Tests hand another one in as the context's
-object: a callable from data directory to Client.
-
-Not here: what is asked (the other modules of this package), how requests travel
-(penstock.server.control).
+The socket's client is imported when a command runs. Tests pass another one as the context's object:
+a callable from data directory to Client. How requests travel: penstock.server.control.
 """
 
 import errno
@@ -30,8 +27,7 @@ DEFAULT_DATA: Final = "./penstock-data"
 
 
 def data_of(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str:
-    """The data directory that is meant: what was given, what the configuration beside us says for
-    `serve`, or the default."""
+    """Return the data directory: the given one, that of the configuration file, or the default."""
     if given is not None:
         return given
     path = os.environ.get("PENSTOCK_CONFIG", FILE)
@@ -55,7 +51,7 @@ DATA = click.option(
 
 
 def named(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:
-    """A name as it was given, in which `\\xNN` stands for a byte."""
+    """Return a name in which `\\xNN` stands for a byte."""
     return None if given is None else escaping.unescaped(given)
 
 
@@ -74,11 +70,12 @@ class Client(Protocol):
     """A connection to a broker's control socket."""
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
-        """The result of an operation, with bytes where they are. RefusedError, UnavailableError."""
+        """Return the result of an operation, with bytes decoded. Raises RefusedError and
+        UnavailableError."""
         ...
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...
 
 
@@ -87,7 +84,7 @@ Connect = Callable[[str], Client]
 
 @contextmanager
 def asked(data: str) -> Iterator[Client]:
-    """The broker that serves this directory, for several operations."""
+    """Connect to the broker of this directory, for several operations."""
     connect: Connect = click.get_current_context().find_root().obj or _Socket
     client = connect(data)
     try:
@@ -97,13 +94,13 @@ def asked(data: str) -> Iterator[Client]:
 
 
 def ask(data: str, op: str, vhost: str | None = None, /, **args: object) -> Any:
-    """One operation on one connection."""
+    """Return the result of one operation, on a connection of its own."""
     with asked(data) as client:
         return client.call(op, vhost, **args)
 
 
 class _Socket:
-    """The real one; it connects at the first call."""
+    """The client of a control socket. It connects at the first call."""
 
     def __init__(self, data: str) -> None:
         from penstock.server.control import ControlClient
@@ -120,11 +117,11 @@ class _Socket:
             raise RefusedError(error.code, error.text) from error
         except NoServerError as error:
             if isinstance(error.__cause__, PermissionError):
-                text = "the control socket is for the user that runs the broker"
+                text = "only the user that runs the broker may use its control socket"
                 raise PermissionError(errno.EACCES, text, self._data) from error
             raise UnavailableError(
                 f"no broker answers in {self._data} ({error.reason}): is `penstock serve --data "
-                f"{self._data}` running? --data says which one is meant"
+                f"{self._data}` running? --data sets the broker"
             ) from error
 
     def close(self) -> None:

@@ -1,29 +1,26 @@
-"""The command `penstock`: the table of command groups, and how errors become exit codes.
+"""The command `penstock`: the table of its commands, and how errors become exit codes.
 
-Why so.  A group's module is imported when one of its commands is asked for, and not before: what
-starts often (completion, `--version`, a health check in a loop) pays for click alone. `rich` is
-imported by the commands that draw something, and only when they write to a terminal.
+A command's module is imported when the command is used, so that frequent starts (completion,
+`--version`, a health check in a loop) import only click. Commands import `rich` only when they draw
+on a terminal.
 
-What the user did wrong, or what the disk holds, is told in one line on stderr that begins with
-`penstock:`, and in the exit code, after sysexits.h:
+An error is one line on stderr that begins with `penstock:`, and an exit code after sysexits.h:
 
-     0  done                                   70  a mistake of ours, with its traceback
-    64  wrong use: unknown command or option   73  it would not be safe to create the store there
+     0  done                                   70  a bug in Penstock, with its traceback
+    64  wrong use: unknown command or option   73  creating the store there would not be safe
     65  the data is damaged or too new         74  the disk failed, or is full
     66  no such file, queue or store           75  try again later: another process has it
     69  no broker there, or the port is taken  77  no permission
    130  interrupted (Ctrl-C)
-
-Not here.  What the commands do: the other modules of this package.
 """
 
 import difflib
-import os  # noqa: TID251 - the descriptor of stdout, when its reader has gone
+import os  # noqa: TID251 - the descriptor of stdout, when its reader has exited
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -71,11 +68,11 @@ EX_INTERRUPTED: Final = 130
 
 
 class UnavailableError(PenstockError):
-    """No broker serves the directory, it went away, or the address to serve at is taken."""
+    """No broker serves the directory, the broker went away, or the address is taken."""
 
 
 class FailedError(PenstockError):
-    """A command did not do what it was asked to. code: the exit code."""
+    """A command failed. exit_code: the process's."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -90,7 +87,7 @@ class RefusedError(PenstockError):
         self.code = code
 
 
-# An error that is not named here has the code of its nearest base class.
+# Error -> exit code. An error that is not listed has the code of its nearest base class.
 EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OptionError: EX_USAGE,
     TransactionTooLargeError: EX_USAGE,
@@ -124,7 +121,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     OSError: EX_IOERR,
 }
 
-# What a broker refuses, by its reply code; any other is a mistake of somebody's: 70.
+# Reply code of a broker -> exit code. Any other reply code is a bug: 70.
 REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
     312: EX_NOINPUT,  # NO_ROUTE
     320: EX_UNAVAILABLE,  # CONNECTION_FORCED
@@ -141,178 +138,137 @@ REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
     541: EX_UNAVAILABLE,
 }
 
-# Command -> where its click command is. Nothing of it is imported before it is used.
-GROUPS: Final[Mapping[str, str]] = {
-    "add_user": "penstock.cli.user_verbs:add_user",
-    "add_vhost": "penstock.cli.node_verbs:add_vhost",
-    "await_startup": "penstock.cli.node_verbs:await_startup",
-    "backup": "penstock.cli.node_verbs:backup",
-    "bind_queue": "penstock.cli.queue_verbs:bind_queue",
-    "change_password": "penstock.cli.user_verbs:change_password",
-    "checkpoint": "penstock.cli.node_verbs:checkpoint",
-    "clear_permissions": "penstock.cli.user_verbs:clear_permissions",
-    "clear_user_limits": "penstock.cli.user_verbs:clear_user_limits",
-    "clear_vhost_limits": "penstock.cli.user_verbs:clear_vhost_limits",
-    "consume": "penstock.cli.message_verbs:consume",
-    "declare_exchange": "penstock.cli.queue_verbs:declare_exchange",
-    "declare_queue": "penstock.cli.queue_verbs:declare_queue",
-    "delete_exchange": "penstock.cli.queue_verbs:delete_exchange",
-    "delete_queue": "penstock.cli.queue_verbs:delete_queue",
-    "delete_user": "penstock.cli.user_verbs:delete_user",
-    "delete_vhost": "penstock.cli.node_verbs:delete_vhost",
-    "get": "penstock.cli.message_verbs:get",
-    "health_check": "penstock.cli.node_verbs:health_check",
-    "list_alerts": "penstock.cli.list_verbs:list_alerts",
-    "list_batches": "penstock.cli.list_verbs:list_batches",
-    "list_bindings": "penstock.cli.list_verbs:list_bindings",
-    "list_channels": "penstock.cli.list_verbs:list_channels",
-    "list_connections": "penstock.cli.list_verbs:list_connections",
-    "list_consumers": "penstock.cli.list_verbs:list_consumers",
-    "list_exchanges": "penstock.cli.list_verbs:list_exchanges",
-    "list_leases": "penstock.cli.list_verbs:list_leases",
-    "list_permissions": "penstock.cli.list_verbs:list_permissions",
-    "list_queues": "penstock.cli.list_verbs:list_queues",
-    "list_user_limits": "penstock.cli.list_verbs:list_user_limits",
-    "list_users": "penstock.cli.list_verbs:list_users",
-    "list_vhost_limits": "penstock.cli.list_verbs:list_vhost_limits",
-    "list_vhosts": "penstock.cli.list_verbs:list_vhosts",
-    "peek": "penstock.cli.message_verbs:peek",
-    "pipeline": "penstock.cli.pipeline_verbs:pipeline",
-    "publish": "penstock.cli.publish_verb:publish",
-    "purge_queue": "penstock.cli.queue_verbs:purge_queue",
-    "release_lease": "penstock.cli.release_verbs:release_lease",
-    "release_query": "penstock.cli.release_verbs:release_query",
-    "restart_vhost": "penstock.cli.node_verbs:restart_vhost",
-    "serve": "penstock.cli.serve:serve",
-    "set_permissions": "penstock.cli.user_verbs:set_permissions",
-    "set_user_limits": "penstock.cli.user_verbs:set_user_limits",
-    "set_user_tags": "penstock.cli.user_verbs:set_user_tags",
-    "set_vhost_limits": "penstock.cli.user_verbs:set_vhost_limits",
-    "spark": "penstock.cli.spark_verbs:spark",
-    "start_vhost": "penstock.cli.node_verbs:start_vhost",
-    "status": "penstock.cli.node_verbs:status",
-    "stop": "penstock.cli.node_verbs:stop",
-    "stop_vhost": "penstock.cli.node_verbs:stop_vhost",
-    "store": "penstock.cli.store:store",
-    "tail": "penstock.cli.tail_verb:tail",
-    "unbind_queue": "penstock.cli.queue_verbs:unbind_queue",
-}
 
-# What `penstock --help` says of each, so that it need not be imported for that.
-GROUP_HELP: Final[Mapping[str, str]] = {
-    "add_user": "Add a user.",
-    "add_vhost": "Add a vhost.",
-    "await_startup": "Wait until the broker is ready.",
-    "backup": "Copy a vhost, in use, into a new data directory.",
-    "bind_queue": "Bind a queue to an exchange.",
-    "change_password": "Change a user's password.",
-    "checkpoint": "Make a checkpoint now.",
-    "clear_user_limits": "Give a user the server's default limits again.",
-    "clear_vhost_limits": "Give a vhost the server's default limits again.",
-    "clear_permissions": "Take a user's permissions on a vhost away.",
-    "consume": "Print messages as they come, and acknowledge them.",
-    "declare_exchange": "Declare an exchange.",
-    "declare_queue": "Declare a queue.",
-    "delete_exchange": "Delete an exchange.",
-    "delete_queue": "Delete a queue with all that it holds.",
-    "delete_user": "Delete a user.",
-    "delete_vhost": "Delete a vhost with all that it holds.",
-    "get": "Print the next message, and acknowledge it.",
-    "health_check": "Whether the broker serves; exit code 69 and the problems if not.",
-    "list_alerts": "Alerts of a vhost.",
-    "list_batches": "Batches that were written exactly once.",
-    "list_bindings": "Bindings of a vhost.",
-    "list_channels": "Channels of a vhost's connections.",
-    "list_connections": "Connections of all vhosts.",
-    "list_consumers": "Consumers of a vhost.",
-    "list_exchanges": "Exchanges of a vhost.",
-    "list_leases": "What readers have leased of queues.",
-    "list_permissions": "Who may do what.",
-    "list_queues": "Queues of a vhost.",
-    "list_user_limits": "Limits of users.",
-    "list_users": "Users and their tags.",
-    "list_vhost_limits": "Limits of vhosts.",
-    "list_vhosts": "Vhosts and their state.",
-    "peek": "Print messages and leave them where they are.",
-    "pipeline": "Run, check, list and show pipelines from streams into tables and queues.",
-    "publish": "Publish messages, and wait until they are safe.",
-    "purge_queue": "Delete all ready messages of a queue.",
-    "release_lease": "Give a reader's messages back to their queue.",
-    "release_query": "Forget a query that wrote exactly once.",
-    "restart_vhost": "Start a vhost that is down, or start one again.",
-    "serve": "Run the broker.",
-    "set_permissions": "What a user may configure, write and read in a vhost.",
-    "set_user_limits": "Limit a user's connections, channels and publish rate.",
-    "set_user_tags": "Set a user's tags.",
-    "set_vhost_limits": "Limit a vhost's connections, queues, exchanges and bindings.",
-    "spark": "What a Spark cluster wants: the package as a zip for --py-files.",
-    "start_vhost": "Start a vhost that was stopped, or is down.",
-    "status": "What the broker is doing.",
-    "stop": "Stop the broker in order.",
-    "stop_vhost": "Stop one vhost, until start_vhost.",
-    "store": "Verify, dump, salvage and measure a store that is not in use; where what lies.",
-    "tail": "Print the records of a stream.",
-    "unbind_queue": "Take a binding away.",
+class Verb(NamedTuple):
+    """A command: the module of this package that defines it by its name, and its line of help."""
+
+    module: str
+    help: str
+
+
+# Every command of `penstock`, grouped by module. A command's own help begins with the same line.
+VERBS: Final[Mapping[str, Verb]] = {
+    # the broker
+    "serve": Verb("serve", "Run the broker."),
+    # the running broker and its vhosts
+    "add_vhost": Verb("node", "Add a vhost."),
+    "await_startup": Verb("node", "Wait until the broker is ready."),
+    "backup": Verb("node", "Copy a vhost in use into a new data directory."),
+    "checkpoint": Verb("node", "Make a checkpoint of a vhost now."),
+    "delete_vhost": Verb("node", "Delete a vhost and everything in it."),
+    "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
+    "restart_vhost": Verb("node", "Start a vhost that is down, or restart one."),
+    "start_vhost": Verb("node", "Start a vhost that is stopped or down."),
+    "status": Verb("node", "Show the broker's state, memory and disk use."),
+    "stop": Verb("node", "Stop the broker in order."),
+    "stop_vhost": Verb("node", "Stop one vhost until start_vhost."),
+    # queues, exchanges and bindings
+    "bind_queue": Verb("queues", "Bind a queue to an exchange."),
+    "declare_exchange": Verb("queues", "Declare an exchange."),
+    "declare_queue": Verb("queues", "Declare a queue."),
+    "delete_exchange": Verb("queues", "Delete an exchange."),
+    "delete_queue": Verb("queues", "Delete a queue and its messages."),
+    "purge_queue": Verb("queues", "Delete all ready messages of a queue."),
+    "release_lease": Verb("queues", "Return a reader's leased messages to their queue."),
+    "release_query": Verb("queues", "Forget a query that writes exactly once."),
+    "unbind_queue": Verb("queues", "Remove a binding."),
+    # messages
+    "consume": Verb("messages", "Print messages as they arrive, and acknowledge them."),
+    "get": Verb("messages", "Print the next messages, and acknowledge them."),
+    "peek": Verb("messages", "Print the next messages of a queue without taking them."),
+    "publish": Verb("messages", "Publish messages, and wait until they are confirmed."),
+    "tail": Verb("messages", "Print the records of a stream."),
+    # lists
+    "list_alerts": Verb("lists", "List the alerts of a vhost."),
+    "list_batches": Verb("lists", "List the last batch of each query that writes exactly once."),
+    "list_bindings": Verb("lists", "List the bindings of a vhost."),
+    "list_channels": Verb("lists", "List the channels of a vhost's connections."),
+    "list_connections": Verb("lists", "List the connections of all vhosts."),
+    "list_consumers": Verb("lists", "List the consumers of a vhost."),
+    "list_exchanges": Verb("lists", "List the exchanges of a vhost."),
+    "list_leases": Verb("lists", "List the messages that readers have leased of queues."),
+    "list_permissions": Verb("lists", "List users' permissions."),
+    "list_queues": Verb("lists", "List the queues of a vhost."),
+    "list_user_limits": Verb("lists", "List the limits of users; -1 is none."),
+    "list_users": Verb("lists", "List users and their tags."),
+    "list_vhost_limits": Verb("lists", "List the limits of vhosts; -1 is none."),
+    "list_vhosts": Verb("lists", "List vhosts and their state."),
+    # users, permissions and limits
+    "add_user": Verb("users", "Add a user."),
+    "change_password": Verb("users", "Change a user's password."),
+    "clear_permissions": Verb("users", "Remove a user's permissions on a vhost."),
+    "clear_user_limits": Verb("users", "Restore the server's default limits of a user."),
+    "clear_vhost_limits": Verb("users", "Restore the server's default limits of a vhost."),
+    "delete_user": Verb("users", "Delete a user."),
+    "set_permissions": Verb("users", "Set what a user may configure, write and read in a vhost."),
+    "set_user_limits": Verb("users", "Set limits of a user."),
+    "set_user_tags": Verb("users", "Set a user's tags."),
+    "set_vhost_limits": Verb("users", "Set limits of a vhost."),
+    # Spark
+    "pipeline": Verb("pipelines", "Run, check, list and show pipelines into tables and queues."),
+    "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
+    # stores on disk
+    "store": Verb("store", "Check, dump, salvage, measure and copy a store that is not in use."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand in a table, name -> "module:attribute"."""
+    """The group of all commands in VERBS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the table, sorted."""
-        return sorted(GROUPS)
+        """Return the names in the table, sorted."""
+        return sorted(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command of that name; None if the table has none."""
-        place = GROUPS.get(cmd_name)
-        if place is None:
+        """Import and return the command of that name, or None if there is none."""
+        verb = VERBS.get(cmd_name)
+        if verb is None:
             return None
-        module, attribute = place.split(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{place} is no click command"
+        module = import_module(f"penstock.cli.{verb.module}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command), f"{cmd_name} in {verb.module} is not a command"
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with names that are like it when there is none of that name. `list queues`
-        and `list-queues` are `list_queues`."""
+        """Resolve a command as click does, with suggestions for an unknown name. `list queues` and
+        `list-queues` mean `list_queues`."""
         args = _joined(args)
         name = args[0]
-        if not name.startswith("-") and name not in GROUPS and not ctx.resilient_parsing:
+        if not name.startswith("-") and name not in VERBS and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {name!r}.{_hint(args)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, without importing any of the groups."""
+        """Write the list for `--help` without importing the commands."""
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(GROUP_HELP.items()))
+            formatter.write_dl([(name, VERBS[name].help) for name in sorted(VERBS)])
 
 
 def _joined(args: list[str]) -> list[str]:
-    """The arguments with a command of two words, or with hyphens, as the one name that it has."""
+    """Return the arguments with a command of two words, or with hyphens, as one name."""
     first = args[0].replace("-", "_")
-    if first in GROUPS:
+    if first in VERBS:
         return [first, *args[1:]]
     both = f"{first}_{args[1]}".replace("-", "_") if len(args) > 1 else first
-    return [both, *args[2:]] if both in GROUPS else args
+    return [both, *args[2:]] if both in VERBS else args
 
 
 def _hint(args: list[str]) -> str:
-    """What may have been meant: of two words the nearest command, of one those that begin so."""
-    family = [name.replace("_", " ") for name in sorted(GROUPS) if name.startswith(f"{args[0]}_")]
+    """Suggest commands: those that begin with the word, or the nearest one."""
+    family = [name.replace("_", " ") for name in sorted(VERBS) if name.startswith(f"{args[0]}_")]
     if len(args) == 1 and family:
         return f" There are: {', '.join(family)}."
     for given in ("_".join(args[:2]), args[0]):
-        near = difflib.get_close_matches(given, GROUPS, n=1)
+        near = difflib.get_close_matches(given, VERBS, n=1)
         if near:
             return f" Did you mean {near[0]!r}?"
     return ""
 
 
 def version_text() -> str:
-    """Such as "0.1.0 (compiled)"."""
+    """Return the version, such as "0.1.0 (compiled)"."""
     return f"{penstock.__version__} ({penstock.build_kind()})"
 
 
@@ -344,8 +300,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of an error, by its class or the nearest base class in EXIT_CODES; what a
-    broker said has one by its reply code."""
+    """Return the exit code of an error, by its class or by the broker's reply code."""
     if isinstance(error, AMQPError | RefusedError):
         return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
     if isinstance(error, FailedError):
@@ -359,7 +314,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """What to tell the user: one line, whatever the error's text holds."""
+    """Return the error as one line for the user."""
     if isinstance(error, OSError) and error.strerror:
         path = f"{error.filename}: " if error.filename is not None else ""
         return escaping.one_line(f"penstock: {path}{error.strerror}")
@@ -368,11 +323,11 @@ def one_line(error: BaseException) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:
-    """Run one command and return its exit code. `arguments`: those of the process when None; `obj`:
-    the click context's object, see `ask`.
+    """Run one command and return its exit code. arguments: by default the process's. obj: the click
+    context's object, see ask.py.
 
-    An error that is not Penstock's, click's or the operating system's is a mistake in the program:
-    its traceback is what a report of it needs.
+    An error that is not Penstock's, click's or the operating system's is a bug: its traceback is
+    printed.
     """
     try:
         result = cli.main(args=arguments, prog_name="penstock", standalone_mode=False, obj=obj)
@@ -386,10 +341,10 @@ def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("penstock: interrupted", err=True)
         return EX_INTERRUPTED
-    except SystemExit:  # click's, when whoever read what we print has gone, as `head` does
+    except SystemExit:  # click's, when the reader of stdout has exited, as `head` does
         return EX_IOERR
-    except BrokenPipeError:  # the same, at the very end
-        # What is left in the buffer goes nowhere, and not into a complaint at the very end.
+    except BrokenPipeError:  # the same, at the end
+        # Discard the buffer; otherwise Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EX_IOERR
     except (PenstockError, OSError) as error:

@@ -1,19 +1,18 @@
-"""`penstock serve`: run the broker until it is told to stop.
+"""`penstock serve`: runs the broker until it is stopped.
 
     penstock 0.1.0 (compiled) is ready: amqp://guest:guest@localhost:5672/  http://localhost:15672/
     data ./penstock-data  memory 9.6 GiB  durability disk
 
-One line on stdout when clients can connect, with the ports as they really are: `--port 0` picks
-a free one, `--http-port 0` too, and with `--http-port off` there is no HTTP. What happens after
-that is logged on stderr. SIGTERM and SIGINT stop it in order, exit code 0.
+It prints one line on stdout when clients can connect, with the actual ports: `--port 0` picks a
+free one, `--http-port 0` too, and `--http-port off` means no HTTP. Later events are logged on
+stderr. SIGTERM and SIGINT stop the broker in order, exit code 0.
 
-It listens on 127.0.0.1 unless told otherwise, because the user that every new broker has,
-guest with the password guest, is known to everybody; and guest may connect from this machine alone
-even where it listens to others (`--host 0.0.0.0`).
+It listens on 127.0.0.1 by default, because every new broker has the well-known user guest with the
+password guest. Even where it listens on other addresses (`--host 0.0.0.0`), guest may connect from
+this machine only.
 
-The broker and all that it imports are loaded when it is started, not for `--help`.
-
-Not here: the values and where they come from (penstock.config), the broker (penstock.server).
+The broker's modules are imported when it starts, not for `--help`. Values and where they come from:
+penstock.config; the broker: penstock.server.
 """
 
 import errno
@@ -37,12 +36,11 @@ if TYPE_CHECKING:
 
 FILE: Final = "penstock.toml"
 LOCAL: Final = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - names, no bind
-DEFAULT_PORT: Final = 5672
 
 
 @click.command("serve")
-@click.option("--data", metavar="DIR", help="Data directory, made when missing [./penstock-data].")
-@click.option("--host", metavar="ADDR", help="Address to listen at [127.0.0.1]; 0.0.0.0: all.")
+@click.option("--data", metavar="DIR", help="Data directory, created if missing [./penstock-data].")
+@click.option("--host", metavar="ADDR", help="Address to listen on [127.0.0.1]; 0.0.0.0: all.")
 @click.option("--port", type=int, metavar="N", help="Port [5672]; 0: a free one.")
 @click.option(
     "--http-port", metavar="N",
@@ -63,11 +61,12 @@ def serve(
     data: str | None, host: str | None, port: int | None, http_port: str | None,
     memory: str | None, durability: str | None, config: str | None, log_level: str | None,
 ) -> None:  # fmt: skip
-    """Run the broker. Without any option it serves amqp://guest:guest@localhost:5672/ from
-    ./penstock-data.
+    """Run the broker.
 
-    All this can be said in penstock.toml and by PENSTOCK_DATA, PENSTOCK_PORT ... too; an option
-    wins.
+    Without options it serves amqp://guest:guest@localhost:5672/ from ./penstock-data.
+
+    penstock.toml and PENSTOCK_DATA, PENSTOCK_PORT ... can set the same values; an option overrides
+    them.
     """
     flags = {
         "data": data, "host": host, "port": port, "http_port": http_port, "memory": memory,
@@ -79,7 +78,7 @@ def serve(
 def configured(
     flags: Mapping[str, object], path: str | None, environment: Mapping[str, str], directory: str
 ) -> Config:
-    """The Config of these flags, this environment, and the file that is named or lies in the
+    """Return the Config of these flags, this environment, and the file that is named or in the
     directory."""
     path = path or environment.get("PENSTOCK_CONFIG")
     file: dict[str, object] = {}
@@ -103,7 +102,8 @@ def configured(
 
 
 def run(config: Config) -> None:
-    """Serve until the end. UnavailableError: the address is taken, or is none of this machine."""
+    """Serve until stopped. Raises UnavailableError if the address is taken or not of this
+    machine."""
     from penstock.server.serve_settings import ServeSettings
     from penstock.server.supervisor import serve as serve_until_stopped
 
@@ -144,31 +144,31 @@ def run(config: Config) -> None:
     try:
         serve_until_stopped(settings, lambda facts: click.echo(ready_line(config, facts)))
     except OSError as error:
-        raise told(config, error) from error
+        raise explained(config, error) from error
 
 
-def told(config: Config, error: OSError) -> Exception:
-    """An error of listening, said so that one knows what to do; any other as it is."""
+def explained(config: Config, error: OSError) -> Exception:
+    """Return the error of listening with advice; any other error unchanged."""
     port, option, otherwise = config.port, "--port", ""
     if config.http_port is not None and error.filename == f"{config.host}:{config.http_port}":
         port, option, otherwise = config.http_port, "--http-port", ", or --http-port off"
     place = f"{config.host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return UnavailableError(
-            f"{place} is taken by another process: stop that one, choose another {option}, or "
+            f"{place} is taken by another process: stop it, choose another {option}, or "
             f"{option} 0 for a free one{otherwise}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return UnavailableError(f"{place} is no address of this machine: choose another --host")
+        return UnavailableError(f"{place} is not an address of this machine: choose another --host")
     if error.errno in (errno.EACCES, errno.EPERM) and 0 < port < 1024:
         return PermissionError(
-            error.errno, f"ports below 1024 are not everybody's; choose another {option}", place
+            error.errno, f"ports below 1024 need privileges; choose another {option}", place
         )
     return error
 
 
 def ready_line(config: Config, facts: "ReadyFacts") -> str:
-    """What is printed when clients can connect."""
+    """Return the line that is printed when clients can connect."""
     host = "localhost" if facts.host in LOCAL else facts.host
     host = f"[{host}]" if ":" in host else host
     durability = MODE_NAMES[config.mode]

@@ -1,13 +1,13 @@
-"""`penstock store`: look at a store that is not in use, copy it, and get out of it what is left.
+"""`penstock store`: checks, dumps, salvages, measures and copies a store that is not in use.
 
-`path` alone is for stores in use, too: it says where what lies.
+Only `path`, which prints where files are, works on stores in use too.
 
 Results go to stdout, everything else to stderr. On a terminal, work that takes longer than a second
-shows a bar and tables are drawn; in a pipe there are plain lines, fields separated by tabs, and no
-progress unless -v asks for it. `rich` is imported when something is drawn, and not before.
+shows a bar, and tables are drawn; in a pipe there are plain lines with tabs, and progress only with
+-v. `rich` is imported when something is drawn.
 
-Exit codes are those of `main`: 65 when `verify` found a problem or `salvage` had to leave something
-behind. The work itself is in `penstock.storage`: verify, dump, salvage, stats, backup.
+Exit codes are those of main.py: 65 when `verify` found a problem or `salvage` lost something. The
+work is done in penstock.storage: verify, dump, salvage, stats, backup.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli.ask import DATA, ask, named
 from penstock.cli.main import (
     EX_DATAERR,
@@ -30,18 +30,21 @@ from penstock.cli.main import (
     RefusedError,
     UnavailableError,
 )
-from penstock.cli.shown import FORMAT, table
+from penstock.cli.output import FORMAT, table
 from penstock.clock import SystemClock
 from penstock.errors import LockedError
 from penstock.storage import backup as backups
 from penstock.storage import dump as dumps
+from penstock.storage import move as moves
 from penstock.storage import salvage as salvages
 from penstock.storage import stats as figures
 from penstock.storage import verify as verifies
-from penstock.storage.data_directory import DataDirectory, check_version, hash_name
+from penstock.storage.data_directory import DataDirectory, check_version, hash_name, placed
 from penstock.storage.dump_text import queue_title
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.filesystem import FileSystem, OsFileSystem
+from penstock.storage.options import check_directory
+from penstock.storage.placed_filesystem import PlacedFileSystem
 from penstock.storage.queue_name import directories_of
 from penstock.storage.user_store import vhosts_in
 from penstock.storage.verify import Progress
@@ -50,12 +53,12 @@ BAR_AFTER_S = 1.0
 DRAW_EVERY_S = 0.1
 
 DIRECTORY = click.argument("directory", metavar="DIR")
-VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Tell progress in a pipe too.")
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print progress in a pipe too.")
 
 
-@click.group(help="Verify, dump, salvage and measure a store that is not in use.")
+@click.group(help="Check, dump, salvage, measure and copy a store that is not in use.")
 def store() -> None:
-    """The group; its help is above."""
+    """The group of commands. Its help is above."""
 
 
 @store.command()
@@ -63,9 +66,9 @@ def store() -> None:
 @VERBOSE
 @FORMAT
 def verify(directory: str, verbose: bool, form: str) -> int:
-    """Check everything that a store promises. Changes nothing.
+    """Check every checksum and reference of a store. Changes nothing.
 
-    DIR is a data directory, or one vhost's. Each problem is told with file and position, and the
+    DIR is a data directory, or one vhost's. Each problem is printed with file and position; the
     exit code is 65 if there is one.
     """
     with _files() as fs, _progress(verbose) as progress:
@@ -74,9 +77,9 @@ def verify(directory: str, verbose: bool, form: str) -> int:
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_OK if report.is_fine else EX_DATAERR
     for problem in report.problems:
-        shown.say(f"problem: {problem}")
+        output.say(f"problem: {problem}")
     for note in report.notes:
-        shown.say(f"note: {note}")
+        output.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
     rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
@@ -94,16 +97,16 @@ def verify(directory: str, verbose: bool, form: str) -> int:
 @store.command()
 @click.argument("path", metavar="PATH")
 def dump(path: str) -> None:
-    """Print a file of a store, or all files below a directory, a line for each thing in it.
+    """Print a file of a store, or all files below a directory, a line for each entry.
 
-    What does not verify is marked DAMAGED. Takes no lock: of a store in use it shows what happens
-    to be on disk.
+    Entries that fail their checksum are marked DAMAGED. Takes no lock: for a store in use it prints
+    what is on disk at the moment.
     """
     with _files() as fs:
-        if not fs.exists(path):
+        if not placed(fs, path).exists(path):
             raise FileNotFoundError(2, "No such file or directory", path)
-        for line in dumps.dump_tree(fs, path):
-            shown.say(line)
+        for line in dumps.dump_tree(placed(fs, path), path):
+            output.say(line)
 
 
 @store.command()
@@ -111,15 +114,15 @@ def dump(path: str) -> None:
 @click.argument("into", metavar="INTO")
 @click.option(
     "--vhost", "vhosts", multiple=True, metavar="NAME",
-    help="A name that a vhost may have which has lost its file .vhost. May be repeated.",
+    help="A name that a vhost without its file .vhost may have. May be repeated.",
 )  # fmt: skip
 @VERBOSE
 @FORMAT
 def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, form: str) -> int:
-    """Write everything of a damaged store that can still be read into a new one.
+    """Write everything that can be read of a damaged store into a new one.
 
-    DIR is not changed. INTO must not exist, or be empty. What is lost is told by file and position,
-    and the exit code is 65 if anything is.
+    DIR is not changed. INTO must not exist, or be empty. Losses are printed with file and position;
+    the exit code is 65 if there are any.
     """
     known = (*vhosts, *vhosts_in(f"{directory}/node.db"))
     names = [name.encode("utf-8", "surrogateescape") for name in known]
@@ -132,9 +135,9 @@ def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, f
         click.echo(json.dumps(asdict(report), indent=2))
         return EX_DATAERR if report.losses else EX_OK
     for loss in report.losses:
-        shown.say(f"lost: {loss}")
+        output.say(f"lost: {loss}")
     for note in report.notes:
-        shown.say(f"note: {note}")
+        output.say(f"note: {note}")
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]
@@ -151,7 +154,7 @@ def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, f
 @DIRECTORY
 @FORMAT
 def stats(directory: str, form: str) -> None:
-    """Sizes of files, messages of each queue, garbage, log to be read, RAM to be expected."""
+    """Print sizes of files, messages of each queue, garbage, log to replay, and RAM needed."""
     with _files() as fs:
         found = figures.stats(fs, directory)
     if form == "json":
@@ -187,8 +190,8 @@ def stats(directory: str, form: str) -> None:
 def backup(directory: str, into: str) -> None:
     """Copy a store that is not in use into a new data directory.
 
-    DIR is opened as a start does, so a torn log is recovered there first. On one disk, files that
-    never change are linked and cost no room. TO must not exist, be empty, or be an unfinished
+    DIR is opened as at a start, so a torn log is recovered there first. On one disk, files that
+    never change are hard-linked and take no space. TO must not exist, be empty, or be an unfinished
     backup.
     """
     with _files() as fs:
@@ -215,13 +218,47 @@ def backup(directory: str, into: str) -> None:
     )
 
 
+@store.command("move")
+@DIRECTORY
+@click.option("--log-directory", metavar="TO", help="Where the log is to be; DIR: in DIR again.")
+@click.option(
+    "--spill-directory", metavar="TO",
+    help="Where messages that leave RAM are to be; DIR: in DIR again.",
+)  # fmt: skip
+@VERBOSE
+def move(
+    directory: str, log_directory: str | None, spill_directory: str | None, verbose: bool
+) -> None:
+    """Move the log of a store, or what leaves RAM, to another disk and back. Nobody may use it.
+
+    Each TO must be empty, or not exist while its parent does. All is copied and synced before the
+    store goes on there, so an interrupted move does no harm: give the same command again. Without
+    any TO what an interrupted move has left is deleted.
+    """
+    log = str(Path(log_directory).absolute()) if log_directory else ""
+    spill = str(Path(spill_directory).absolute()) if spill_directory else ""
+    check_directory("log_directory", log)
+    check_directory("spill_directory", spill)
+    with _files() as fs, _progress(verbose) as progress:
+        moved = moves.move(
+            fs, directory, log_directory=log, spill_directory=spill, progress=progress
+        )
+    for note in moved.notes:
+        output.say(f"note: {note}")
+    for kind, root in moved.roots.items():
+        output.say(f"{root}: has the {kind} files of {directory} now")
+    click.echo(f"{moved.files} files moved ({moved.bytes} bytes)")
+
+
 @store.command("path")
 @click.argument("vhost", callback=named)
 @click.argument("queue", required=False, callback=named)
 @FORMAT
 @DATA
 def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
-    """Print the directory of a VHOST, or of a QUEUE or stream in it: one for each of its parts.
+    """Print the directory of a VHOST, or those of a QUEUE or stream in it: one for each part.
+
+    A vhost has up to two more directories, in the log and spill directories.
 
     Works on a store in use, too. Exit code 66: there is none; a queue has files of its own once it
     holds more than a few messages.
@@ -231,21 +268,24 @@ def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
         place = f"{Path(data).absolute()}/vhosts/{hash_name(_bytes(vhost))}"
         if not fs.is_dir(place):
             raise FailedError(EX_NOINPUT, f"no vhost '{vhost}' in {data}")
-        paths = [place] if queue is None else directories_of(fs, place, _bytes(queue))
+        at = placed(fs, data)
+        paths = [place, *_others_of(at, place)]
+        if queue is not None:
+            paths = [at.place(path) for path in directories_of(at, place, _bytes(queue))]
         if not paths and queue is not None and not _is_known(fs, data, place, vhost, queue):
             raise FailedError(EX_NOINPUT, f"no queue '{queue}' in vhost '{vhost}'")
     if form == "json":
         of = {"vhost": vhost} if queue is None else {"vhost": vhost, "queue": queue}
-        shown.document({**of, "paths": paths})
+        output.document({**of, "paths": paths})
         return
     if not paths:
-        text = f"queue '{queue}' has no files of its own: what it holds stands in those of {place}"
+        text = f"queue '{queue}' has no files of its own: its messages are in those of {place}"
         raise FailedError(EX_NOINPUT, text)
     for path in paths:
-        shown.say(path)
+        output.say(path)
 
 
-# ---- helpers -----------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -257,14 +297,21 @@ def _files() -> Iterator[OsFileSystem]:
         fs.close()
 
 
+def _others_of(fs: FileSystem, path: str) -> list[str]:
+    """The other directories of the vhost at `path`."""
+    if not isinstance(fs, PlacedFileSystem):
+        return []
+    return [f"{root}/{path.rpartition('/')[2]}" for root in fs.roots.values()]
+
+
 def _bytes(name: str) -> bytes:
-    """A name as the storage has it."""
+    """Return a name as the storage has it."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def _is_known(fs: OsFileSystem, data: str, path: str, vhost: str, queue: str) -> bool:
-    """Whether the vhost has a queue of this name, as its broker says, or else what is on disk;
-    True if whoever has the store open cannot be asked."""
+    """Return whether the vhost has a queue of this name, as its broker says, or else as on disk;
+    True if the store is open and its owner cannot be asked."""
     try:
         return any(row["name"] == queue for row in ask(data, "list_queues", vhost))
     except (UnavailableError, RefusedError):
@@ -284,7 +331,7 @@ def _has_terminal() -> bool:
 
 @contextmanager
 def _progress(verbose: bool) -> Iterator[Progress | None]:
-    """How far the work is: a bar if it takes longer than a second, on a terminal; lines with -v."""
+    """Show progress: on a terminal a bar, if the work takes longer than a second; lines with -v."""
     if not _has_terminal():
         yield _lines() if verbose else None
         return
@@ -296,19 +343,19 @@ def _progress(verbose: bool) -> Iterator[Progress | None]:
 
 
 def _lines() -> Progress:
-    told: dict[str, int] = {}
+    shown: dict[str, int] = {}
 
     def tell(what: str, done: int, total: int) -> None:
         tenth = done * 10 // total if total else 10
-        if told.get(what) != tenth:
-            told[what] = tenth
+        if shown.get(what) != tenth:
+            shown[what] = tenth
             click.echo(f"{what}: {done} of {total}", err=True)
 
     return tell
 
 
 class _Bar:
-    """A rich bar on stderr, drawn once the work has taken longer than BAR_AFTER_S."""
+    """A bar of rich on stderr, drawn once the work has taken longer than BAR_AFTER_S."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()

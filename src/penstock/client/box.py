@@ -14,13 +14,12 @@ from penstock.client.amqp_url import AmqpUrl
 from penstock.client.driver import RemoteDriver, RemoteState, RemoteTransaction
 from penstock.client.queue import RemoteQueue
 from penstock.client.stream import RemoteStream, is_stream, open_stream
-from penstock.codec.spec import ACCESS_REFUSED
 from penstock.embedded import option_parsing
 from penstock.embedded.box import Box
 from penstock.embedded.events import OnEvent, reporter
 from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.sources import BoxSource, Call
-from penstock.errors import ChannelError, OptionError
+from penstock.errors import ACCESS_REFUSED, ChannelError, OptionError
 from penstock.queues.queue_options import QueueOptions
 
 OF_A_BROKER: Final = "nothing: on a broker it is the broker's own setting"

@@ -1,6 +1,6 @@
 """AMQP 0-9-1 as bytes: methods, field tables, content properties and frames.
 
-Pure functions and plain values: nothing here knows of connections, of their states or of sockets.
-Whatever came from the network is checked before it is believed: every declared length against what
-is there, before anything is allocated. What does not hold is an AMQPConnectionError.
+Pure functions and plain values, without connections, states or sockets. All bytes from the network
+are checked before use: every declared length is compared with the bytes that are there before
+anything is allocated. Malformed bytes raise AMQPConnectionError.
 """

@@ -1,31 +1,32 @@
-"""Field tables and values of AMQP 0-9-1: bytes to Python and back.
+"""Fields of AMQP 0-9-1: tables, values, strings and numbers, from bytes to Python and back.
 
-A table is what clients put into `arguments` and `headers`: names and typed values, nested.
+A table holds names and typed values, and may be nested: `arguments` and `headers` are tables.
 
     table   length 4 | entries                entry  name length 1 | name | value
     array   length 4 | values                 value  letter 1 | data
 
-The letters are those that RabbitMQ and its clients use; where they and the specification disagree
-(its own letters for 16 and 64 bits were never used by anybody) RabbitMQ's errata win:
+The letters are those of RabbitMQ and its clients. Where the specification differs (nobody ever used
+its letters for 16 and 64 bits) RabbitMQ's errata hold:
 
     t boolean 1        b, B integer 1         s, u integer 2         I, i integer 4
     l, L integer 8     f float 4              d float 8              D scale 1, integer 4
     S bytes, length 4  x bytes, length 4      T seconds 8            V nothing
     A array            F table                (b s I l L are signed, B u i T are not)
 
-Text is UTF-8. A name that is not is kept by surrogate escapes; a long string (S) that is not comes
-as bytes. Python's way back: bool t, int I or else l, float d, str S, bytes x, datetime T, Decimal
-D, list or tuple A, dict F, None V. So what is read and written again has the same value, not
-always the same letter. A time beyond the year 9999 is the number of its seconds, at most 2^63 - 1:
-whatever can be read can be written.
+Text is UTF-8. A name that is not valid UTF-8 is decoded with surrogate escapes; a long string (S)
+that is not becomes bytes. Python values are written as: bool t, int I or else l, float d, str S,
+bytes x, datetime T, Decimal D, list or tuple A, dict F, None V. So a value that is read and written
+again stays equal, but its letter may change. A time after the year 9999 becomes the number of its
+seconds, at most 2^63 - 1: all that can be read can be written.
 
-At most NESTING_MAX tables and arrays stand in each other: what works on a decoded table (comparing,
-storing, writing it again) recurses, three frames of Python's 1,000 for each. Bytes that keep none
-of this are an AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written are TypeError
-or ValueError.
-`check_table` says whether bytes are a table without making one: it is what the hot path uses.
-`raw_entry` takes one value out of a table that was checked, as bytes.
-The strings and numbers of a method are in method.py.
+Tables and arrays may be nested NESTING_MAX deep, because code that compares, stores or writes a
+decoded table recurses, with three of Python's 1,000 frames for each level. Malformed bytes raise
+AMQPConnectionError SYNTAX_ERROR; Python values that cannot be written raise TypeError or
+ValueError. `check_table` checks a table without building it, for the hot path; `raw_entry` returns
+one value of a checked table as bytes.
+
+FieldReader reads the fields of a method from untrusted bytes. Fields that run over the end of the
+payload, or do not fill it, are FRAME_ERROR "cannot decode", as in RabbitMQ.
 """
 
 import struct
@@ -33,15 +34,19 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from penstock.errors import AMQPConnectionError
+from penstock.errors import (
+    FRAME_ERROR,
+    PRECONDITION_FAILED,
+    SYNTAX_ERROR,
+    AMQPConnectionError,
+    ChannelError,
+)
 
 NESTING_MAX: Final = 128
 ARGUMENTS_BYTES_MAX: Final = 8192  # of a table in the arguments of a method, as servers take it
 SHORTSTR_BYTES_MAX: Final = 255
 
 Table = dict[str, object]
-
-_SYNTAX_ERROR: Final = 502
 
 _SHORT = struct.Struct(">h")
 _LONG = struct.Struct(">i")
@@ -55,22 +60,21 @@ _SECONDS_MAX: Final = 253402300799  # the last second of the year 9999
 def check_table(data: bytes, at: int, end: int) -> int:
     """Check that a table with its length begins at `at` and ends before or at `end`.
 
-    Returns where it ends. Nothing is built: it costs no memory, whatever the bytes say.
+    Returns where it ends. Builds nothing, so untrusted bytes cost no memory.
     """
     return _check(data, at, end, 1, True)
 
 
 def decode_table(data: bytes, at: int = 0) -> tuple[Table, int]:
-    """The table, with its length, at `at`; and where it ends. Of equal names the last counts."""
+    """Return the table with its length at `at`, and where it ends. Of equal names the last wins."""
     end = check_table(data, at, len(data))
     return _build_table(data, at + 4, end), end
 
 
 def raw_entry(table: bytes, name: bytes) -> bytes | None:
-    """The value of that name in a table with its length: its letter and its bytes, as they are.
+    """Return the value of a name in a checked table with its length: letter and bytes, undecoded.
 
-    Nothing is decoded; the table was checked before. None: there is no such name. Of equal names
-    the last counts."""
+    None if there is no such name. Of equal names the last counts."""
     found: bytes | None = None
     end = 4 + int.from_bytes(table[:4], "big")
     at = 4
@@ -84,38 +88,151 @@ def raw_entry(table: bytes, name: bytes) -> bytes | None:
 
 
 def decode_value(data: bytes, at: int = 0) -> tuple[object, int]:
-    """The value, with its letter, at `at`; and where it ends."""
+    """Return the value with its letter at `at`, and where it ends."""
     end = _check_value(data, at, len(data), 1)
     return _build_value(data, at, end), end
 
 
 def encode_table(table: Table) -> bytes:
-    """A table as bytes, its length before it. Names are up to 255 bytes."""
+    """Return a table as bytes, with its length first. Names are up to 255 bytes."""
     return _encode_table(table, 1)
 
 
 def encode_value(value: object) -> bytes:
-    """A value as bytes, its letter before it."""
+    """Return a value as bytes, with its letter first."""
     return _encode_value(value, 0)
 
 
 def encode_shortstr(text: str) -> bytes:
-    """Text as a short string: its length in one byte, so at most 255 bytes of UTF-8."""
+    """Return a short string: the length in one byte, then at most 255 bytes of UTF-8."""
     data = text.encode("utf-8", "surrogateescape")
     if len(data) > SHORTSTR_BYTES_MAX:
         raise ValueError(f"a short string of {len(data)} bytes: at most 255 are allowed: {text!r}")
     return bytes((len(data),)) + data
 
 
+def encode_longstr(data: bytes) -> bytes:
+    """Return a long string: the length in four bytes, then the bytes."""
+    return len(data).to_bytes(4, "big") + data
+
+
+def encode_octet(number: int) -> bytes:
+    """Return an unsigned integer of 1 byte. Raises OverflowError if it is too large, as all do."""
+    return number.to_bytes(1, "big")
+
+
+def encode_short(number: int) -> bytes:
+    """Return an unsigned integer of 2 bytes."""
+    return number.to_bytes(2, "big")
+
+
+def encode_long(number: int) -> bytes:
+    """Return an unsigned integer of 4 bytes."""
+    return number.to_bytes(4, "big")
+
+
+def encode_longlong(number: int) -> bytes:
+    """Return an unsigned integer of 8 bytes."""
+    return number.to_bytes(8, "big")
+
+
+class FieldReader:
+    """Reads the fields of one method in their order, after its two ids.
+
+    table_bytes_max: bytes of the longest table that is decoded, 0 for no limit. A longer one is
+    read as an empty table, and sets `error`.
+    """
+
+    def __init__(self, payload: bytes, table_bytes_max: int = 0) -> None:
+        self.payload = payload
+        self.at = 4
+        self.table_bytes_max = table_bytes_max
+        self.error: ChannelError | None = None
+
+    def cannot_decode(self) -> AMQPConnectionError:
+        """Return the error for a payload that is too short or too long for its method."""
+        ids = [int.from_bytes(self.payload[at : at + 2], "big") for at in (0, 2)]
+        shown = self.payload[4:36].hex(" ")
+        more = "" if len(self.payload) <= 36 else " ..."
+        text = f"cannot decode the {len(self.payload) - 4} bytes of method {ids[0]}.{ids[1]}"
+        return AMQPConnectionError(FRAME_ERROR, f"{text}: {shown}{more}", ids[0], ids[1])
+
+    def _take(self, size_bytes: int) -> bytes:
+        at = self.at
+        self.at = at + size_bytes
+        if self.at > len(self.payload):
+            raise self.cannot_decode()
+        return self.payload[at : self.at]
+
+    def octet(self) -> int:
+        """Read an unsigned integer of 1 byte."""
+        at = self.at
+        if at >= len(self.payload):
+            raise self.cannot_decode()
+        self.at = at + 1
+        return self.payload[at]
+
+    def short(self) -> int:
+        """Read an unsigned integer of 2 bytes."""
+        return int.from_bytes(self._take(2), "big")
+
+    def long(self) -> int:
+        """Read an unsigned integer of 4 bytes."""
+        return int.from_bytes(self._take(4), "big")
+
+    def longlong(self) -> int:
+        """Read an unsigned integer of 8 bytes."""
+        return int.from_bytes(self._take(8), "big")
+
+    def shortstr(self) -> str:
+        """Read a short string: text of up to 255 bytes."""
+        return self._take(self.octet()).decode("utf-8", "surrogateescape")
+
+    def longstr(self) -> bytes:
+        """Read a long string: bytes."""
+        return self._take(self.long())
+
+    def table(self) -> Table:
+        """Read a field table."""
+        if len(self.payload) - self.at < 4:
+            raise self.cannot_decode()
+        size = int.from_bytes(self.payload[self.at : self.at + 4], "big")
+        if 0 < self.table_bytes_max < size:
+            self.at = check_table(self.payload, self.at, len(self.payload))
+            self.error = table_too_long(size, self.table_bytes_max)
+            return {}
+        table, self.at = decode_table(self.payload, self.at)
+        return table
+
+    def raw_table(self) -> bytes:
+        """Read a field table as bytes, with its length. It is checked, and not decoded."""
+        at = self.at
+        if len(self.payload) - at < 4:
+            raise self.cannot_decode()
+        self.at = check_table(self.payload, at, len(self.payload))
+        return self.payload[at : self.at]
+
+    def end(self) -> None:
+        """Check that the fields filled the payload."""
+        if self.at != len(self.payload):
+            raise self.cannot_decode()
+
+
+def table_too_long(size_bytes: int, most_bytes: int) -> ChannelError:
+    """Return the 406 for a table in the arguments of a method that is longer than allowed."""
+    text = f"a table of {size_bytes} bytes in the arguments of a method: at most {most_bytes}"
+    return ChannelError(PRECONDITION_FAILED, f"{text} are allowed")
+
+
 # ------------------------------------------------------------------------------------- check
 
 
 def _wrong(text: str) -> AMQPConnectionError:
-    return AMQPConnectionError(_SYNTAX_ERROR, text)
+    return AMQPConnectionError(SYNTAX_ERROR, text)
 
 
 def _check(data: bytes, at: int, end: int, depth: int, is_table: bool) -> int:
-    """Check a table or an array; returns where it ends. `depth`: how many stand in each other."""
+    """Check a table or an array. Returns where it ends. depth: how deep it is nested."""
     if depth > NESTING_MAX:
         raise _wrong(f"a field table is nested more than {NESTING_MAX} deep")
     if end - at < 4:
@@ -133,7 +250,7 @@ def _check(data: bytes, at: int, end: int, depth: int, is_table: bool) -> int:
 
 
 def _check_value(data: bytes, at: int, end: int, depth: int) -> int:
-    """Check a value, its letter at `at`; returns where it ends."""
+    """Check the value whose letter is at `at`. Returns where it ends."""
     if at >= end:
         raise _wrong("a field table's entry has no value")
     letter = data[at]
@@ -155,7 +272,7 @@ def _check_value(data: bytes, at: int, end: int, depth: int) -> int:
 
 
 def _size_of(letter: int) -> int:
-    """How many bytes follow a letter that always has the same number of them."""
+    """Return how many bytes follow a letter of fixed size."""
     if letter == 0x49 or letter == 0x69 or letter == 0x66:  # I i f
         return 4
     if letter == 0x74 or letter == 0x62 or letter == 0x42:  # t b B
@@ -173,7 +290,7 @@ def _size_of(letter: int) -> int:
 
 # ------------------------------------------------------------------------------------- build
 #
-# These read what was checked before: no length is wrong, no letter unknown, no nesting too deep.
+# These functions read bytes that were checked: every length, letter and depth is right.
 
 
 def _build_table(data: bytes, at: int, end: int) -> Table:

@@ -1,4 +1,4 @@
-"""Frames of AMQP 0-9-1: the envelope of everything on the wire behind the protocol header.
+"""Frames of AMQP 0-9-1: the envelope of everything on the wire after the protocol header.
 
     frame    type 1 | channel 2 | size 4 | payload (size bytes) | end 1 = 0xCE
     method   payload: class 2 | method 2 | fields                        (spec.py)
@@ -6,10 +6,9 @@
     body     payload: a part of the body
     heartbeat: no payload, on channel 0
 
-A message is a method frame, a header frame and as many body frames as it takes: none if its body
-is empty. No frame is longer than the frame_max that both sides agreed on, all 8 bytes of envelope
-counted. Here frames are written; they are read in one pass by protocol.connection. What begins
-with a basic.publish is told here too, for whoever looks before that.
+A message is a method frame, a header frame and as many body frames as needed: none if its body is
+empty. No frame is longer than the agreed frame_max, its 8 bytes of envelope included. This module
+writes frames; protocol.connection reads them.
 """
 
 from typing import Final
@@ -20,9 +19,9 @@ FRAME_BODY: Final = 3
 FRAME_HEARTBEAT: Final = 8
 FRAME_END: Final = 0xCE
 
-# What a frame has beside its payload: type, channel, size, end.
+# Bytes of a frame beside its payload: type, channel, size, end.
 FRAME_OVERHEAD_BYTES: Final = 8
-# Every peer must take frames of this size; none may be asked to agree on less.
+# Every peer must accept frames of this size; frame_max may not be lower.
 FRAME_MAX_MIN: Final = 4096
 
 BASIC_CLASS_ID: Final = 60
@@ -35,13 +34,13 @@ PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
 
 def begins_with_publish(data: bytes) -> bool:
-    """Whether bytes that begin with a frame begin with a basic.publish. A guess, made at a glance:
-    the type of the frame is not looked at, nor whether a frame begins there at all."""
+    """Return whether bytes that begin with a frame begin with a basic.publish. A quick guess: it
+    checks neither the type of the frame nor that a frame begins there."""
     return data.startswith(_BASIC_PUBLISH, _METHOD_AT)
 
 
 def method_frame(channel: int, payload: bytes) -> bytes:
-    """The frame of a method's payload (Method.encode). channel: 0 to 65535."""
+    """Return the frame of a method's payload (Method.encode). channel: 0 to 65535."""
     return b"".join(
         (
             b"\x01",
@@ -54,7 +53,7 @@ def method_frame(channel: int, payload: bytes) -> bytes:
 
 
 def header_frame(channel: int, properties: bytes, body_bytes: int) -> bytes:
-    """The content header of a body of so many bytes."""
+    """Return the content header of a body of body_bytes."""
     return b"".join(
         (
             b"\x02",
@@ -69,7 +68,7 @@ def header_frame(channel: int, properties: bytes, body_bytes: int) -> bytes:
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
-    """A body, or a part of one, in as many frames as it takes: none if it is empty.
+    """Return a body, or a part of one, in as many frames as needed: none if it is empty.
 
     frame_max: bytes of the longest frame, 0 if there is no limit.
     """
@@ -93,9 +92,9 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
 
 
 def content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """The content header and the body frames of a message; its method frame goes before them.
+    """Return the content header and the body frames of a message, which follow its method frame.
 
-    properties: flags and list, as BasicProperties.encode gives them. frame_max: as above.
+    properties: flags and list, as BasicProperties.encode returns them. frame_max: as above.
     """
     header = header_frame(channel, properties, len(body))
     return header + body_frames(channel, body, frame_max)

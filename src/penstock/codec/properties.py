@@ -1,4 +1,4 @@
-"""Properties of a message: the content header behind its class, weight and size.
+"""Properties of a message: the content header after its class, weight and size.
 
     properties  flags 2 | [more flags 2 ...] | the properties whose flag is set, in this order
 
@@ -7,20 +7,20 @@
          7 message-id         6 timestamp 8 (seconds)     5 type               4 user-id
          3 app-id             2 cluster-id                1 (none)             0 more flags follow
 
-What has no width here is a short string. There is no property in a second flag word, so such a
-word may only be zero. A property that does not exist, one that runs over the end, or bytes behind
-the last one are an AMQPConnectionError SYNTAX_ERROR.
+A property without a width here is a short string. A second flag word has no properties, so it may
+only be zero. A property that does not exist, one that runs over the end, or bytes after the last
+one raise AMQPConnectionError SYNTAX_ERROR.
 
-A message keeps its properties as the bytes that came: they are stored and delivered as such.
-`scan` checks them and finds the two numbers that decide how a message is treated;
-`expiration_at` finds its time to live. Both walk the bytes and build nothing. BasicProperties is
-for everyone else: clients, the headers exchange, dead letters.
+A message keeps its properties as the bytes received: they are stored and delivered unchanged.
+`scan` checks them and returns the two numbers that decide how a message is treated; `expiration_at`
+returns its time to live. Both walk the bytes and build nothing. BasicProperties is the decoded form
+for clients, the headers exchange and dead letters.
 """
 
 from typing import ClassVar, Final
 
 from penstock.codec.fields import Table, check_table, decode_table, encode_shortstr, encode_table
-from penstock.errors import AMQPConnectionError
+from penstock.errors import SYNTAX_ERROR, AMQPConnectionError
 
 HAS_CONTENT_TYPE: Final = 1 << 15
 HAS_CONTENT_ENCODING: Final = 1 << 14
@@ -39,7 +39,6 @@ HAS_CLUSTER_ID: Final = 1 << 2
 HAS_MORE_FLAGS: Final = 1 << 0
 
 _NO_SUCH_PROPERTY: Final = 1 << 1
-_SYNTAX_ERROR: Final = 502
 
 # In the order of the wire, the first is bit 15.
 PROPERTY_NAMES: Final = (
@@ -61,7 +60,7 @@ PROPERTY_NAMES: Final = (
 
 
 class BasicProperties:
-    """A message's properties, each None if absent. Equal to others with equal properties.
+    """A message's properties, each None if absent. Equal to another object with equal properties.
 
     timestamp: seconds since 1970. delivery_mode: 2 is persistent. priority: 0 to 255.
     expiration: milliseconds, as text. headers: a field table.
@@ -103,7 +102,7 @@ class BasicProperties:
         self.cluster_id = cluster_id
 
     def encode(self) -> bytes:
-        """The flags and the list as bytes. ValueError or OverflowError if one is too large."""
+        """Return flags and list as bytes. Raises ValueError or OverflowError for large values."""
         flags = 0
         parts: list[bytes] = []
         bit = HAS_CONTENT_TYPE
@@ -117,7 +116,7 @@ class BasicProperties:
 
     @classmethod
     def decode(cls, data: bytes) -> "BasicProperties":
-        """The properties in the bytes of a content header."""
+        """Return the properties in the bytes of a content header."""
         scan(data)
         properties = BasicProperties()
         flags = (data[0] << 8) | data[1]
@@ -145,9 +144,9 @@ class BasicProperties:
 
 
 def scan(data: bytes) -> int:
-    """Check a message's properties: delivery_mode | priority << 8 | flag word << 16.
+    """Check a message's properties. Returns delivery_mode | priority << 8 | flag word << 16.
 
-    What is absent is 0 in it. AMQPConnectionError if they are wrong in any way.
+    An absent property is 0. Raises AMQPConnectionError if the bytes are malformed.
     """
     end = len(data)
     if end < 2:
@@ -176,14 +175,14 @@ def scan(data: bytes) -> int:
     if flags & 0x07FC:
         at = _scan_rest(data, at, end, flags)
     if at != end:
-        raise _wrong(f"{end - at} bytes behind the last property")
+        raise _wrong(f"{end - at} bytes after the last property")
     return found
 
 
 def expiration_at(data: bytes) -> bytes | None:
-    """A message's expiration as it stands there (digits, if its publisher was right), or None.
+    """Return a message's expiration as it was published (it should be digits), or None.
 
-    The properties have passed `scan` before.
+    data: properties that passed `scan`.
     """
     flags = (data[0] << 8) | data[1]
     if not flags & HAS_EXPIRATION:
@@ -201,7 +200,7 @@ def expiration_at(data: bytes) -> bytes | None:
 
 
 def _wrong(text: str) -> AMQPConnectionError:
-    return AMQPConnectionError(_SYNTAX_ERROR, text, 60, 0)
+    return AMQPConnectionError(SYNTAX_ERROR, text, 60, 0)
 
 
 def _too_short() -> AMQPConnectionError:
@@ -209,7 +208,7 @@ def _too_short() -> AMQPConnectionError:
 
 
 def _list_at(data: bytes) -> int:
-    """Where the list begins: behind the flag words, which are checked."""
+    """Check the flag words. Returns where they end and the list begins."""
     flags = (data[0] << 8) | data[1]
     at = 2
     if flags & _NO_SUCH_PROPERTY:
@@ -234,7 +233,7 @@ def _skip_shortstr(data: bytes, at: int, end: int) -> int:
 
 
 def _end_of(data: bytes, at: int, bit: int) -> int:
-    """Where the property of this flag ends, which begins at `at`."""
+    """Return where the property of this flag ends that begins at `at`."""
     end = len(data)
     if bit == HAS_HEADERS:
         return check_table(data, at, end)
@@ -250,7 +249,7 @@ def _end_of(data: bytes, at: int, bit: int) -> int:
 
 
 def _scan_rest(data: bytes, at: int, end: int, flags: int) -> int:
-    """Skip the properties behind priority; returns where they end."""
+    """Skip the properties after priority. Returns where they end."""
     bit = HAS_CORRELATION_ID
     while bit >= HAS_CLUSTER_ID:
         if flags & bit:

@@ -317,7 +317,11 @@ class Core:
         self._rounds: int = 0  # of the monitor that the queues have been touched for
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
-            self.data = DataDirectory(self.fs, path)
+            options = settings.storage
+            self.data = DataDirectory(
+                self.fs, path, log_directory=options.log_directory,
+                spill_directory=options.spill_directory,
+            )  # fmt: skip
             try:
                 self.engine = StorageEngine(
                     self.fs, self.data.vhost_path(VHOST), VHOST, clock=self.clock,

@@ -1,27 +1,42 @@
-"""Api: the application: which address is answered by what, who may ask, and what errors look like.
+"""Api: the ASGI application: its addresses, who may use them, and the form of errors.
 
-    GET  /health                    is the broker well? Without a password
-    GET  /api/overview              what this is
+    GET  /health                    whether the broker is well; needs no password
+    GET  /api/overview              product, version, node
          /api/streams/...           stream_endpoints
          /api/leases/...            lease_endpoints
          /api/staging/...           staging_endpoints
 
-Everything below /api must pass `admission` and wants a name and password; a user may have
-`user_requests_max` requests under way, and one more is answered 429. Every error has the one form
-of http_errors, also an address that is none and a method that an address does not know. Names in
-an address are percent-encoded, "/" as %2F; it is taken apart before they are decoded.
+A request below /api must pass Admission and needs a name and password; a user may have
+`user_requests_max` requests under way, and one more is answered 429. Every error has the form of
+requests.HttpError, also for an unknown address or method. Names in an address are percent-encoded,
+"/" as %2F; the address is split before they are decoded. An unexpected error is logged with its
+traceback and answered with 500, or cuts the answer that has begun. Each request is a line of the
+log at level debug.
 
-What goes wrong here is logged with its traceback and told as a 500, or, when the answer was under
-way, by cutting it. Each request is a line of the log at level debug.
+**Admission** refuses requests before anybody is asked for a password:
+
+    400   both Content-Length and Transfer-Encoding: a proxy in front may have seen another end of
+          the body than we do, and the rest would be taken for another client's request
+    421   a Host that is not ours: a page in a browser has reached us under a name of its choice
+          (DNS rebinding)
+    403   an Origin that is not ours, except for reading: a page of another site sends a request
+          with the name and password that a browser remembers
+    415   a JSON body without its Content-Type (requests.json_body)
+
+Our hosts are localhost and names below it, numeric addresses, this machine's name, the host that
+the broker listens at, and those of the option `http_hosts`, where "*" allows any. `/health` is
+answered for any Host, because it reveals nothing.
 """
 
 import asyncio
+import ipaddress
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,14 +45,21 @@ from starlette.types import Message, Receive, Scope, Send
 
 import penstock
 from penstock.errors import CorruptionError
-from penstock.http.admission import Admission, check_framing
-from penstock.http.answers import JsonAnswer, error_answer
-from penstock.http.basic_auth import BasicAuth
-from penstock.http.http_errors import NAMES, HttpError, refused
 from penstock.http.node_link import NodeLink
-from penstock.http.requests import USER, Routes
+from penstock.http.requests import (
+    NAMES,
+    USER,
+    BasicAuth,
+    HttpError,
+    JsonAnswer,
+    Routes,
+    error_answer,
+    refused,
+)
 from penstock.server.control import ControlError
 
+ANY: Final = "*"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api"
 DOWN: Final = "down"
 HEALTH_S: Final = 0.25
@@ -45,16 +67,70 @@ HEALTH_S: Final = 0.25
 logger = logging.getLogger(__name__)
 
 
+class Admission:
+    """Checks Host and Origin. hosts: our names besides those that always are."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._hosts = frozenset(host.lower().rstrip(".") for host in hosts if host)
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raise HttpError if the request is refused."""
+        host = headers.get("host")
+        if host is not None and not self.is_ours(host):
+            raise HttpError(
+                421, f"host {host!r} is unknown: expected localhost, an address or the "
+                "machine's name, or set the option http_hosts",
+            )  # fmt: skip
+        origin = headers.get("origin")
+        if origin is not None and method not in SAFE_METHODS and not self._is_our_origin(origin):
+            raise HttpError(403, f"requests from pages of {origin!r} may only read")
+
+    def is_ours(self, host: str) -> bool:
+        """Return whether the host is ours. host: as in the header, with or without a port."""
+        if ANY in self._hosts:
+            return True
+        name = host_name(host)
+        if name == "localhost" or name.endswith(".localhost") or name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name.partition("%")[0])
+        except ValueError:
+            return False
+        return True
+
+    def _is_our_origin(self, origin: str) -> bool:
+        scheme, separator, host = origin.partition("://")
+        return bool(separator) and scheme in ("http", "https") and self.is_ours(host)
+
+
+def check_framing(headers: Headers) -> None:
+    """Raise HttpError 400 if the end of the body is ambiguous."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        error = HttpError(400, "expected Content-Length or Transfer-Encoding, found both")
+        error.headers["Connection"] = "close"
+        raise error
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, in lower case, without port, brackets, last
+    dot."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    return host.lower().rstrip(".")
+
+
 class Endpoints(Protocol):
-    """What answers below one address."""
+    """The endpoints below one address."""
 
     def routes(self) -> Routes:
-        """(address below it, methods, what answers)."""
+        """Return (address below it, methods, endpoint) of each route."""
 
 
 class Api:
-    """The ASGI application. endpoints: word behind /api/ -> what is there. requests: how many
-    came."""
+    """The ASGI application. endpoints: word after /api/ -> its endpoints. requests: how many were
+    received."""
 
     def __init__(
         self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints],
@@ -64,7 +140,7 @@ class Api:
         self._admission = admission
         self._user_requests_max = user_requests_max
         self._of_user: dict[str, int] = {}  # requests under way
-        self._asked: asyncio.Future[Any] | None = None  # how the broker is
+        self._asked: asyncio.Future[Any] | None = None  # the status, see `_status`
         self._asked_until_s = 0.0
         self._node = node
         self._auth = auth
@@ -79,8 +155,10 @@ class Api:
                 ),
             ],
             exception_handlers={
-                HttpError: _told, ControlError: _told, HTTPException: _told, CorruptionError: _told,
-                Exception: _mistake,
+                Exception: _internal_error,
+                **dict.fromkeys(
+                    (HttpError, ControlError, HTTPException, CorruptionError), _expected_error
+                ),
             },
         )  # fmt: skip
         self._app.router.redirect_slashes = False
@@ -103,7 +181,7 @@ class Api:
         except Exception as error:
             logger.exception("%s %s failed", scope["method"], path)
             if not status:
-                await _mistake(Request(scope), error)(scope, receive, watched)
+                await _internal_error(Request(scope), error)(scope, receive, watched)
         logger.debug(
             "%s %s %s: %d", (scope.get("client") or ("?",))[0], scope["method"], path, status
         )
@@ -136,16 +214,16 @@ class Api:
                 del self._of_user[user]
 
     async def _health(self, _request: Request) -> Response:
-        """Well: the broker listens and no vhost is down. Publishers that have to wait are a problem
-        that a restart does not solve, so they are named and the status stays 200. Names of vhosts
-        are not shown: anybody may ask."""
+        """Answer 200 if the broker has started and no vhost is down, otherwise 503. Publishers that
+        must wait are reported with 200, because a restart does not help them. Names of vhosts are
+        not shown: anybody may ask."""
         try:
             found = await self._status()
         except ControlError as error:
             raise HttpError(503, error.text) from error
         down = sum(row["state"] == DOWN for row in found["vhosts"])
         if not found["is_ready"]:
-            raise HttpError(503, "it has not started yet")
+            raise HttpError(503, "the broker has not started yet")
         if down:
             are = "is" if down == 1 else "are"
             raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts {are} down")
@@ -156,14 +234,14 @@ class Api:
         return JsonAnswer({"status": "ok"})
 
     async def _status(self) -> Any:
-        """The broker's, at most HEALTH_S old: anybody may ask, and each question costs the
-        supervisor some work. Those who ask meanwhile wait for the same answer."""
+        """Return the broker's status, at most HEALTH_S old: anybody may ask, and each call costs
+        the supervisor some work. Requests meanwhile wait for the same call."""
         now_s = asyncio.get_running_loop().time()
         asked = self._asked
         if asked is None or now_s >= self._asked_until_s:
             asked = self._asked = asyncio.ensure_future(self._node.call("status"))
             self._asked_until_s = now_s + HEALTH_S
-            asked.add_done_callback(_seen)
+            asked.add_done_callback(_mark_seen)
         return await asyncio.shield(asked)
 
     async def _overview(self, _request: Request) -> Response:
@@ -176,19 +254,19 @@ class Api:
         )
 
 
-def _seen(answer: "asyncio.Future[Any]") -> None:
-    """Its error is told to whoever waits, if anybody still does."""
+def _mark_seen(answer: "asyncio.Future[Any]") -> None:
+    """Mark the error as seen; those who still wait for the call get it."""
     if not answer.cancelled():
         answer.exception()
 
 
-def _mistake(_request: Request, _error: Exception) -> Response:
-    """Whatever it is: it is raised again behind this, and logged."""
-    return error_answer(HttpError(500, "a mistake of the broker's, see its log"))
+def _internal_error(_request: Request, _error: Exception) -> Response:
+    """Return the answer for an unexpected error. Starlette raises it again, and it is logged."""
+    return error_answer(HttpError(500, "internal error, see the broker's log"))
 
 
-def _told(_request: Request, error: Exception) -> Response:
-    """An error of ours or of Starlette's, in our form."""
+def _expected_error(_request: Request, error: Exception) -> Response:
+    """Return the answer for an expected error, ours or Starlette's."""
     if isinstance(error, ControlError):
         error = refused(error)
     elif isinstance(error, CorruptionError):

@@ -1,27 +1,27 @@
-"""Arrow streams: the records of a range in Arrow's IPC streaming format, for whoever reads columns.
+"""Arrow streams: the records of a range in Arrow's IPC streaming format.
 
-Columns and their types are those of penstock.arrow_batches, the same that Spark sees; pandas,
-Polars, DuckDB and any Arrow library read the answer as it comes. It needs the package pyarrow,
-which is large and loaded with the first request; where it is not installed the answer is a 501 that
-says so.
+Columns and their types are those of penstock.arrow_batches, the same that Spark has; pandas,
+Polars, DuckDB and any Arrow library can read the answer while it arrives. It needs the package
+pyarrow, which is large, so it is imported with the first request. Without it the answer is a 501.
 
-An answer that was cut lacks HTTP's own end, and a client of HTTP tells so while it is read. Arrow's
-format does not: a reader that is handed a cut body as a file takes its end for the end.
+An HTTP client notices that an answer was cut, because the last chunk is missing. Arrow's format
+does not show it: a reader of a cut body that was saved as a file takes its end for the end of the
+stream.
 """
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Final
 
-from penstock.http.http_errors import HttpError
-from penstock.http.page_spans import Span
+from penstock.http.pages import Span
+from penstock.http.requests import HttpError
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 NEEDED: Final = ("pyarrow", "numpy")
 
 
 def available() -> None:
-    """HttpError 501 unless what is needed is installed."""
+    """Raise HttpError 501 if a package is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise HttpError(
@@ -31,7 +31,7 @@ def available() -> None:
 
 
 class _Pieces:
-    """What Arrow's writer writes, until it is taken."""
+    """A file for Arrow's writer: holds what was written until `take`."""
 
     closed = False
 
@@ -43,7 +43,7 @@ class _Pieces:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def take(self) -> bytes:
         data = b"".join(self._pieces)
@@ -54,8 +54,8 @@ class _Pieces:
 def encoded(
     spans: Iterator[Span], stream: str, partition: int, columns: Sequence[str] | None
 ) -> Iterator[bytes]:
-    """The stream's bytes, a batch or more at a time. HttpError 400: there is no such column, or it
-    comes twice. CorruptionError, OSError: of reading."""
+    """Yield the bytes of the Arrow stream, a batch or more at a time. Raises HttpError 400 for a
+    column that is unknown or given twice, CorruptionError and OSError of reading."""
     import numpy as np
     import pyarrow as pa
 

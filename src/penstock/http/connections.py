@@ -1,21 +1,21 @@
-"""Connections of the HTTP process: how many there are, how long each may wait, who makes room.
+"""Connections of the HTTP process: how many are allowed, how long each may wait, which are closed.
 
-uvicorn and h11 parse and answer; they have one time limit, between two requests, and one maximum,
-beyond which everybody is answered 503. Anybody can connect, so here is the rest:
+uvicorn and h11 parse and answer. They have one time limit, between two requests, and one maximum,
+beyond which every client gets 503. Anybody can connect, so this module adds:
 
     head       HEAD_S from the first byte of a request, or from accept, to the end of its head
-    idle       KEEP_ALIVE_S between two requests, whatever comes meanwhile that is no request
-    body       nothing of it is read before somebody asks for it, which is after the password was
-               checked; how long it may take is the reader's decision (requests, chunk_upload)
-    answer     a client that takes nothing for STALL_S is cut off, and what it has not taken of an
-               answer that ends is kept for CUT_S
-    places     `most` connections, `most_of_address` of one address; one more, and an idle one is
+    idle       KEEP_ALIVE_S between two requests
+    body       nothing of it is read before the endpoint asks for it, after the password was
+               checked; the endpoint limits the time (requests, staged_upload)
+    answer     a client that takes nothing for STALL_S is cut off; the rest of a finished answer is
+               kept for CUT_S
+    number     `most` connections, `most_of_address` of one address; for one more an idle one is
                closed: the oldest of that address, or of the address that has most connections
-    reserve    where none is idle there are RESERVE more, on which only /health is answered; the
-               oldest of them makes room too
+    reserve    if none is idle, RESERVE more are accepted, which only get /health answered; for one
+               more the oldest of them is closed
 
 A connection is idle while none of its requests is under way, also while a head is coming. It is
-read in pieces of READ_BYTES until a body is asked for, so that what all of them hold is bounded.
+read in pieces of READ_BYTES until a body is asked for, so that the memory of all is bounded.
 """
 
 import asyncio
@@ -28,8 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.http.answers import error_answer
-from penstock.http.http_errors import HttpError
+from penstock.http.requests import HttpError, error_answer
 from penstock.server.authenticator import network_of
 
 HEALTH: Final = "/health"
@@ -43,7 +42,8 @@ RESERVE: Final = 64
 
 
 class Connections:
-    """Those that there are. evicted: how many made room; refused: for which there was none."""
+    """All connections. evicted: how many were closed for new ones; refused: how many had no
+    room."""
 
     def __init__(self, most: int, most_of_address: int) -> None:
         self.evicted = 0
@@ -60,7 +60,7 @@ class Connections:
         return self._count + len(self._reserved)
 
     def add(self, one: "GuardedProtocol") -> None:
-        """A new one, which is idle. Makes room for it, or takes it into the reserve."""
+        """Add a new connection, which is idle. Closes another one for it, or uses the reserve."""
         address = one.address
         if self._of.get(address, 0) >= self._most_of_address:
             has_room = self._evict(address)
@@ -82,7 +82,7 @@ class Connections:
         self.idle(one)
 
     def remove(self, one: "GuardedProtocol") -> None:
-        """It is gone; again: nothing happens."""
+        """Remove a closed connection. Does nothing the second time."""
         self._reserved.pop(one, None)
         if one.is_reserved or one.is_gone:
             return
@@ -94,12 +94,12 @@ class Connections:
             del self._of[one.address]
 
     def idle(self, one: "GuardedProtocol") -> None:
-        """It waits for a request."""
+        """Note that the connection waits for a request."""
         if not one.is_reserved and not one.is_gone:
             self._idle.setdefault(one.address, OrderedDict())[one] = None
 
     def busy(self, one: "GuardedProtocol") -> None:
-        """A request of it is under way."""
+        """Note that a request of the connection is under way."""
         idle = self._idle.get(one.address)
         if idle is not None:
             idle.pop(one, None)
@@ -107,7 +107,7 @@ class Connections:
                 del self._idle[one.address]
 
     def _evict(self, address: str) -> bool:
-        """Close the longest idle connection of an address. False: it has none."""
+        """Close the longest idle connection of an address. Returns False if it has none."""
         idle = self._idle.get(address)
         if not idle:
             return False
@@ -119,7 +119,7 @@ class Connections:
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection within the limits above. address: what counts as one."""
+    """A connection that keeps the limits above. address: the network that it is counted for."""
 
     def __init__(
         self, connections: Connections, config: uvicorn.Config, server_state: ServerState,
@@ -129,31 +129,31 @@ class GuardedProtocol(H11Protocol):
         self.address = ""
         self.is_reserved = False
         self.is_gone = False
-        self._places = connections
+        self._connections = connections
         self._inner_app = self.app
         self.app = self._answer
         self._limit: asyncio.TimerHandle | None = None
-        self._has_begun = False  # something came of the next request
+        self._has_begun = False  # bytes of the next request were received
         self._asking = 0  # how many wait for the body, or for the client to leave
 
-    # ---- what the transport does ---------------------------------------------------------------
+    # ---- calls of the transport -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accepted."""
+        """Start: the connection was accepted."""
         super().connection_made(transport)
         self._read_at_most(READ_BYTES)
         self.address = network_of(self.client[0] if self.client is not None else "")
         self._wait(HEAD_S)
-        self._places.add(self)
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone."""
+        """End: the connection was closed."""
         self._stop_waiting()
-        self._places.remove(self)
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes."""
+        """Take received bytes."""
         if self.is_idle and not self._has_begun:
             self._has_begun = True
             self._wait(HEAD_S)
@@ -161,13 +161,13 @@ class GuardedProtocol(H11Protocol):
         self._look()
 
     def on_response_complete(self) -> None:
-        """The answer is written; a request that came behind may be under way now."""
+        """Go on after an answer. A request that was received meanwhile may be under way now."""
         super().on_response_complete()
         if self.is_idle and not self.transport.is_closing():
             self._has_begun = False
             self._read_at_most(READ_BYTES)
             self._wait(KEEP_ALIVE_S)
-            self._places.idle(self)
+            self._connections.idle(self)
         else:
             self._look()
 
@@ -175,17 +175,17 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Is no request under way?"""
+        """Return whether no request is under way."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first
         return cycle is None or cycle.response_complete
 
     @property
     def is_asked(self) -> bool:
-        """Does the application wait for the body?"""
+        """Return whether the application waits for the body."""
         return self._asking > 0
 
     def close(self) -> None:
-        """At once: nobody waits for an answer here."""
+        """Close at once: no answer is pending."""
         self._stop_waiting()
         self.transport.abort()
 
@@ -193,10 +193,10 @@ class GuardedProtocol(H11Protocol):
         if self.is_idle:
             return
         self._stop_waiting()
-        self._places.busy(self)
+        self._connections.busy(self)
         is_awaited = self.is_asked and not self.cycle.message_event.is_set()
         if self.cycle.more_body and not is_awaited:
-            self.flow.pause_reading()  # whoever asks for more of the body goes on reading
+            self.flow.pause_reading()  # asking for more of the body resumes it
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
@@ -208,7 +208,7 @@ class GuardedProtocol(H11Protocol):
             self._limit = None
 
     def _too_late(self) -> None:
-        """It has waited long enough; whoever has begun a request is told."""
+        """Close after a time limit, with 408 if a request has begun."""
         self._limit = None
         if self.transport.is_closing():
             return
@@ -224,19 +224,19 @@ class GuardedProtocol(H11Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """Close; what the client has not taken by then is thrown away."""
+        """Close. What the client has not taken after CUT_S is discarded."""
         self.transport.close()
         self.loop.call_later(CUT_S, self.transport.abort)
 
     def _read_at_most(self, size: int) -> None:
-        """In one piece; of the transports of asyncio."""
+        """Set how much is read at once, if the transport is one of asyncio's."""
         if hasattr(self.transport, "max_size"):
             self.transport.max_size = size
 
     # ---- a request -----------------------------------------------------------------------------
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application, with our limits around it."""
+        """Call the application with these limits."""
 
         async def asked() -> Message:
             self._read_at_most(BODY_READ_BYTES)

@@ -4,28 +4,27 @@
     GET     /{vhost}/{queue}                the queue: its type, ready, unacknowledged, leases
     GET     /{vhost}/{queue}/{reader}       one lease: first (committed), head, ready, bytes
     POST    /{vhost}/{queue}/{reader}       lease more: {"messages": n or null, "bytes": n or null}
-    PUT     /{vhost}/{queue}/{reader}       ack what is below: {"committed": ordinal}
-    DELETE  /{vhost}/{queue}/{reader}       give back what is not committed; the reader is forgotten
+    PUT     /{vhost}/{queue}/{reader}       ack all below: {"committed": ordinal}
+    DELETE  /{vhost}/{queue}/{reader}       release what is not committed, and forget the reader
     PUT     .../{reader}/owner              own the reader: {"owner": token, "seconds": 15,
                                             "is_held": false}
-    DELETE  .../{reader}/owner?owner=       own it no more
-    GET     .../{reader}/frames?from=&to=   what is leased, as pages have it (frame_chunks)
+    DELETE  .../{reader}/owner?owner=       stop owning it
+    GET     .../{reader}/frames?from=&to=   leased messages as frame chunks (pages.py)
     GET     .../{reader}/arrow?from=&to=    the same for Arrow (arrow_stream)
     GET     .../{reader}/pages              its pages: bases, records, bytes, times
 
-A reader leases messages of a durable queue; they are numbered 0, 1, 2 ... in the order of their
-delivery, and stay as they are, under these numbers, until it commits them. So to whoever reads
-them a lease is a stream whose first offset is `first` and whose head is `head`, and is read as one.
+A reader leases messages of a durable queue. They get the numbers 0, 1, 2 ... in the order of
+delivery, and keep them until the reader commits. So a lease is read like a stream whose first
+offset is `first` and whose head is `head` (ranges.py).
 
-A program owns the reader while it runs, so that a second one is told. POST and PUT have the token
-as "owner" in their bodies, DELETE behind the "?"; while another program owns the reader they are a
-409 `reader_taken`.
+A program owns the reader while it runs, so that a second program gets an error. POST and PUT have
+the token as "owner" in their bodies, DELETE as a parameter; while another program owns the reader
+they are a 409 `reader_taken`.
 
-Whoever may read the queue may do all of it, as it might consume. A stream is no queue of this kind:
-409 `is_a_stream`. Leasing is not asked for twice, for it would lease twice as much: a vhost that
-ends meanwhile is a 503, and whoever asks again looks first at what it has.
-
-Not here: ranges of a place (range_answers), what leasing is (penstock.storage).
+A user who may read the queue may do all of this, because they may consume it as well. A stream
+cannot be leased: 409 `is_a_stream`. A lease is not repeated when the vhost ends meanwhile, because
+it would lease twice as much: the answer is 503, and the client looks at its lease before it asks
+again.
 """
 
 from typing import Any, Final
@@ -33,25 +32,29 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.http.answers import JsonAnswer
-from penstock.http.basic_auth import BasicAuth
-from penstock.http.http_errors import HttpError
-from penstock.http.node_link import NodeLink
-from penstock.http.places import LeasePlace
-from penstock.http.queue_kinds import STREAM, ask_classic, is_a_stream
-from penstock.http.range_answers import RangeAnswers
-from penstock.http.range_query import OFFSET_MAX, RANGE_NAMES, given
-from penstock.http.requests import Routes, identity_in, json_body, name_in, readable
+from penstock.errors import RESOURCE_LOCKED
+from penstock.http.node_link import STREAM, NodeLink, ask_classic, is_a_stream
+from penstock.http.ranges import OFFSET_MAX, RANGE_NAMES, LeaseDirectory, RangeAnswers
+from penstock.http.requests import (
+    BasicAuth,
+    HttpError,
+    JsonAnswer,
+    Routes,
+    given,
+    identity_in,
+    json_body,
+    name_in,
+    readable,
+)
 from penstock.server.control import ControlError
 
 OWNER_S_MAX: Final = 3600
 OWNER_BYTES_MAX: Final = 255
-RESOURCE_LOCKED: Final = 405
 LEASE_RANGE_NAMES: Final = tuple(name for name in RANGE_NAMES if name != "partition")
 
 
 class LeaseEndpoints:
-    """ranges: reads them."""
+    """Answers requests about leases. ranges: reads the pages."""
 
     def __init__(self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers) -> None:
         self._node = node
@@ -59,7 +62,7 @@ class LeaseEndpoints:
         self._ranges = ranges
 
     def routes(self) -> Routes:
-        """(address below /api/leases, methods, what answers)."""
+        """Return (address below /api/leases, methods, endpoint) of each route."""
         one = "{vhost}/{queue}/{reader}"
         return [
             ("{vhost}", ["GET"], self._list),
@@ -75,7 +78,7 @@ class LeaseEndpoints:
             (f"{one}/pages", ["GET"], self._page_table),
         ]
 
-    # ---- what the vhost answers ----------------------------------------------------------------
+    # ---- operations of the vhost ---------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
@@ -84,10 +87,10 @@ class LeaseEndpoints:
 
     async def _describe_queue(self, request: Request) -> Response:
         vhost, queue = readable(request, self._auth, "queue")
-        told = await self._node.call("describe_queue", vhost, queue=queue)
-        if told["type"] == STREAM:
+        described = await self._node.call("describe_queue", vhost, queue=queue)
+        if described["type"] == STREAM:
             raise is_a_stream(vhost, queue)
-        return JsonAnswer(told)
+        return JsonAnswer(described)
 
     async def _describe(self, request: Request) -> Response:
         return await self._asked(request, "describe_lease")
@@ -108,7 +111,7 @@ class LeaseEndpoints:
         committed = body.pop("committed", None)
         owner = _owner(body.pop("owner", None))
         if body or type(committed) is not int or not 0 <= committed <= OFFSET_MAX:
-            raise HttpError(400, 'expected {"committed": ordinal}: all below it is done')
+            raise HttpError(400, 'expected {"committed": ordinal}: acks all messages below it')
         return await self._asked(request, "commit_lease", offset=committed, owner=owner)
 
     async def _release(self, request: Request) -> Response:
@@ -151,33 +154,33 @@ class LeaseEndpoints:
             raise HttpError(409, error.text, error="reader_taken") from error
         return JsonAnswer(found)
 
-    # ---- what is read from the files -----------------------------------------------------------
+    # ---- read from the files -------------------------------------------------------------------
 
     async def _frames(self, request: Request) -> Response:
-        return await self._ranges.frames(request, self._place(request), LEASE_RANGE_NAMES)
+        return await self._ranges.frames(request, self._directory(request), LEASE_RANGE_NAMES)
 
     async def _arrow(self, request: Request) -> Response:
-        return await self._ranges.arrow(request, self._place(request), LEASE_RANGE_NAMES)
+        return await self._ranges.arrow(request, self._directory(request), LEASE_RANGE_NAMES)
 
     async def _page_table(self, request: Request) -> Response:
         given(request.query_params, ())
-        return await self._ranges.page_table(self._place(request))
+        return await self._ranges.page_table(self._directory(request))
 
-    def _place(self, request: Request) -> LeasePlace:
-        """HttpError 403, 404."""
+    def _directory(self, request: Request) -> LeaseDirectory:
+        """Return the directory of the lease. Raises HttpError 403, 404."""
         vhost, queue = readable(request, self._auth, "queue")
-        return LeasePlace(vhost, queue, name_in(request, "reader"))
+        return LeaseDirectory(vhost, queue, name_in(request, "reader"))
 
 
 def _limit(value: object, expected: str) -> int | None:
-    """HttpError 400 unless it is a number from 1 on, or None."""
+    """Return the value. Raises HttpError 400 unless it is None or a number from 1 on."""
     if value is None or (type(value) is int and 0 < value <= OFFSET_MAX):
         return value
     raise HttpError(400, f"{expected}; given {value!r}")
 
 
 def _owner(value: object) -> str:
-    """The token of a program, "" for none. HttpError 400."""
+    """Return the token of a program, "" for None. Raises HttpError 400."""
     if value is None:
         return ""
     if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= OWNER_BYTES_MAX:

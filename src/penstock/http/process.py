@@ -1,15 +1,12 @@
 """The HTTP process: `python -m penstock.http.process <descriptor>`.
 
-Its only argument is its end of the link to the supervisor (watched_http says what goes over it):
-listening sockets, users, then `start`, with the data directory. uvicorn serves the application of
-api.py on one asyncio loop then; files are read and written and passwords checked in threads, so the
-loop answers pings whatever goes on.
+Its only argument is its end of the link to the supervisor, which sends listening sockets, users,
+and then `start` with the data directory (server.watched_http has the messages). uvicorn serves the
+application of api.py on one asyncio loop; threads read and write files and check passwords, so the
+loop always answers pings.
 
-When it ends (penstock.server.linked_process says when), nobody new is let in; answers that are
+When the process ends (server.linked_process), it accepts no more connections; answers that are
 under way may go on for CLOSE_S, and are cut then.
-
-Not here: addresses and answers (api), limits of connections (connections), the pages of streams
-(stream_pages, frame_chunks).
 """
 
 import asyncio
@@ -26,24 +23,21 @@ from typing import Any, Final
 import uvicorn
 
 from penstock.access.known_users import KnownUsers
-from penstock.http.admission import Admission
-from penstock.http.api import Api
-from penstock.http.basic_auth import BasicAuth
+from penstock.http.api import Admission, Api
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
 from penstock.http.lease_endpoints import LeaseEndpoints
 from penstock.http.node_link import NodeLink
-from penstock.http.places import Places
-from penstock.http.range_answers import RangeAnswers
+from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
+from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.http.stream_endpoints import StreamEndpoints
-from penstock.http.stream_pages import StreamPages
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
 from penstock.server.vhost_directories import name_bytes
-from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import hash_name, placed
 from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
@@ -56,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without its hands on signals, and telling when it listens."""
+    """uvicorn's server, without its signal handlers. Calls on_started when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -72,7 +66,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpProcess(LinkedProcess):
-    """Serves until it is told to stop; `run` returns the exit status."""
+    """Serves until it is stopped; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, OsFileSystem(0))
@@ -87,7 +81,7 @@ class HttpProcess(LinkedProcess):
         self._writing = ThreadPoolExecutor(WRITERS, "penstock-stage")
 
     async def run(self) -> int:
-        """The whole life."""
+        """Run until the end. Returns the exit status."""
         status = await super().run()
         self._fs.close()
         return status
@@ -129,7 +123,7 @@ class HttpProcess(LinkedProcess):
 
     def _start(self, facts: dict[str, Any]) -> None:
         set_up(facts["log_level"], "http")
-        # What it has to say of our answers is said by us, with the request that it is about.
+        # api.py logs errors of answers, with the request.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._api = self._made_api(facts)
         connections = Connections(
@@ -151,21 +145,23 @@ class HttpProcess(LinkedProcess):
         self._link.send({"do": "ready"})
 
     def _made_api(self, facts: dict[str, Any]) -> Api:
-        """facts: of `start`; the data directory among them is absolute."""
+        """Return the application. facts: of `start`, with the absolute path of the data
+        directory."""
         data = str(facts["data"])
 
         def vhost_path(name: str) -> str:
             return f"{data}/vhosts/{hash_name(name_bytes(name))}"
 
         node, clock = self._node, self._clock
+        fs = placed(self._fs, data)
         auth = BasicAuth(
             node.users, Authenticator(node.users, self._hashing, clock, str(facts["guest"]))
         )
-        ranges = RangeAnswers(Places(node, clock), StreamPages(self._fs), self._reading)
+        ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         staging = StagingEndpoints(
             node,
             auth,
-            self._fs,
+            fs,
             clock,
             self._writing,
             vhost_path,
@@ -180,7 +176,7 @@ class HttpProcess(LinkedProcess):
     def _served(self, task: asyncio.Task[None]) -> None:
         if not self._ended.done() or task.exception() is not None:
             error = task.exception()
-            why = f"{type(error).__name__}: {error}" if error is not None else "it serves no more"
+            why = f"{type(error).__name__}: {error}" if error is not None else "the server ended"
             logger.error("ends: %s", why, exc_info=error)
             self._give_up(EX_SOFTWARE, why)
 

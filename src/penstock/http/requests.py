@@ -1,48 +1,212 @@
-"""What every endpoint takes out of a request: decoded names, the user, a body of JSON.
+"""Requests and answers: what every endpoint has in common.
 
-Names in an address are percent-encoded, "/" as %2F, and may be any bytes: AMQP's names are. A body
-of JSON says so in its Content-Type, which a page of another site cannot without being asked first;
-it is read whole, up to a limit that the endpoint sets and within BODY_S. What is none is a 400 that
-says so.
+**Errors** have one form, with the HTTP status that fits:
 
-Not here: parameters behind the "?" (range_query), bodies that are data (chunk_upload).
-"""
+    {"error": "not_found", "reason": "no stream 'a' in vhost '/'"}
+
+and sometimes more members (`first` and `head` for a range that does not exist), or an `error` of
+its own that clients act on: `not_a_stream`. A refusal of the broker has an AMQP reply code;
+STATUSES has the HTTP status that means the same.
+
+**Users** are those of AMQP, with the same passwords, by HTTP's basic authentication. server.
+authenticator checks passwords as for AMQP: each right one once, the others one address after the
+other; guest is allowed from this machine only. A wrong password and an unknown user get the same
+answer after the same time. A client that waits longer than LOGIN_S, because others from its address
+give wrong passwords, gets 429. Headers about earlier hops (X-Forwarded-For) are ignored, because
+anybody can write them. Each endpoint asks the Identity what the user may do.
+
+**Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. A JSON
+body must say so in its Content-Type: a page of another site cannot do that without a preflight
+request. It is read whole, up to a limit of the endpoint, within BODY_S. Anything invalid is a 400
+that says what was expected. Bodies that are data: staged_upload."""
 
 import asyncio
+import base64
+import binascii
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.access.known_users import KnownUsers
 from penstock.access.permissions import Identity
-from penstock.http.basic_auth import BasicAuth
-from penstock.http.http_errors import HttpError
+from penstock.broker.operation_json import to_json
+from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
+from penstock.server.authenticator import Authenticator
+from penstock.server.control import ControlError
+from penstock.server.log_lines import client_line
+from penstock.storage.user_store import READY
+
+NAMES: Final[Mapping[int, str]] = {
+    400: "bad_request",
+    401: "not_authorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    409: "conflict",
+    410: "gone",
+    413: "too_large",
+    415: "unsupported_media_type",
+    416: "range_not_satisfiable",
+    421: "misdirected_request",
+    429: "too_many_requests",
+    500: "internal_error",
+    501: "not_implemented",
+    503: "unavailable",
+    507: "insufficient_storage",
+}
+# AMQP reply code -> HTTP status. 541 means a vhost that is down, or has not answered.
+STATUSES: Final[Mapping[int, int]] = {
+    403: 403,
+    404: 404,
+    405: 403,
+    406: 400,
+    502: 400,
+    503: 400,
+    506: 503,
+    530: 404,
+    541: 503,
+}
+
+
+LOGIN_S: Final = 10.0
+
 
 BODY_BYTES_MAX: Final = 1 << 20
 BODY_S: Final = 30.0
 JSON: Final = "application/json"
 USER: Final = "penstock.user"
 
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+logger = logging.getLogger(__name__)
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 Routes = list[tuple[str, list[str], Endpoint]]  # address below the endpoints' own, methods, what
 
 
+class HttpError(PenstockError):
+    """An answer that is an error. status: of HTTP, one of NAMES. reason: for people. more: further
+    members of the answer."""
+
+    def __init__(self, status: int, reason: str, **more: object) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.more = more
+        self.headers: dict[str, str] = {}
+
+    def body(self) -> dict[str, object]:
+        """Return the body of the answer."""
+        return {"error": NAMES.get(self.status, "error"), "reason": self.reason, **self.more}
+
+
+class NotAuthorizedError(HttpError):
+    """401, with the header that makes browsers ask for name and password."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(401, reason)
+        self.headers = {"WWW-Authenticate": 'Basic realm="Penstock", charset="UTF-8"'}
+
+
+def refused(error: ControlError) -> HttpError:
+    """Return the HTTP error for a refusal of the broker."""
+    if error.code == NO_ROUTE:
+        return HttpError(409, error.text, error="unroutable")
+    if error.code == CONFLICT:
+        return HttpError(409, error.text, error="batch_conflict")
+    return HttpError(STATUSES.get(error.code, 500), error.text)
+
+
+class JsonAnswer(Response):
+    """The result of an operation, as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(to_json(content), separators=(",", ":")).encode()
+
+
+def error_answer(error: HttpError) -> Response:
+    """Return the answer for an error."""
+    return JsonAnswer(error.body(), error.status, error.headers)
+
+
+class BasicAuth:
+    """Checks who sends a request. authenticator: checks the passwords."""
+
+    def __init__(self, users: KnownUsers, authenticator: Authenticator) -> None:
+        self._users = users
+        self._authenticator = authenticator
+
+    async def user(self, header: str | None, peer_host: str) -> str:
+        """Return the user of an Authorization header from this host. Raises NotAuthorizedError, and
+        HttpError 429 if checking the password would take too long."""
+        name, password = parse(header)
+        try:
+            async with asyncio.timeout(LOGIN_S):
+                why = await self._authenticator.refusal(name, password, peer_host)
+        except TimeoutError:
+            late = HttpError(429, "too many wrong passwords from this address, try later")
+            late.headers["Retry-After"] = "10"
+            raise late from None
+        if not why:
+            return name
+        client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",
+                    peer_host, name, why)  # fmt: skip
+        raise NotAuthorizedError("wrong name or password")
+
+    def identity(self, user: str, vhost: str) -> Identity:
+        """Return what the user may do in the vhost. Raises HttpError 404 if there is no such vhost,
+        403 if the user may not use it."""
+        if self._users.vhosts().get(vhost) != READY:
+            raise HttpError(404, f"no vhost '{vhost}'")
+        identity = self._users.identity(user, vhost)
+        if identity is None:
+            raise HttpError(403, f"access to vhost '{vhost}' refused for user '{user}'")
+        return identity
+
+
+def parse(header: str | None) -> tuple[str, bytes]:
+    """Return (name, password) of an Authorization header. Raises NotAuthorizedError."""
+    if header is None:
+        raise NotAuthorizedError("name and password are needed (basic authentication)")
+    scheme, _, rest = header.partition(" ")
+    if scheme.lower() != "basic":
+        raise NotAuthorizedError("expected basic authentication")
+    try:
+        name, colon, password = base64.b64decode(rest.strip(), validate=True).partition(b":")
+    except (ValueError, binascii.Error):
+        raise NotAuthorizedError("expected base64 of name:password") from None
+    if not colon:
+        raise NotAuthorizedError("expected base64 of name:password")
+    return name.decode("utf-8", "surrogateescape"), password
+
+
 def name_in(request: Request, part: str) -> str:
-    """A part of the address, decoded."""
+    """Return a part of the address, decoded."""
     return unquote_to_bytes(request.path_params[part]).decode("utf-8", "surrogateescape")
 
 
 def identity_in(request: Request, auth: BasicAuth) -> tuple[str, Identity]:
-    """(vhost of the address, what the user may there). HttpError 403, 404."""
+    """Return (vhost of the address, what the user may do there). Raises HttpError 403, 404."""
     vhost = name_in(request, "vhost")
     return vhost, auth.identity(request.scope[USER], vhost)
 
 
 def readable(request: Request, auth: BasicAuth, part: str) -> tuple[str, str]:
-    """(vhost, queue) of the address, the queue in its part `part`. HttpError 403, 404."""
+    """Return (vhost, queue) of the address if the user may read the queue, which is its part
+    `part`. Raises HttpError 403, 404."""
     vhost, identity = identity_in(request, auth)
     queue = name_in(request, part)
     if not identity.may_read(queue):
@@ -51,16 +215,58 @@ def readable(request: Request, auth: BasicAuth, part: str) -> tuple[str, str]:
 
 
 def no_access(verb: str, kind: str, name: str, vhost: str, identity: Identity) -> HttpError:
-    """403, in the broker's words."""
+    """Return the 403, with the text that the broker uses."""
     return HttpError(
         403, f"{verb} access to {kind} '{name or 'amq.default'}' in vhost '{vhost}' refused for "
         f"user '{identity.name}'",
     )  # fmt: skip
 
 
+def given(params: QueryParams, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the parameters. Raises HttpError 400 for one that is not in `names`, or given
+    twice."""
+    found: dict[str, str] = {}
+    for name, value in params.multi_items():
+        if name not in names:
+            raise HttpError(400, f"unknown parameter {name!r}, expected {', '.join(names)}")
+        if name in found:
+            raise HttpError(400, f"parameter {name!r} was given twice")
+        found[name] = value
+    return found
+
+
+def whole(query: Mapping[str, str], name: str, most: int) -> int | None:
+    """Return a number of the query, None if it is not given. Raises HttpError 400."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > most:
+        raise HttpError(
+            400, f"parameter {name!r}: given {text!r}, expected a whole number from 0 to {most}"
+        )
+    return int(text)
+
+
+def time_us(name: str, text: str) -> int:
+    """Return a time of the query in microseconds since 1970. Raises HttpError 400."""
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= 18:
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise HttpError(
+            400, f"parameter {name!r}: given {text!r}, expected a time such as "
+            "2026-11-21T20:00:00Z (a + in it as %2B), or microseconds since 1970",
+        ) from None  # fmt: skip
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return (time - _EPOCH) // _MICROSECOND
+
+
 async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[str, Any]:
-    """HttpError 400: it is no object; 413; 415: it does not say that it is JSON; 408: it has not
-    come within BODY_S."""
+    """Return the body, a JSON object. Raises HttpError 400 if it is not one, 413 if it is too
+    large, 415 without the right Content-Type, 408 if it takes longer than BODY_S."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise HttpError(415, f"expected Content-Type: {JSON}, found {kind or 'none'}")
@@ -68,7 +274,7 @@ async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[s
         async with asyncio.timeout(BODY_S):
             data = await _whole_body(request, bytes_max)
     except TimeoutError:
-        error = HttpError(408, f"the body has not come within {BODY_S:g} s")
+        error = HttpError(408, f"the body was not sent within {BODY_S:g} s")
         error.headers["Connection"] = "close"
         raise error from None
     try:
@@ -81,7 +287,7 @@ async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[s
 
 
 async def _whole_body(request: Request, bytes_max: int) -> bytes:
-    """HttpError 413."""
+    """Return the body. Raises HttpError 413."""
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():

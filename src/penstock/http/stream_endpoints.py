@@ -1,35 +1,39 @@
-"""StreamEndpoints: what can be asked of streams under /api/streams.
+"""StreamEndpoints: streams, under /api/streams.
 
-    GET          /{vhost}                             all that the user may read, described
+    GET          /{vhost}                             all streams that the user may read, described
     GET          /{vhost}/{stream}                    its partitions: first, head, paths; readers
-    GET          /{vhost}/{stream}/offset?time_us=    where what came then or later begins
+    GET          /{vhost}/{stream}/offset?time_us=    where records of this time or later begin
     GET          /{vhost}/{stream}/pages              its pages: bases, records, bytes, times
-    PUT, DELETE  /{vhost}/{stream}/readers/{reader}   a reader's offsets, and that it is no more
-    GET          /{vhost}/{stream}/frames?from=&to=   records as pages have them (frame_chunks)
+    PUT, DELETE  /{vhost}/{stream}/readers/{reader}   set a reader's offsets; forget the reader
+    GET          /{vhost}/{stream}/frames?from=&to=   records as frame chunks (pages.py)
     GET          /{vhost}/{stream}/arrow?from=&to=    the same for Arrow (arrow_stream)
 
-Whoever may read the queue of that name may do all of it: a reader's offsets are its own business,
-and change no record. Ranges: range_query.
-
-Not here: ranges of a place (range_answers), what the operations do (the vhost).
+A user who may read the stream may do all of this: a reader's offsets change no record. ranges.py
+has the parameters of ranges.
 """
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.http.answers import JsonAnswer
-from penstock.http.basic_auth import BasicAuth
-from penstock.http.http_errors import HttpError
-from penstock.http.node_link import NodeLink
-from penstock.http.places import StreamPlace
-from penstock.http.queue_kinds import ask_stream
-from penstock.http.range_answers import RangeAnswers
-from penstock.http.range_query import PARTITION_MAX, RANGE_NAMES, given, time_us, whole
-from penstock.http.requests import Routes, identity_in, json_body, name_in, readable
+from penstock.http.node_link import NodeLink, ask_stream
+from penstock.http.ranges import PARTITION_MAX, RANGE_NAMES, PartitionDirectory, RangeAnswers
+from penstock.http.requests import (
+    BasicAuth,
+    HttpError,
+    JsonAnswer,
+    Routes,
+    given,
+    identity_in,
+    json_body,
+    name_in,
+    readable,
+    time_us,
+    whole,
+)
 
 
 class StreamEndpoints:
-    """ranges: reads them."""
+    """Answers requests about streams. ranges: reads the pages."""
 
     def __init__(self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers) -> None:
         self._node = node
@@ -37,7 +41,7 @@ class StreamEndpoints:
         self._ranges = ranges
 
     def routes(self) -> Routes:
-        """(address below /api/streams, methods, what answers)."""
+        """Return (address below /api/streams, methods, endpoint) of each route."""
         one = "{vhost}/{stream}"
         return [
             ("{vhost}", ["GET"], self._list),
@@ -50,7 +54,7 @@ class StreamEndpoints:
             (f"{one}/arrow", ["GET"], self._arrow),
         ]
 
-    # ---- what the vhost answers ----------------------------------------------------------------
+    # ---- operations of the vhost ---------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
@@ -86,41 +90,43 @@ class StreamEndpoints:
         await ask_stream(self._node, "delete_stream_reader", vhost, stream, reader=reader)
         return Response(status_code=204)
 
-    # ---- what is read from the files -----------------------------------------------------------
+    # ---- read from the files -------------------------------------------------------------------
 
     async def _offset(self, request: Request) -> Response:
-        place = self._place(request, "partition", "time_us")
+        directory = self._directory(request, "partition", "time_us")
         query = request.query_params
         if "time_us" not in query:
             raise HttpError(400, "parameter 'time_us' is missing")
-        return await self._ranges.offset(place, time_us("time_us", query["time_us"]))
+        return await self._ranges.offset(directory, time_us("time_us", query["time_us"]))
 
     async def _page_table(self, request: Request) -> Response:
-        return await self._ranges.page_table(self._place(request, "partition"))
+        return await self._ranges.page_table(self._directory(request, "partition"))
 
     async def _frames(self, request: Request) -> Response:
-        return await self._ranges.frames(request, self._place(request, *RANGE_NAMES), RANGE_NAMES)
+        return await self._ranges.frames(
+            request, self._directory(request, *RANGE_NAMES), RANGE_NAMES
+        )
 
     async def _arrow(self, request: Request) -> Response:
-        place = self._place(request, *RANGE_NAMES, "columns")
-        return await self._ranges.arrow(request, place, RANGE_NAMES)
+        directory = self._directory(request, *RANGE_NAMES, "columns")
+        return await self._ranges.arrow(request, directory, RANGE_NAMES)
 
-    # ---- who, and what -------------------------------------------------------------------------
+    # ---- the address ---------------------------------------------------------------------------
 
     def _readable(self, request: Request) -> tuple[str, str]:
-        """(vhost, stream) of the address. HttpError 403, 404."""
+        """Return (vhost, stream) of the address. Raises HttpError 403, 404."""
         return readable(request, self._auth, "stream")
 
-    def _place(self, request: Request, *names: str) -> StreamPlace:
-        """The partition that is asked for. names: of all parameters that the request may have.
-        HttpError 400, 403, 404."""
+    def _directory(self, request: Request, *names: str) -> PartitionDirectory:
+        """Return the directory of the partition. names: all parameters that the request may have.
+        Raises HttpError 400, 403, 404."""
         vhost, stream = self._readable(request)
         query = given(request.query_params, names)
-        return StreamPlace(vhost, stream, whole(query, "partition", PARTITION_MAX) or 0)
+        return PartitionDirectory(vhost, stream, whole(query, "partition", PARTITION_MAX) or 0)
 
 
 def _offsets(name: str, value: object) -> dict[str, int]:
-    """HttpError 400 unless it is partition -> offset."""
+    """Return partition -> offset. Raises HttpError 400 for another value."""
     if isinstance(value, dict) and all(
         key.isascii() and key.isdigit() and type(offset) is int and offset >= 0
         for key, offset in value.items()

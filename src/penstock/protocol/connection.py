@@ -1,67 +1,257 @@
 """Connection: one end of an AMQP connection without I/O. Bytes in, events out, and bytes to send.
 
-One parser for everything that comes. It looks three frames ahead: a publish whose method, header
-and body lie whole in the chunk is taken in one pass, into the run of publishes it belongs to. All
-else goes the long way, frame by frame: machine.py, where the states and the reply codes are.
+One parser reads everything. It looks three frames ahead: a publish whose method, header and body
+lie whole in the chunk is taken in one pass, as three slices, and added to the PublishRun before it.
+basic.ack has such a short way, too. Every other frame goes the long way: envelope, tables of
+states.py, decoded method or content, event. The events of a chunk are in the order of the wire.
 
-Untrusted sizes. A frame's size is checked against frame_max before anything else, a body's against
-body_bytes_max, a field's against its frame. So at most one frame is held that is not whole, and
-`unfinished_bytes` of bodies, which the owner bounds by not reading any more. A body beyond
-spool_bytes is handed on in parts, and one beyond 64 KiB that finds no place in `room`.
+A message that is not whole in one chunk is assembled in the ChannelInput of its channel, because
+other channels' frames may come between its own. Its pieces are joined once, at the end: `tail +
+data` on every chunk would be quadratic for a large body. A server does not assemble a body that is
+larger than spool_bytes, or larger than 64 KiB when `room` is full: it reports the parts as they
+arrive, so that they can be written to disk.
 
-Errors. What the peer did wrong is raised as AMQPConnectionError, with RabbitMQ's reply codes and,
-where clients show them, its words; `events_before_error` has what the same bytes told before. The
-owner then sends connection.close; `receive` gives nothing more but the peer's close or close-ok,
-if the frames can still be told apart. Sending what the protocol does not allow is a
-ProtocolMistake.
+Untrusted sizes. The size of a frame is checked against frame_max before anything else, the size of
+a body against body_bytes_max, a field against its frame. So a connection holds at most one frame
+that is not whole, and `unfinished_bytes` of bodies; the owner limits those by not reading.
 
-What methods mean is not here; nor heartbeats' times, nor writing: messages in bulk are written by
-their senders with codec.frames.
+Errors. A mistake of the peer is raised as AMQPConnectionError:
+
+    501 FRAME_ERROR       unknown frame type, frame or header of a wrong size, fields that do not
+                          fill their method
+    503 COMMAND_INVALID   a method that is unknown, or not for this side, or not for a channel
+    504 CHANNEL_ERROR     a channel that is not open, or opened twice; channel 0 out of order
+    505 UNEXPECTED_FRAME  content without method, method within content, frames before open
+    530 NOT_ALLOWED       tune-ok asks for more than tune offered
+
+The codes are RabbitMQ's, and the texts where clients show them. Where RabbitMQ fails without a code
+(an unknown method, a body longer than its header says) they are the specification's. The events of
+the same bytes before the mistake are in `events_before_error`. The owner then sends
+connection.close; `receive` returns nothing more but the peer's close or close-ok, if the frames can
+still be told apart. A body larger than body_bytes_max, or a table larger than ARGUMENTS_BYTES_MAX
+in the arguments of a method, closes only the channel: ChannelFault.
+
+Sending what the protocol does not allow raises LocalProtocolError. Messages in bulk are written by
+their senders with codec.frames; the owner keeps the times of heartbeats.
 """
 
 from typing import Final
 
+from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.frames import (
+    FRAME_BODY,
+    FRAME_HEADER,
+    FRAME_HEARTBEAT,
+    FRAME_MAX_MIN,
+    FRAME_METHOD,
     FRAME_OVERHEAD_BYTES,
     PROTOCOL_HEADER,
     content_frames,
     method_frame,
 )
 from penstock.codec.method import Method
-from penstock.codec.spec import ConnectionTuneOk
-from penstock.errors import AMQPConnectionError
-from penstock.protocol.content import (
-    AWAITS_HEADER,
-    AWAITS_METHOD,
-    ChannelInput,
-    is_route,
-    whole_publish,
+from penstock.codec.spec import (
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionTuneOk,
+    decode_method,
 )
-from penstock.protocol.events import AckRun, Event, ProtocolHeaderReceived, PublishRun
-from penstock.protocol.machine import CHANNEL_MAX, ConnectionMachine
-from penstock.protocol.states import ChannelState, ConnectionState, ProtocolMistake, Role
+from penstock.errors import (
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    FRAME_ERROR,
+    NOT_ALLOWED,
+    PRECONDITION_FAILED,
+    UNEXPECTED_FRAME,
+    AMQPConnectionError,
+    ChannelError,
+)
+from penstock.protocol.events import (
+    AckRun,
+    ChannelFault,
+    Event,
+    HeartbeatReceived,
+    MessageReceived,
+    MethodReceived,
+    ProtocolHeaderReceived,
+    PublishBegan,
+    PublishEnded,
+    PublishPart,
+    PublishRun,
+)
+from penstock.protocol.states import (
+    ChannelState,
+    ConnectionState,
+    LocalProtocolError,
+    Machines,
+    Role,
+)
 
 SERVER: Final = Role.SERVER
 CLIENT: Final = Role.CLIENT
 
+CHANNEL_MAX: Final = 65535
+FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
+ROOMLESS_BYTES: Final = 64 << 10  # a smaller body is always assembled in RAM
+
 _PUBLISH: Final = 0x003C0028
 _ACK: Final = 0x003C0050
 
-FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
-
-# Tails that are not yet a frame are joined when there are so many: a peer that sends byte by byte
-# costs neither a copy per byte nor an object per byte.
+# Received chunks that do not make a frame yet are joined when there are this many of them, and so
+# are the pieces of a body: 33 bytes of Python for each piece of one byte become a few.
 _TAILS_MAX: Final = 64
+_PIECES_MAX: Final = 256
+
+# What a channel waits for.
+AWAITS_METHOD: Final = 0
+AWAITS_HEADER: Final = 1
+AWAITS_BODY: Final = 2
+
+# The methods of the peer that count after a close.
+_CLOSES: Final = (
+    ConnectionClose.INDEX,
+    ConnectionCloseOk.INDEX,
+    ChannelClose.INDEX,
+    ChannelCloseOk.INDEX,
+)
+_CLOSING: Final = (
+    ConnectionState.CLIENT_CLOSING,
+    ConnectionState.SERVER_CLOSING,
+    ConnectionState.BOTH_CLOSING,
+    ConnectionState.CLOSED,
+)
 
 
-class Connection(ConnectionMachine):
-    """One end of a connection: receive what came, send what is to go.
+class BodyRoom:
+    """RAM for the bodies that several connections are assembling. A body that does not fit is
+    reported in parts, so that it can be written to disk. bytes_max: the owner may change it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Reserve this many bytes. Returns False, and reserves nothing, if there is less room."""
+        if self.taken_bytes + size_bytes > self.bytes_max:
+            return False
+        self.taken_bytes += size_bytes
+        return True
+
+
+class ChannelInput:
+    """The state of one channel that is not closed, and the message that is being assembled on it.
+
+    Pieces of a body may be as small as the peer likes, so they are joined now and then: the memory
+    they take is never much more than the bytes received. held_bytes: of route, header and body,
+    part of Connection.unfinished_bytes.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = ChannelState.CLOSED
+        # A new method may come: the channel is open, and no message is being assembled.
+        self.is_ready = False
+        self.awaits = AWAITS_METHOD
+        # The message that is being assembled: its method, its properties, its body.
+        self.route = b""
+        self.method: Method | None = None
+        self.header = b""
+        self.is_spooling = False
+        self.remaining_bytes = 0
+        self.held_bytes = 0
+        self.room_bytes = 0  # reserved for its body in the BodyRoom
+        self._pieces: list[bytes] = []
+        self._small: list[bytes] = []
+
+    def begin(self, route: bytes, method: Method | None) -> None:
+        """Begin a message. route: of a publish, with method None; method: any other, decoded."""
+        self.route = route
+        self.method = method
+        self.held_bytes = len(route)
+        self.awaits = AWAITS_HEADER
+        self.is_ready = False
+
+    def begin_body(self, header: bytes, size_bytes: int, is_spooling: bool) -> None:
+        """Note the content header: the body of size_bytes follows."""
+        self.header = header
+        self.held_bytes += len(header)
+        self.remaining_bytes = size_bytes
+        self.is_spooling = is_spooling
+        self.awaits = AWAITS_BODY
+
+    def add(self, piece: bytes) -> None:
+        """Keep the next piece of the body."""
+        self.held_bytes += len(piece)
+        self._small.append(piece)
+        if len(self._small) >= _PIECES_MAX:
+            self._pieces.append(b"".join(self._small))
+            self._small.clear()
+
+    def body(self) -> bytes:
+        """Return the whole body."""
+        return b"".join(self._pieces + self._small)
+
+    def reset(self, is_ready: bool) -> None:
+        """Discard the message that was being assembled. is_ready: another one may follow."""
+        self.awaits = AWAITS_METHOD
+        self.is_ready = is_ready
+        self.route = b""
+        self.method = None
+        self.header = b""
+        self.is_spooling = False
+        self.remaining_bytes = 0
+        self.held_bytes = 0
+        self.room_bytes = 0
+        self._pieces.clear()
+        self._small.clear()
+
+
+class Connection:
+    """One end of a connection. `receive` turns bytes into events, `send` methods into bytes.
 
     frame_max: bytes of the longest frame, 0 for no limit; lowered by tune-ok. channel_max: the
-    highest channel. spool_bytes: a published body larger than this comes in parts.
-    body_bytes_max: a larger body is a ChannelFault. pause_after_open: stop behind connection.open;
-    all later bytes are `leftover`, for the process that the connection is handed to.
+    highest channel. spool_bytes: a published body larger than this is reported in parts.
+    body_bytes_max: a larger body is a ChannelFault. pause_after_open: stop after connection.open;
+    all later bytes are `leftover`, for the process that takes over the connection.
     """
+
+    def __init__(
+        self,
+        role: Role = Role.SERVER,
+        *,
+        frame_max: int = 131072,
+        channel_max: int = 2047,
+        spool_bytes: int = 1 << 20,
+        body_bytes_max: int = 128 << 20,
+        pause_after_open: bool = False,
+    ) -> None:
+        self.role = role
+        self.state = ConnectionState.HEADER
+        self.frame_max = frame_max
+        self.channel_max = channel_max
+        self.heartbeat_s = 0
+        self.spool_bytes = spool_bytes
+        self.body_bytes_max = body_bytes_max
+        self.pause_after_open = pause_after_open
+        self.is_broken = False
+        self.events_before_error: list[Event] = []
+        self.room: BodyRoom | None = None  # for bodies above ROOMLESS_BYTES; None: no limit
+        self.unfinished_bytes = 0  # of messages that are being assembled, on all channels
+        self._is_server = role is Role.SERVER
+        self._machines = Machines(role)
+        self._channels: dict[int, ChannelInput] = {}
+        self._events: list[Event] = []
+        self._is_paused = False
+        self._is_in_step = True  # where the next frame begins is known
+        self._frame_end = 0  # in the bytes being read: where the frame being handled ends
+        # Received bytes that are not a whole frame yet, their size, and the size needed to go on.
+        self._tails: list[bytes] = []
+        self._tail_bytes = 0
+        self._needed_bytes = FRAME_OVERHEAD_BYTES
 
     @classmethod
     def resumed(
@@ -72,7 +262,8 @@ class Connection(ConnectionMachine):
         spool_bytes: int = 1 << 20,
         body_bytes_max: int = 128 << 20,
     ) -> "Connection":
-        """A server's connection whose connection.open was read elsewhere: it owes open-ok."""
+        """Return a server's connection whose connection.open was read in another process. The first
+        method to send is open-ok."""
         connection = Connection(
             SERVER,
             frame_max=frame_max,
@@ -83,12 +274,12 @@ class Connection(ConnectionMachine):
         connection.state = ConnectionState.OPENING
         return connection
 
-    # ---------------------------------------------------------------------------- receiving
+    # ----------------------------------------------------------------------------------- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """The events in the next bytes from the peer, and in those kept from before.
+        """Return the events in the next bytes from the peer, and in those kept from before.
 
-        AMQPConnectionError: see above. Bytes after an error, or after the close, tell nothing.
+        Raises AMQPConnectionError as listed above. Bytes after an error or the close are ignored.
         """
         if self.is_broken and not self._is_closing_in_step():
             return []
@@ -103,7 +294,7 @@ class Connection(ConnectionMachine):
                     self._tails = [b"".join(self._tails)]
                 return []
             if missing > 0 and self._needed_bytes > FRAME_HEADER_BYTES and len(data) > 2 * missing:
-                # The frame that was begun goes by itself, so that the rest need not be copied.
+                # Parse the frame that was begun by itself, so that the rest need not be copied.
                 start = missing
                 self._tails[-1] = data[:start]
                 frame = b"".join(self._tails)
@@ -118,9 +309,9 @@ class Connection(ConnectionMachine):
                 frame = b""
             used = self._parse(data, start)
         except AMQPConnectionError:
-            is_told = not self._is_closing()
+            is_raised = not self._is_closing()
             self._break(frame + data[start:] if frame else data)
-            if is_told:
+            if is_raised:
                 raise
             return self.events_before_error
         if used < len(data):
@@ -131,26 +322,26 @@ class Connection(ConnectionMachine):
         return events
 
     def leftover(self) -> bytes:
-        """The bytes that came and told nothing yet: a part of a frame, or all since the pause."""
+        """Return the bytes that made no event: a part of a frame, or all bytes after the pause."""
         return b"".join(self._tails)
 
     def is_channel_open(self, channel: int) -> bool:
-        """Whether the peer may use the channel and we have not closed it."""
+        """Return whether the peer may use the channel and we have not closed it."""
         known = self._channels.get(channel)
         return known is not None and known.state in (ChannelState.OPENING, ChannelState.OPEN)
 
     def channel_state(self, channel: int) -> ChannelState:
-        """The state of a channel's machine."""
+        """Return the state of a channel."""
         known = self._channels.get(channel)
         return ChannelState.CLOSED if known is None else known.state
 
     def channels(self) -> list[int]:
-        """The channels that are not closed."""
+        """Return the numbers of the channels that are not closed."""
         return list(self._channels)
 
     def unfinished(self) -> dict[int, int]:
-        """Channel -> bytes of its unfinished message that are still to come, -1 if even its header
-        is; 0 -> bytes of a frame that has begun, if there is one."""
+        """Return how many bytes of each channel's unfinished message are missing, -1 if its header
+        is missing too; under 0 the bytes received of an unfinished frame, if there is one."""
         found = {
             number: -1 if channel.awaits == AWAITS_HEADER else channel.remaining_bytes
             for number, channel in self._channels.items()
@@ -161,64 +352,62 @@ class Connection(ConnectionMachine):
         return found
 
     def forget_unfinished(self) -> None:
-        """The peer has gone: what it has begun will not end."""
+        """Discard unfinished messages and frames: the peer has gone."""
         for channel in self._channels.values():
             self._reset(channel, is_ready=False)
         self._tails = []
         self._tail_bytes = 0
 
-    # ------------------------------------------------------------------------------ sending
+    # ------------------------------------------------------------------------------------- sending
 
     def send(self, channel: int, method: Method) -> bytes:
-        """The frame of a method without content, after which the machines are where it leads.
+        """Return the frame of a method without content, and make its transition of state.
 
-        ProtocolMistake if it may not be sent now. A client's tune-ok sets frame_max, channel_max
-        and heartbeat_s.
+        A client's tune-ok sets frame_max, channel_max and heartbeat_s. Raises LocalProtocolError if
+        the method may not be sent now.
         """
         if method.HAS_CONTENT:
-            raise ProtocolMistake(f"{method.NAME} is sent with its content: send_content")
+            raise LocalProtocolError(f"{method.NAME} is sent with its content: send_content")
         self._check_out(channel, method)
         return method_frame(channel, method.encode())
 
     def send_content(self, channel: int, method: Method, properties: bytes, body: bytes) -> bytes:
-        """The frames of a method with content. properties: flags and list."""
+        """Return the frames of a method with content. properties: flags and list, encoded."""
         if not method.HAS_CONTENT:
-            raise ProtocolMistake(f"{method.NAME} has no content")
+            raise LocalProtocolError(f"{method.NAME} has no content")
         self._check_out(channel, method)
         frame = method_frame(channel, method.encode())
         return frame + content_frames(channel, properties, body, self.frame_max)
-
-    def protocol_header(self) -> bytes:
-        """What a client sends first, and a server to a client whose header it does not support."""
-        return PROTOCOL_HEADER
 
     def _check_out(self, number: int, method: Method) -> None:
         if number == 0:
             after = self._machines.connection_out.get((self.state, method.INDEX))
             if after is None:
-                raise ProtocolMistake(f"{method.NAME} while the connection is {self.state.value}")
+                raise LocalProtocolError(
+                    f"{method.NAME} while the connection is {self.state.value}"
+                )
             if isinstance(method, ConnectionTuneOk):
                 self._tuned(method)
             self._enter(after)
             return
         if self.state not in (ConnectionState.OPEN, self._machines.peer_close):
-            raise ProtocolMistake(f"{method.NAME} while the connection is {self.state.value}")
+            raise LocalProtocolError(f"{method.NAME} while the connection is {self.state.value}")
         channel = self._channels.get(number)
         state = ChannelState.CLOSED if channel is None else channel.state
         next_state = self._machines.channel_out.get((state, method.INDEX))
         highest = CHANNEL_MAX if self._is_server else self.channel_max or CHANNEL_MAX
         if next_state is None or not 0 < number <= highest:
-            raise ProtocolMistake(f"{method.NAME} while channel {number} is {state.value}")
+            raise LocalProtocolError(f"{method.NAME} while channel {number} is {state.value}")
         if channel is None:
             channel = ChannelInput(number)
             self._channels[number] = channel
         if next_state is not state:
             self._enter_channel(channel, next_state)
 
-    # -------------------------------------------------------------------------------- parse
+    # -------------------------------------------------------------------------------- the one pass
 
     def _parse(self, data: bytes, start: int) -> int:  # noqa: C901, PLR0915  # the one loop
-        """Take all whole frames from `start` on into `_events`; returns where they end."""
+        """Append the events of all whole frames from `start` on. Returns where the frames end."""
         at = start
         self._needed_bytes = FRAME_HEADER_BYTES
         if self.state is ConnectionState.HEADER:
@@ -228,8 +417,8 @@ class Connection(ConnectionMachine):
         body_max = min(self.spool_bytes, self.body_bytes_max)
         number = -1
         channel: ChannelInput | None = None
-        # The run of publishes that is going on, and the last one's method frame: most often the
-        # next is the same bytes, which then need no second look.
+        # The run being filled, and the method frame of its last publish: most often the next one is
+        # the same bytes, which need no second check.
         run: PublishRun | None = None
         same = b""
         route = b""
@@ -280,12 +469,12 @@ class Connection(ConnectionMachine):
         is_header = self.state is ConnectionState.HEADER
         if end - at == FRAME_HEADER_BYTES and not (is_header or self._is_paused):
             size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
-            if size > payload_max:  # it is told at once, not when a first byte follows
+            if size > payload_max:  # refuse it at once, not when its first byte arrives
                 raise self._too_large(size)
         return at
 
     def _take_protocol_header(self, data: bytes) -> int:
-        """The first eight bytes: a header for the server; for a client only if it is refused."""
+        """Take the first eight bytes. A client gets a header only if the server refuses its own."""
         if len(data) < len(PROTOCOL_HEADER):
             return 0
         header = data[: len(PROTOCOL_HEADER)]
@@ -300,8 +489,17 @@ class Connection(ConnectionMachine):
         self.state = ConnectionState.START
         return len(header)
 
+    def _publish_run(self, number: int) -> PublishRun:
+        """Return the run for a publish on this channel: the last event, or a new one."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, PublishRun) and last.channel == number:
+            return last
+        run = PublishRun(number, [], [], [])
+        self._events.append(run)
+        return run
+
     def _add_ack(self, number: int, data: bytes, at: int) -> None:
-        """A basic.ack, its fields at `at`."""
+        """Add the basic.ack whose fields begin at `at`."""
         last = self._events[-1] if self._events else None
         if not isinstance(last, AckRun) or last.channel != number:
             last = AckRun(number, [], [])
@@ -309,10 +507,257 @@ class Connection(ConnectionMachine):
         last.tags.append(int.from_bytes(data[at : at + 8], "big"))
         last.multiples.append(data[at + 8] & 1 != 0)
 
-    # ------------------------------------------------------------------------------- errors
+    def _payload_max(self) -> int:
+        """Return the most bytes that a frame of the peer may carry. By the specification frame_max
+        includes the frame's own 8 bytes; many clients forget them, and RabbitMQ allows that."""
+        return self.frame_max or self.body_bytes_max
+
+    # -------------------------------------------------------------------------------------- frames
+
+    def _take_frame(self, data: bytes, at: int, end: int) -> None:
+        """Take one frame whose envelope is right."""
+        kind = data[at]
+        number = (data[at + 1] << 8) | data[at + 2]
+        payload = data[at + 7 : end - 1]
+        if self._is_closing():
+            if number == 0 and kind == FRAME_METHOD:
+                self._take_closing(payload)
+        elif kind == FRAME_HEARTBEAT:
+            if number != 0:
+                raise _unexpected(f"a heartbeat on channel {number}")
+            if payload:
+                raise self._out_of_step("a heartbeat with a payload")
+            self._events.append(HeartbeatReceived())
+        elif kind not in (FRAME_METHOD, FRAME_HEADER, FRAME_BODY):
+            raise self._out_of_step(f"a frame of the unknown type {kind}")
+        elif number == 0:
+            if kind != FRAME_METHOD:
+                raise _unexpected("expected method frame, got non method frame instead")
+            self._take_connection_method(payload)
+        elif self.state is ConnectionState.OPEN or self.state is ConnectionState.OPENING:
+            self._take_channel_frame(kind, number, payload)
+        else:
+            raise _unexpected(f"a frame on channel {number} in connection state {self.state.value}")
+
+    def _take_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
+        channel = self._channels.get(number)
+        if channel is None or channel.state is self._machines.channel_peer_close:
+            self._take_unopened(kind, number, payload, channel)
+        elif channel.state in self._machines.channel_discards:
+            if kind == FRAME_METHOD and int.from_bytes(payload[:4], "big") in _CLOSES:
+                self._take_channel_method(channel, payload)
+        elif kind == FRAME_METHOD:
+            if channel.awaits != AWAITS_METHOD:
+                raise _unfinished(channel)
+            self._take_channel_method(channel, payload)
+        elif kind == FRAME_HEADER:
+            self._take_header(channel, payload)
+        else:
+            self._take_body(channel, payload)
+
+    def _take_unopened(
+        self, kind: int, number: int, payload: bytes, channel: ChannelInput | None
+    ) -> None:
+        """Take a frame on a channel that is not open: only channel.open is allowed."""
+        if kind != FRAME_METHOD:
+            raise _unexpected("expected method frame, got non method frame instead")
+        if channel is None:
+            channel = ChannelInput(number)
+        method = decode_method(payload)
+        after = self._machines.channel_in.get((channel.state, method.INDEX))
+        if after is None or channel.state is not ChannelState.CLOSED:
+            raise _of(method, CHANNEL_ERROR, "expected 'channel.open'")
+        limit = self.channel_max or CHANNEL_MAX
+        if len(self._channels) >= limit:  # as in RabbitMQ: how many, not which numbers
+            text = f"number of channels opened ({len(self._channels)}) has reached the negotiated"
+            raise _of(method, NOT_ALLOWED, f"{text} channel_max ({limit})")
+        self._channels[number] = channel
+        self._enter_channel(channel, after)
+        self._events.append(MethodReceived(number, method))
+
+    # ------------------------------------------------------------------------------------- methods
+
+    def _take_connection_method(self, payload: bytes) -> None:
+        method = decode_method(payload)
+        after = self._machines.connection_in.get((self.state, method.INDEX))
+        if after is None:
+            text = f"unexpected method in connection state {self.state.value}"
+            raise _of(method, CHANNEL_ERROR, text)
+        if isinstance(method, ConnectionTuneOk):
+            self._check_tune(method)
+            self._tuned(method)
+        self._enter(after)
+        self._events.append(MethodReceived(0, method))
+        if isinstance(method, ConnectionOpen):
+            self._is_paused = self.pause_after_open
+
+    def _take_closing(self, payload: bytes) -> None:
+        """Take a method on channel 0 after a close: only the peer's close and close-ok count."""
+        index = int.from_bytes(payload[:4], "big")
+        after = self._machines.connection_in.get((self.state, index))
+        if after is not None and index in _CLOSES:
+            self._events.append(MethodReceived(0, decode_method(payload)))
+            self._enter(after)
+
+    def _take_channel_method(self, channel: ChannelInput, payload: bytes) -> None:
+        number = channel.number
+        if self._is_server and payload[:4] == b"\x00\x3c\x00\x28" and len(payload) > 6:
+            if not is_route(payload, 6, len(payload)):
+                decode_method(payload)  # raises the error
+            channel.begin(payload[6:], None)
+            self.unfinished_bytes += channel.held_bytes
+            return
+        try:
+            method = decode_method(payload, ARGUMENTS_BYTES_MAX if self._is_server else 0)
+        except ChannelError as error:
+            self._fault(channel, error)
+            return
+        after = self._machines.channel_in.get((channel.state, method.INDEX))
+        if after is None:
+            if isinstance(method, ChannelOpen):
+                raise _of(method, CHANNEL_ERROR, "second 'channel.open' seen")
+            raise _of(method, COMMAND_INVALID, "unimplemented method")
+        if method.HAS_CONTENT:
+            channel.begin(payload, method)
+            self.unfinished_bytes += channel.held_bytes
+            return
+        if after is not channel.state:
+            self._enter_channel(channel, after)
+        self._events.append(MethodReceived(number, method))
+
+    # ------------------------------------------------------------------------------------- content
+
+    def _take_header(self, channel: ChannelInput, payload: bytes) -> None:
+        if channel.awaits != AWAITS_HEADER:
+            raise _unfinished(channel)
+        if len(payload) < 14:
+            raise AMQPConnectionError(FRAME_ERROR, f"a content header of {len(payload)} bytes")
+        if payload[:4] != b"\x00\x3c\x00\x00":
+            class_id = int.from_bytes(payload[:2], "big")
+            if class_id == _PUBLISH >> 16:  # its weight is not 0
+                raise _unfinished(channel)
+            text = f"expected content header for class 60, got one for class {class_id} instead"
+            raise AMQPConnectionError(UNEXPECTED_FRAME, text, *_content_ids(channel))
+        size = int.from_bytes(payload[4:12], "big")
+        if size > self.body_bytes_max:
+            text = f"message size {size} is larger than configured max size {self.body_bytes_max}"
+            self._fault(
+                channel,
+                ChannelError(PRECONDITION_FAILED, text, _PUBLISH >> 16, _PUBLISH & 0xFFFF),
+            )
+            return
+        header = payload[12:]
+        is_spooling = self._is_server and size > self.spool_bytes
+        room = self.room
+        if room is not None and size > ROOMLESS_BYTES and not is_spooling:
+            if room.take(size):
+                channel.room_bytes = size
+            else:
+                is_spooling = True
+        channel.begin_body(header, size, is_spooling)
+        self.unfinished_bytes += len(header)
+        if is_spooling:
+            self._events.append(PublishBegan(channel.number, channel.route, header, size))
+        elif size == 0:
+            self._take_whole(channel)
+
+    def _take_body(self, channel: ChannelInput, payload: bytes) -> None:
+        if channel.awaits != AWAITS_BODY:
+            raise _unfinished(channel)
+        size = len(payload)
+        if size > channel.remaining_bytes:
+            more = size - channel.remaining_bytes
+            raise _unexpected(f"a content body of {more} bytes more than its header says")
+        if size == 0:
+            return
+        channel.remaining_bytes -= size
+        if channel.is_spooling:
+            self._events.append(PublishPart(channel.number, payload))
+        else:
+            channel.add(payload)
+            self.unfinished_bytes += size
+        if channel.remaining_bytes == 0:
+            self._take_whole(channel)
+
+    def _take_whole(self, channel: ChannelInput) -> None:
+        """Report the message that was being assembled, which is whole now."""
+        method = channel.method
+        if channel.is_spooling:
+            self._events.append(PublishEnded(channel.number))
+        elif method is not None:
+            body = channel.body()
+            self._events.append(MessageReceived(channel.number, method, channel.header, body))
+        else:
+            run = self._publish_run(channel.number)
+            run.routes.append(channel.route)
+            run.headers.append(channel.header)
+            run.bodies.append(channel.body())
+        self._reset(channel, is_ready=True)
+
+    def _fault(self, channel: ChannelInput, error: ChannelError) -> None:
+        """Ignore the channel from now on; the owner has to close it with this error."""
+        channel.state = ChannelState.FAULTED
+        self._reset(channel, is_ready=False)
+        self._events.append(ChannelFault(channel.number, error))
+
+    def _reset(self, channel: ChannelInput, *, is_ready: bool) -> None:
+        self.unfinished_bytes -= channel.held_bytes
+        if self.room is not None:
+            self.room.taken_bytes -= channel.room_bytes
+        channel.reset(is_ready)
+
+    # -------------------------------------------------------------------------------------- states
+
+    def _enter(self, state: ConnectionState) -> None:
+        """Set the state of the connection. A closing connection takes nothing on any channel."""
+        self.state = state
+        if self._is_closing():
+            for channel in self._channels.values():
+                self._reset(channel, is_ready=False)
+        if state is ConnectionState.CLOSED:
+            self._channels.clear()
+
+    def _enter_channel(self, channel: ChannelInput, state: ChannelState) -> None:
+        channel.state = state
+        if state is ChannelState.CLOSED:
+            self._reset(channel, is_ready=False)
+            del self._channels[channel.number]
+        elif state not in (ChannelState.OPEN, ChannelState.OPENING):
+            self._reset(channel, is_ready=False)
+        elif channel.awaits == AWAITS_METHOD:
+            channel.is_ready = not self._is_closing()
+
+    def _is_closing(self) -> bool:
+        return self.state in _CLOSING
+
+    def _is_closing_in_step(self) -> bool:
+        """Return whether we have sent close, and the peer's frames can still be told apart."""
+        ours = (self._machines.own_close, ConnectionState.BOTH_CLOSING)
+        return self._is_in_step and self.state in ours
+
+    def _tuned(self, tune_ok: ConnectionTuneOk) -> None:
+        self.frame_max = tune_ok.frame_max
+        self.channel_max = tune_ok.channel_max
+        self.heartbeat_s = tune_ok.heartbeat
+
+    def _check_tune(self, tune_ok: ConnectionTuneOk) -> None:
+        """Check that the client asks for no more than was offered; 0 means no limit."""
+        if 0 < tune_ok.frame_max < FRAME_MAX_MIN:
+            given = f"negotiated frame_max = {tune_ok.frame_max} is lower than the minimum allowed"
+            raise _of(tune_ok, NOT_ALLOWED, f"{given} value ({FRAME_MAX_MIN})")
+        for name, asked, offered in (
+            ("frame_max", tune_ok.frame_max, self.frame_max),
+            ("channel_max", tune_ok.channel_max, self.channel_max),
+        ):
+            if offered and (asked == 0 or asked > offered):
+                given = f"negotiated {name} = {asked} is higher than the maximum allowed"
+                raise _of(tune_ok, NOT_ALLOWED, f"{given} value ({offered})")
+
+    # -------------------------------------------------------------------------------------- errors
 
     def _break(self, data: bytes) -> None:
-        """After an error: keep what it told before, and, in step, what is behind its frame."""
+        """Stop after an error. Keeps the events before it, and the bytes after its frame if frames
+        can still be told apart."""
         self.is_broken = True
         self.events_before_error = self._events
         self._events = []
@@ -323,15 +768,96 @@ class Connection(ConnectionMachine):
             self._tail_bytes = len(data) - self._frame_end
             self._needed_bytes = FRAME_OVERHEAD_BYTES
 
+    def _out_of_step(self, text: str) -> AMQPConnectionError:
+        self._is_in_step = False
+        return AMQPConnectionError(FRAME_ERROR, text)
+
+    def _too_large(self, size: int) -> AMQPConnectionError:
+        limit = self._payload_max()
+        return self._out_of_step(f"frame of {size} bytes of payload, more than frame_max: {limit}")
+
+
+def is_route(data: bytes, at: int, end: int) -> bool:
+    """Return whether data[at:end] is exactly a publish's exchange, routing key and bits."""
+    if end - at < 3:
+        return False
+    at += 1 + data[at]
+    if end - at < 2:
+        return False
+    return at + data[at] + 2 == end
+
+
+def whole_publish(data: bytes, at: int, number: int, frame_payload_max: int, body_max: int) -> int:
+    """Return where the message ends whose content header frame begins at `at`; 0 if unsure.
+
+    It is sure if the header and the body, in one frame or none, are whole, belong to channel
+    `number` and have no mistake. Otherwise the frames go the long way, which finds the mistake if
+    there is one.
+    """
+    end = len(data)
+    # The smallest header frame: envelope 8, class 2, weight 2, body size 8, flags 2.
+    if end - at < 22 or data[at] != 2 or (data[at + 1] << 8) | data[at + 2] != number:
+        return 0
+    size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
+    body_at = at + 8 + size
+    if size < 14 or size > frame_payload_max or body_at > end or data[body_at - 1] != 0xCE:
+        return 0
+    # Class 60, weight 0, and a body below 4 GiB.
+    if data[at + 7 : at + 15] != b"\x00\x3c\x00\x00\x00\x00\x00\x00":
+        return 0
+    size = (data[at + 15] << 24) | (data[at + 16] << 16) | (data[at + 17] << 8) | data[at + 18]
+    if size == 0:
+        return body_at
+    if size > body_max or size > frame_payload_max:
+        return 0
+    return _whole_body(data, body_at, number, size)
+
+
+def _whole_body(data: bytes, at: int, number: int, size: int) -> int:
+    """Return where the body frame at `at` ends if it holds a whole body of this size; else 0."""
+    end = at + 8 + size
+    if end > len(data) or data[at] != 3 or data[end - 1] != 0xCE:
+        return 0
+    if (data[at + 1] << 8) | data[at + 2] != number:
+        return 0
+    held = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
+    return end if held == size else 0
+
 
 def _add_publish(run: PublishRun, route: bytes, data: bytes, at: int, end: int) -> None:
-    """A publish that is whole: its content header frame at `at`, the end of its body."""
+    """Add a whole publish. at: its content header frame; end: where its last frame ends."""
     size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
     body_at = at + 8 + size
     header = data[at + 19 : body_at - 1]
-    # Equal properties are one object, so what looks at them can remember the last.
+    # Equal properties are one object, so their reader can remember the last one.
     if run.headers and run.headers[-1] == header:
         header = run.headers[-1]
     run.routes.append(route)
     run.headers.append(header)
     run.bodies.append(data[body_at + 7 : end - 1] if end > body_at else b"")
+
+
+def _unexpected(text: str) -> AMQPConnectionError:
+    return AMQPConnectionError(UNEXPECTED_FRAME, text)
+
+
+def _unfinished(channel: ChannelInput) -> AMQPConnectionError:
+    """Return the error for a frame that does not continue the channel's message."""
+    if channel.awaits == AWAITS_METHOD:
+        return _unexpected("expected method frame, got non method frame instead")
+    text = "expected content body, got non content body frame instead"
+    if channel.awaits == AWAITS_HEADER:
+        text = "expected content header for class 60, got non content header frame instead"
+    return AMQPConnectionError(UNEXPECTED_FRAME, text, *_content_ids(channel))
+
+
+def _content_ids(channel: ChannelInput) -> tuple[int, int]:
+    """Return the class and method of the message that is being assembled."""
+    method = channel.method
+    if method is None:
+        return _PUBLISH >> 16, _PUBLISH & 0xFFFF
+    return method.CLASS_ID, method.METHOD_ID
+
+
+def _of(method: Method, code: int, text: str) -> AMQPConnectionError:
+    return AMQPConnectionError(code, text, method.CLASS_ID, method.METHOD_ID)

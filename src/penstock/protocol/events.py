@@ -1,12 +1,10 @@
-"""What a Connection reports of the bytes it was given: one plain value for each thing.
+"""Events: what a Connection reports of the bytes that it received, as plain values.
 
-The order of events on a channel is that of the wire. Publishes come in runs, and so do acks: those
-of one channel that follow each other in the bytes of one `receive` are one event with a list for
-each part, so what is per event is paid once for many messages. In a run nothing is decoded: a
-publish is three slices of what came.
-
-Their properties and fields have not been looked at: PublishRun.headers must pass
-codec.properties.scan. What may come when has been checked: connection.py, states.py.
+The events of a channel are in the order of the wire. Publishes of one channel that follow each
+other in the bytes of one `receive` are one event, with a list for each part; so are acks. The cost
+of an event is then paid once for many messages. A publish in a run is three slices of the received
+bytes, not decoded: its reader must check PublishRun.headers with codec.properties.scan. The
+Connection has checked that each event may come at this time (states.py).
 """
 
 from dataclasses import dataclass
@@ -16,15 +14,15 @@ from penstock.errors import ChannelError
 
 
 class Event:
-    """One thing that happened on a connection."""
+    """Base of all events."""
 
 
 @dataclass
 class ProtocolHeaderReceived(Event):
-    """The peer's first eight bytes (or fewer, if those before can be of no AMQP).
+    """The first eight bytes of the peer.
 
-    is_supported: it is AMQP 0-9-1; the server sends connection.start. If not, the server answers
-    with its own protocol header and closes; to a client it is that answer.
+    is_supported: they ask for AMQP 0-9-1, and the server sends connection.start. Otherwise the
+    server answers with its own protocol header and closes. A client receives such an answer only.
     """
 
     is_supported: bool
@@ -33,12 +31,12 @@ class ProtocolHeaderReceived(Event):
 
 @dataclass
 class HeartbeatReceived(Event):
-    """A heartbeat. Any other bytes say as much: the peer lives."""
+    """A heartbeat frame. Any other bytes show as well that the peer is alive."""
 
 
 @dataclass
 class MethodReceived(Event):
-    """A method without content, of channel 0 or an open channel."""
+    """A method without content, on channel 0 or an open channel."""
 
     channel: int
     method: Method
@@ -46,7 +44,7 @@ class MethodReceived(Event):
 
 @dataclass
 class PublishRun(Event):
-    """Messages published on one channel, whole. The three lists have the same length.
+    """Whole messages published on one channel. The three lists have the same length.
 
     routes: exchange shortstr | routing key shortstr | bits 1 (1 is mandatory, 2 immediate).
     headers: property flags and list. bodies: bytes.
@@ -60,7 +58,7 @@ class PublishRun(Event):
 
 @dataclass
 class AckRun(Event):
-    """basic.ack on one channel, one or more: delivery tags, and whether each is multiple."""
+    """One or more basic.ack on one channel: their delivery tags and `multiple` bits."""
 
     channel: int
     tags: list[int]
@@ -69,10 +67,10 @@ class AckRun(Event):
 
 @dataclass
 class PublishBegan(Event):
-    """A message whose body is larger than spool_bytes begins; route and header as in a run.
+    """The begin of a message whose body is reported in parts. route, header: as in a PublishRun.
 
-    PublishParts follow, then PublishEnded; other channels' events may stand between. If the
-    channel is closed before its end, no more of them come.
+    PublishParts follow, then PublishEnded; events of other channels may come between them. If the
+    channel is closed first, the rest of them never comes.
     """
 
     channel: int
@@ -83,7 +81,7 @@ class PublishBegan(Event):
 
 @dataclass
 class PublishPart(Event):
-    """The next bytes of the body that began on this channel."""
+    """The next bytes of the body of PublishBegan."""
 
     channel: int
     data: bytes
@@ -91,14 +89,14 @@ class PublishPart(Event):
 
 @dataclass
 class PublishEnded(Event):
-    """The body that began on this channel is whole."""
+    """The end of the body of PublishBegan: all its parts were reported."""
 
     channel: int
 
 
 @dataclass
 class MessageReceived(Event):
-    """A client's message: basic.deliver, basic.get-ok or basic.return with its content, whole."""
+    """A whole message as a client receives it: basic.deliver, get-ok or return with content."""
 
     channel: int
     method: Method
@@ -108,10 +106,10 @@ class MessageReceived(Event):
 
 @dataclass
 class ChannelFault(Event):
-    """The peer did what closes a channel, but not the connection: a body beyond body_bytes_max.
+    """A mistake of the peer that closes only a channel, such as a body that is too large.
 
-    Whoever owns the connection answers with channel.close; until then all else on the channel is
-    discarded.
+    The owner of the connection answers with channel.close. Until then the Connection discards
+    everything else on the channel.
     """
 
     channel: int

@@ -1,21 +1,21 @@
-"""Every transition of the connection and channel machines of AMQP 0-9-1, as tables.
+"""All state transitions of AMQP 0-9-1 connections and channels, as tables.
 
-Each machine has two tables, by who sends: (state, method) -> next state. One side reads the one as
-what it may receive and the other as what it may send, the other side the other way round: so the
-two roles cannot disagree. What is not in a table is an error: received, one with a reply code,
-504 CHANNEL_ERROR or 503 COMMAND_INVALID, as connection.py says; sent, a ProtocolMistake of ours.
+Each machine has two tables, one per sender: (state, method) -> next state. A server may receive
+what CONNECTION_FROM_CLIENT lists and send what CONNECTION_FROM_SERVER lists; a client the other way
+round. So the two roles cannot disagree. Any other method is an error: when received, 504
+CHANNEL_ERROR or 503 COMMAND_INVALID (connection.py); when sent, LocalProtocolError.
 
     connection   HEADER -> START -> STARTED <-> SECURE
                  STARTED -> TUNE -> TUNED -> OPENING -> OPEN -> closing -> CLOSED
     channel      CLOSED -> OPENING -> OPEN -> closing -> CLOSED
                               OPEN -> FAULTED -> closing                 (a body that is too large)
     closing      CLIENT_CLOSING, SERVER_CLOSING: that side has sent close and waits for close-ok
-                 BOTH_CLOSING: both have, their closes crossed
+                 BOTH_CLOSING: both have sent close; the closes crossed on the wire
 
-A side reads ahead: `receive` takes a chunk of bytes whole before its events are handled, so a
-peer's close may be read before the answers to earlier methods are sent. Therefore a side may still
-send whatever it may on an open channel (or connection) after the *other* one's close, until it
-sends close-ok. After its *own* close it sends nothing but close-ok, and discards what it receives.
+A side reads ahead: `receive` parses a whole chunk before its events are handled, so it may read the
+peer's close before it has answered earlier methods. Therefore a side may send anything that an open
+channel (or connection) allows after the *other* side's close, until it sends close-ok. After its
+*own* close it sends nothing but close-ok, and discards what it receives.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ from penstock.codec import spec
 from penstock.codec.method import Method
 
 
-class ProtocolMistake(AssertionError):
-    """We were about to send what the protocol does not allow: a defect of Penstock."""
+class LocalProtocolError(AssertionError):
+    """A method was to be sent that the protocol does not allow now: a defect of Penstock."""
 
 
 class Role(Enum):
@@ -38,7 +38,7 @@ class Role(Enum):
 
 
 class ConnectionState(Enum):
-    """Where a connection is. The values are what error texts call them."""
+    """The states of a connection. Error texts show the values."""
 
     HEADER = "waiting for the protocol header"
     START = "starting"
@@ -55,7 +55,7 @@ class ConnectionState(Enum):
 
 
 class ChannelState(Enum):
-    """Where a channel is."""
+    """The states of a channel."""
 
     CLOSED = "closed"
     OPENING = "opening"
@@ -74,7 +74,7 @@ def _indexes(methods: Iterable[type[Method]]) -> list[int]:
     return [method.INDEX for method in methods]
 
 
-# Before it is open, a connection is in one of these.
+# The states before OPEN in which connection.close is allowed.
 _HANDSHAKE: Final = (
     ConnectionState.START,
     ConnectionState.STARTED,
@@ -130,7 +130,7 @@ CONNECTION_FROM_SERVER: Final[ConnectionTable] = {
     (ConnectionState.BOTH_CLOSING, spec.ConnectionCloseOk.INDEX): ConnectionState.SERVER_CLOSING,
 }
 
-# What goes over an open channel and leaves it open.
+# Methods on an open channel that leave it open.
 CLIENT_METHODS: Final = _indexes(
     (
         spec.ChannelFlow,
@@ -233,7 +233,7 @@ CHANNEL_FROM_SERVER: Final[ChannelTable] = {
 
 
 class Machines:
-    """The tables as one role sees them, and the states in which it does not believe its peer."""
+    """The tables as one role uses them, and the states in which it discards frames."""
 
     def __init__(self, role: Role) -> None:
         is_server = role is Role.SERVER
@@ -241,7 +241,7 @@ class Machines:
         self.connection_out = CONNECTION_FROM_SERVER if is_server else CONNECTION_FROM_CLIENT
         self.channel_in = CHANNEL_FROM_CLIENT if is_server else CHANNEL_FROM_SERVER
         self.channel_out = CHANNEL_FROM_SERVER if is_server else CHANNEL_FROM_CLIENT
-        # We have sent close: what comes is discarded, but for what the table has.
+        # After our own close, everything is discarded that the table does not list.
         own = ChannelState.SERVER_CLOSING if is_server else ChannelState.CLIENT_CLOSING
         self.channel_discards = frozenset((own, ChannelState.BOTH_CLOSING, ChannelState.FAULTED))
         self.channel_peer_close = (

@@ -61,16 +61,17 @@ class AMQQueue(Arrivals):
 
     # ---- delivery ------------------------------------------------------------------------------
 
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         """The next message, which is pending until it is settled, or gone at once (without
         `ack_required`). None: there is none, it is held (`held` says for what), or more than a
-        slice had expired before it (`has_more_expired`: call again)."""
+        slice had expired before it (`has_more_expired`: call again). in_pieces: a large body is
+        left in the store; see BackingQueue.fetch."""
         if self._may_expire:
             self.has_more_expired = self.expire()
             if self.has_more_expired:
                 return None
         while True:
-            delivery = self.backing.fetch(ack_required=ack_required)
+            delivery = self.backing.fetch(ack_required=ack_required, in_pieces=in_pieces)
             if delivery is None:
                 return None
             if delivery.message.header:

@@ -507,7 +507,7 @@ class Arrivals(Taker):
         attempts."""
         found = self.backing.pending(tag)
         if found is not None and found.message.body is None:
-            found = self.backing.pending(tag, with_body=True)
+            found = self.backing.pending(tag, with_header=True)
         if found is None:
             raise SettledError(self.text_name, tag)
         return self._with_attempts(found) if found.message.header else found

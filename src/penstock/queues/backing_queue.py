@@ -136,9 +136,12 @@ class BackingQueue(ABC):
     # ---- delivery ------------------------------------------------------------------------------
 
     @abstractmethod
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         """The head, which becomes pending, or is dequeued at once (without `ack_required`; its body
-        is in RAM before that is logged). None if there is none, or it is held."""
+        is in RAM before that is logged). None if there is none, or it is held. in_pieces: of a
+        large message (message.is_large) the body stays in the store, and `message.body` is None;
+        the caller opens it (engine.open_body) before the message is settled. It needs
+        `ack_required`."""
 
     @abstractmethod
     def count_crashes(self) -> None:
@@ -186,8 +189,11 @@ class BackingQueue(ABC):
         last seqs, and the owner sees to it that they are held. KeyError: not pending."""
 
     @abstractmethod
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
-        """A pending message, None if the tag is unknown. with_body: read it if it left RAM."""
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
+        """A pending message, None if the tag is unknown. with_header: read the header if it left
+        RAM, and with it a body that is not large; with_body: read any body that left RAM."""
 
     @abstractmethod
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
@@ -279,13 +285,14 @@ class BackingQueue(ABC):
         """Counters, as docs/memory.md lists them: len, depth, bytes, unacked_bytes, ram_bytes,
         ram_messages, alphas, betas, gammas, delta, pending, paged_pending, leased, leased_bytes,
         q1 ... q4, is_flowed, target_bytes, disk_reads, disk_writes, four rates per second, mode.
-        unacked_bytes: of pending and leased messages."""
+        unacked_bytes: of pending and leased messages. elsewhere_bytes: see the call."""
 
     # ---- memory --------------------------------------------------------------------------------
 
     @abstractmethod
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM: alphas with header, body and object, packed rows, pending ones."""
+        """Bytes counted in RAM: alphas with header, body and object, packed rows, pending ones; of
+        a body that other queues hold too, a part."""
 
     @abstractmethod
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
@@ -310,6 +317,16 @@ class BackingQueue(ABC):
     def out_bytes_per_s(self) -> float:
         """Bytes of RAM that what is fetched in a second takes, at the rate that `ram_duration` has
         updated last and with the average size of what is ready; 0.0 for an empty queue."""
+
+    @abstractmethod
+    def elsewhere_bytes(self) -> int:
+        """Of bodies that it holds in RAM and other queues do, too: what those count for them.
+        `ram_bytes` is without it."""
+
+    @abstractmethod
+    def unshare(self) -> None:
+        """It is about to be gone without an orderly end: what it shares with other queues is
+        theirs alone."""
 
     @abstractmethod
     def set_queue_mode(self, mode: str) -> None:

@@ -34,12 +34,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from penstock.message import Message, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.sharing import Sharing
 from penstock.storage.transaction import Transaction
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
@@ -218,8 +220,10 @@ class DeadLetters:
             self._count_dropped(reason)
             return 0
         lsn = 0
-        for taker in routed.takers:
-            lsn = max(lsn, taker.accept(routed.header, body, priority, mode))
+        engine = self._engine
+        with Sharing(engine, engine.share_of(body, len(routed.takers))):
+            for taker in routed.takers:
+                lsn = max(lsn, taker.accept(routed.header, body, priority, mode))
         self._count_taken(reason, routed)
         return lsn
 
@@ -280,28 +284,43 @@ class Move:
         landings = self.landings
         tag = self.delivery.tag
         durable = [each for each in landings if _index(each).is_durable]
-        lsn = 0
-        if self.streams:
-            lsn = self._apart(durable if message.persistent else [], mode, engine)
-            self._publish_copies(durable=not message.persistent)
-        elif message.persistent and not durable:
-            self._publish_copies()
-            source.ack([tag], mode)
-        elif _is_even(landings):
+        is_lost = message.persistent and not durable
+        if not self.streams and not is_lost and _is_even(landings):
             targets = [_index(each) for each in landings]
             lsn = source.move(tag, targets, landings[0].header, mode, landings[0].expiry_ms)
-        elif message.persistent:
-            self._load_body()  # while the source still has it
-            lsn = self._apart(durable, mode, engine)
-            self._publish_copies(durable=False)
+        elif self._goes_by_reference(is_lost=is_lost):
+            lsn = self._copy(durable, mode, engine)
         else:
-            self._publish_copies()
-            source.ack([tag], mode)
+            body = self._load_body()  # while the source still has it
+            with Sharing(engine, engine.share_of(body, len(landings), message)):
+                lsn = self._copy(durable, mode, engine)
         if message.persistent:
             for each in durable:
                 landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
                 each.backing.hold(landed, lsn, mode)
         return lsn
+
+    def _goes_by_reference(self, *, is_lost: bool) -> bool:
+        """Return whether its large body stays on disk: only transient copies of it are made."""
+        message = self.delivery.message
+        if self.body is not None or not is_large(message) or self.streams:
+            return False
+        return is_lost or not message.persistent
+
+    def _copy(self, durable: list[Landing], mode: int, engine: StorageEngine) -> int:
+        """Publish it to each where it lands, and acknowledge it. The LSN, or 0."""
+        is_persistent = self.delivery.message.persistent
+        if self.streams:
+            lsn = self._apart(durable if is_persistent else [], mode, engine)
+            self._publish_copies(engine, durable=not is_persistent)
+            return lsn
+        if is_persistent and durable:
+            lsn = self._apart(durable, mode, engine)
+            self._publish_copies(engine, durable=False)
+            return lsn
+        self._publish_copies(engine)
+        self.source.ack([self.delivery.tag], mode)
+        return 0
 
     def _load_body(self) -> bytes:
         body = self.body
@@ -311,15 +330,29 @@ class Move:
             body = self.body = loaded.message.body or b""
         return body
 
-    def _publish_copies(self, *, durable: bool = True) -> None:
+    def _publish_copies(self, engine: StorageEngine, *, durable: bool = True) -> None:
         """What lands in RAM; durable=False: without those queues that are durable."""
-        mode = DISK if self.delivery.message.persistent else NONE
+        message = self.delivery.message
+        mode = DISK if message.persistent else NONE
+        if self.body is None and is_large(message):
+            self._share_copies(engine, durable=durable)
+            return
         for each in self.landings:
             if durable or not _index(each).is_durable:
                 each.backing.publish(
                     each.header, self._load_body(), mode, expiry_ms=each.expiry_ms,
                     priority=each.part,
                 )  # fmt: skip
+
+    def _share_copies(self, engine: StorageEngine, *, durable: bool) -> None:
+        """The same, of a large message: what lands shares one body, in the transient store."""
+        stored: Message | None = None
+        for each in self.landings:
+            index = _index(each)
+            if durable or not index.is_durable:
+                if stored is None:
+                    stored = engine.in_transient(self.delivery.message)
+                engine.publish_stored([index], each.header, stored, each.expiry_ms)
 
     def _apart(self, landings: list[Landing], mode: int, engine: StorageEngine) -> int:
         """Move to queues that give the message different headers or expiries, and to streams, in

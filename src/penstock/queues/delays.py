@@ -213,7 +213,7 @@ class Delays:
             heapq.heappush(bucket.heap, (head.expiry_ms, head.tag))
 
     def _move_on(self, bucket: Bucket, tag: int, due_ms: int, now_ms: int) -> None:
-        delivery = bucket.part.pending(tag, with_body=True)
+        delivery = bucket.part.pending(tag, with_header=True)
         if delivery is None:
             return
         header = delivery.message.header

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, Message
+from penstock.message import Entry, Message, is_large
 from penstock.queues.rows import (
     AT_ENTRY,
     AT_STORE,
@@ -238,7 +238,7 @@ def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Mes
         n += 1
     messages = files.entries_of(slots[:n])
     for i in range(n):
-        if messages[i].body is None:
+        if messages[i].body is None and not is_large(messages[i]):
             state.engine.load_body(index, seqs[i], messages[i])
     return messages
 
@@ -272,9 +272,12 @@ def _take_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> 
     return rows
 
 
-def load(state: VQState, rows: list[Row], *, stays: bool = True) -> list[Entry]:
+def load(
+    state: VQState, rows: list[Row], *, stays: bool = True, has_large: bool = False
+) -> list[Entry]:
     """The entries, with bodies, of rows of one segment, ascending. stays: they are to be in RAM
-    instead; else somebody looks at them, and the rows stay. CorruptionError."""
+    instead; else somebody looks at them, and the rows stay. has_large: also with large bodies,
+    which are in RAM only while somebody looks at them. CorruptionError."""
     engine, index = state.engine, state.index
     section = index.section
     state.disk_reads += 1
@@ -287,7 +290,7 @@ def load(state: VQState, rows: list[Row], *, stays: bool = True) -> list[Entry]:
         row, message = rows[i], messages[i]
         is_persistent = row.flags & PERSISTENT != 0
         message.persistent = is_persistent
-        if message.body is None:
+        if message.body is None and (has_large or not is_large(message)):
             engine.load_body(index, row.seq, message)
         if is_persistent:
             entries.append(Entry(row.seq, message, row.seq not in section))

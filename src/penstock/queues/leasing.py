@@ -275,7 +275,7 @@ class Leasing:
 
     def _info(self, lease: Lease) -> LeaseInfo:
         pages = self._pages.get(lease.reader)
-        path = "" if pages is None else pages.path
+        path = "" if pages is None else self._engine.fs.place(pages.path)
         last_us = lease.floor_s * 1_000_000 if pages is None else pages.last_time_us
         return LeaseInfo(
             lease.reader, lease.committed, lease.next, lease.bytes, lease.since_ms, path, lease.id,

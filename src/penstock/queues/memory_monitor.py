@@ -422,11 +422,13 @@ class MemoryMonitor:
 def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
     """The share with which all its messages would be in RAM and the queue not be flowed; leased
     ones never come to RAM. Of pending ones only the number is known without a walk: they count as
-    much as the ready ones do on average."""
+    much as the ready ones do on average. What other queues count of bodies that it shares with
+    them, it does not need."""
     ready = queue.len()
     body_bytes = queue.body_bytes()
     count = queue.depth() - queue.leased_count()
     if ready:
         body_bytes = body_bytes * count // ready
-    whole = max(body_bytes + count * ALPHA_BYTES, ram_bytes)
+    elsewhere = queue.elsewhere_bytes()
+    whole = max(body_bytes + count * ALPHA_BYTES - elsewhere, ram_bytes)
     return whole * 8 // 7 + SPARE_BYTES

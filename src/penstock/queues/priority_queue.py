@@ -193,9 +193,9 @@ class PriorityQueue(BackingQueue):
 
     # ---- delivery ------------------------------------------------------------------------------
 
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         while (part := self.highest()) is not None:
-            delivery = part.queue.fetch(ack_required=ack_required)
+            delivery = part.queue.fetch(ack_required=ack_required, in_pieces=in_pieces)
             self.count(part)
             if delivery is not None:
                 return part.delivery(delivery)
@@ -288,11 +288,13 @@ class PriorityQueue(BackingQueue):
         self.count(part)
         return lsn
 
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
         part = self._part_of(tag)
         if part is None:
             return None
-        delivery = part.queue.pending(tag & SEQ_MASK, with_body=with_body)
+        delivery = part.queue.pending(tag & SEQ_MASK, with_header=with_header, with_body=with_body)
         return None if delivery is None else part.delivery(delivery)
 
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
@@ -457,6 +459,13 @@ class PriorityQueue(BackingQueue):
 
     def ram_bytes(self) -> int:
         return sum([part.queue.ram_bytes() for part in self.opened])
+
+    def elsewhere_bytes(self) -> int:
+        return sum([part.queue.elsewhere_bytes() for part in self.opened])
+
+    def unshare(self) -> None:
+        for part in self.opened:
+            part.queue.unshare()
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         self.budget.set_limits(max_bytes, min_bytes)

@@ -116,7 +116,7 @@ class _Step:
         """Messages to page out: what the excess is on average, and four more, so that the next few
         publishes have room and paging goes in fours."""
         state = self._state
-        average = state.alpha_bytes // max(state.ram_messages(), 1) or ALPHA_BYTES
+        average = state.ram_average() or ALPHA_BYTES
         return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
 
     def bytes_left(self) -> int:
@@ -332,7 +332,9 @@ def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
                 index.keep_transients(entry.seq // index.slots, 1)
     if bodies:
         _write_bodies(state, bodies)
-    return [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
+    rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
+    state.leave(entries)
+    return rows
 
 
 def _write_bodies(state: VQState, entries: list[Entry]) -> None:

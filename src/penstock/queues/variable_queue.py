@@ -26,7 +26,7 @@ from heapq import heappush
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_disk_full
-from penstock.message import Entry
+from penstock.message import Entry, Message, is_large
 from penstock.queues import inhaler, purger
 from penstock.queues.backing_queue import Delivery, Head, NewMessage
 from penstock.queues.rows import PERSISTENT, Row
@@ -34,6 +34,7 @@ from penstock.queues.vq_holder import VqHolder
 from penstock.queues.vq_lease import VqLease
 from penstock.queues.vq_pending import ACKS_MAX
 from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, alpha_bytes
+from penstock.shared_body import SharedMessage
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
@@ -109,6 +110,8 @@ class VariableQueue(VqLease):
         state.rates.n_in += 1
         if not message.persistent:
             state.has_transients = True
+        if isinstance(message, SharedMessage):
+            message.shared.join(state.shared)
         if state.is_lazy:
             self._arrive_lazy(entry)
             return
@@ -218,7 +221,7 @@ class VariableQueue(VqLease):
 
     # ---- delivery ------------------------------------------------------------------------------
 
-    def fetch(self, *, ack_required: bool = True) -> Delivery | None:
+    def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
         state = self.state
         while state.len:
             if self.held() is not None:
@@ -230,12 +233,12 @@ class VariableQueue(VqLease):
                     if state.is_lazy:
                         purger.push_q4(state, 1)
                     return None
-            delivery = self._fetch(ack_required=ack_required)
+            delivery = self._fetch(ack_required=ack_required, in_pieces=in_pieces)
             if delivery is not None:
                 return delivery
         return None
 
-    def _fetch(self, *, ack_required: bool) -> Delivery | None:
+    def _fetch(self, *, ack_required: bool, in_pieces: bool = False) -> Delivery | None:
         """The head; None if there is none, or it was damaged and is set aside now."""
         state = self.state
         if (state.has_back or not state.q4) and not state.head_in_ram() and not self._read_run():
@@ -248,7 +251,7 @@ class VariableQueue(VqLease):
         # First what may fail; the head is the head until it has not.
         if message.body is None:
             try:
-                message = self._with_body(entry)
+                message = self._for_delivery(entry, in_pieces=in_pieces)
             except CorruptionError as error:
                 state.q4.popleft()
                 state.alpha_bytes -= cost
@@ -282,6 +285,15 @@ class VariableQueue(VqLease):
         if CHECKS.is_on:
             state.check()
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
+
+    def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> Message:
+        """The message of an entry whose body is not in RAM, with it, or as it is if that is large
+        and may stay in the store. CorruptionError, OSError: it cannot be read, or opened."""
+        message = entry.message
+        if in_pieces and is_large(message):
+            self.engine.open_body(message).close()
+            return message
+        return self._with_body(entry)
 
     def _read_run(self) -> bool:
         """The next run of what came back, or of q3, becomes q4. False if there is none."""
@@ -423,6 +435,12 @@ class VariableQueue(VqLease):
     def ram_bytes(self) -> int:
         return self.state.ram_bytes()
 
+    def elsewhere_bytes(self) -> int:
+        return self.state.shared.elsewhere_bytes
+
+    def unshare(self) -> None:
+        self.state.unshare()
+
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         self.paging.set_limits(max_bytes, min_bytes)
         self._checked()
@@ -475,6 +493,7 @@ class VariableQueue(VqLease):
     def deleted(self) -> None:
         """A record deletes, or is about to delete, the queue: transient messages are let go."""
         state = self.state
+        state.unshare()
         for entry in list(state.ram_pending.values()):
             if not entry.message.persistent:
                 self.forget([entry.seq])

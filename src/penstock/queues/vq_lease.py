@@ -26,6 +26,7 @@ from penstock.queues import inhaler, purger, vq_requeue
 from penstock.queues.rows import Row
 from penstock.queues.vq_pending import VqPending
 from penstock.queues.vq_state import alpha_bytes
+from penstock.shared_body import SharedMessage
 from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 
@@ -96,6 +97,8 @@ class VqLease(VqPending):
                         inhaler.set_aside(state, entry.seq, size, error)
                         continue
                 q4.popleft()
+                if isinstance(message, SharedMessage):
+                    message.shared.leave(state.shared)
                 cost += alpha_bytes(message)
                 taken += size
                 n += 1
@@ -144,6 +147,7 @@ class VqLease(VqPending):
         state = self.state
         state.len += len(entries)
         state.bytes += sum([entry.message.size for entry in entries])
+        state.join(entries)
         vq_requeue.put_back(state, entries, [])
 
     def leased(self, taken: list[Taken], lsn: int) -> None:

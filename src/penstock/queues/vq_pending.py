@@ -16,16 +16,18 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock.message import Entry, Message, seq_of
+from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import inhaler, purger, vq_requeue, vq_scan
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delivered_mark import DeliveredMark
 from penstock.queues.paging import Paging
 from penstock.queues.rows import AT_ENTRY, ON_SLOT, PERSISTENT, Row, seq_of_row
 from penstock.queues.vq_state import CHECKS, VQState, alpha_bytes
+from penstock.shared_body import SharedMessage
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.sharing import Sharing
 
 ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die
 
@@ -103,7 +105,10 @@ class VqPending(BackingQueue):
         seq = entry.seq
         held = state.ram_pending.pop(seq, None)
         if held is not None:
-            state.pending_bytes -= alpha_bytes(held.message)
+            message = held.message
+            state.pending_bytes -= alpha_bytes(message)
+            if isinstance(message, SharedMessage):
+                message.shared.leave(state.shared)
         else:
             row = state.disk_pending.remove(seq)
             assert row is not None, "it was pending"
@@ -117,10 +122,13 @@ class VqPending(BackingQueue):
 
     def _die(self, entry: Entry, mode: int) -> None:
         """An entry that was never pending dies."""
-        if entry.message.persistent:
+        message = entry.message
+        if message.persistent:
             self.engine.dequeue(self._index, [entry], mode)
         else:
             self._release(entry)
+        if isinstance(message, SharedMessage):
+            message.shared.leave(self.state.shared)
 
     def _release(self, entry: Entry) -> None:
         """A transient message is gone."""
@@ -182,27 +190,33 @@ class VqPending(BackingQueue):
     def move(
         self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
     ) -> int:
-        found = self.pending(tag, with_body=True)
+        found = self.pending(tag, with_header=True)
         if found is None:
             raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
         engine = self.engine
         message = found.message
-        body = message.body
-        assert body is not None, "asked for with its body"
         durable = [target for target in targets if target.is_durable and message.persistent]
         others = [target for target in targets if not (target.is_durable and message.persistent)]
-        if durable:
-            # It stays pending until it is dead: the target may be this very queue.
-            lsn, _ = engine.move(
-                self._index, self._moving(tag, message), durable, header, mode, expiry_ms
-            )
-            self._drop_pending(Entry(tag, message))
-            self.state.rates.n_ack_out += 1
-        else:
-            self.ack([tag], mode)
-            lsn = engine.last_lsn if message.persistent else 0
-        if others:
-            engine.publish_transient(others, header, body, expiry_ms)
+        is_stored = message.body is None and is_large(message)
+        if message.body is None and not is_stored:
+            message = self._with_body(Entry(tag, message))
+        body = message.body
+        shared = None if body is None else engine.share_of(body, len(targets), message)
+        with Sharing(engine, shared):
+            if durable:
+                # It stays pending until it is dead: the target may be this very queue.
+                lsn, _ = engine.move(
+                    self._index, self._moving(tag, message), durable, header, mode, expiry_ms
+                )
+                self._drop_pending(Entry(tag, message))
+                self.state.rates.n_ack_out += 1
+            if others and is_stored:  # given before it is taken: it may be the same body
+                engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
+            if not durable:
+                self.ack([tag], mode)
+                lsn = engine.last_lsn if message.persistent else 0
+            if others and body is not None:
+                engine.publish_transient(others, header, body, expiry_ms)
         self._after()
         return lsn
 
@@ -210,19 +224,21 @@ class VqPending(BackingQueue):
         entry = self.state.ram_pending.get(tag)
         return Entry(tag, message, True if entry is None else entry.on_slot)
 
-    def pending(self, tag: int, *, with_body: bool = False) -> Delivery | None:
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
         state = self.state
         entry = state.ram_pending.get(tag)
         if entry is not None:
             message = entry.message
-            if with_body and message.body is None:
+            if message.body is None and (with_body or (with_header and not is_large(message))):
                 message = self._with_body(entry)
         else:
             row = state.disk_pending.find(tag) if state.disk_pending.count else None
             if row is None:
                 return None
-            if with_body:
-                (entry,) = inhaler.load(state, [row], stays=False)
+            if with_header or with_body:
+                (entry,) = inhaler.load(state, [row], stays=False, has_large=with_body)
             else:
                 entry = inhaler.entry_of(state, row)
             message = entry.message

@@ -125,12 +125,12 @@ def _bodies(state: VQState, rows: Iterator[Row], most: int) -> Iterator[Found]:
 
 def _read(state: VQState, rows: list[Row]) -> Iterator[Found]:
     try:
-        entries = inhaler.load(state, rows, stays=False)
+        entries = inhaler.load(state, rows, stays=False, has_large=True)
     except CorruptionError:
         entries = []
         for row in rows:
             try:
-                entries += inhaler.load(state, [row], stays=False)
+                entries += inhaler.load(state, [row], stays=False, has_large=True)
             except CorruptionError:
                 continue  # whoever fetches it will be told
     for entry in entries:

@@ -36,7 +36,12 @@ in lazy mode [V1] to [V4] are: q1, q2, q4 and back are empty, and all is in q3 a
 its way to lazy still follows the rules of default mode.
 
 Bytes in RAM are counted honestly: an alpha with body, header and its objects (ALPHA_BYTES), a row
-with 32 bytes, pending messages like all others.
+with 32 bytes, pending messages like all others. A body that other queues hold too counts once for
+all of them (shared_body.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` have it whole, and what
+the other queues count of it, `shared.elsewhere_bytes`, is subtracted in `ram_bytes`. A message
+joins its SharedBody when it arrives, and leaves it when it leaves RAM: it dies or is paged out.
+
+    [V9] `shared` has joined exactly the shared bodies of q1, q4, back and ram_pending
 """
 
 from bisect import bisect_left
@@ -48,6 +53,7 @@ from penstock.message import Entry, Message, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rates import Rates
 from penstock.queues.rows import ON_SLOT, ROW_BYTES, Row, Rows
+from penstock.shared_body import SharedBodies, SharedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 
@@ -148,6 +154,7 @@ class VQState:
         self.alpha_bytes: int = 0  # counted: q1, q4 and back
         self.pending_bytes: int = 0  # counted: ram_pending
         self.q1_bytes: int = 0  # counted: q1, part of alpha_bytes
+        self.shared: SharedBodies = SharedBodies()  # in RAM here and in other queues
         self.target_bytes: int = UNLIMITED  # the smallest limit
         self.is_lazy: bool = False
         self.becomes_lazy: bool = False
@@ -161,11 +168,20 @@ class VQState:
     def ram_bytes(self) -> int:
         """Bytes counted in RAM."""
         rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
-        return self.alpha_bytes + self.pending_bytes + rows * ROW_BYTES
+        counted = self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes
+        return counted + rows * ROW_BYTES
 
     def average_bytes(self) -> int:
         """What a ready message takes in RAM on average, without its header."""
         return ALPHA_BYTES + self.bytes // max(self.len, 1)
+
+    def ram_average(self) -> int:
+        """What a ready message in RAM is counted for on average, with its header; 0 for none."""
+        n = self.ram_messages()
+        if not self.shared.count:
+            return self.alpha_bytes // max(n, 1)
+        counted = self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes
+        return counted // max(n + len(self.ram_pending), 1)
 
     def fits(self) -> bool:
         """Whether all of it would fit in RAM, with an eighth of the target to spare. Headers are
@@ -187,6 +203,37 @@ class VQState:
     def ram_messages(self) -> int:
         """Alphas, the ready ones."""
         return len(self.q1) + len(self.q4) + len(self.back)
+
+    # ---- bodies that other queues hold too -----------------------------------------------------
+
+    def join(self, entries: list[Entry]) -> None:
+        """They are in RAM here from now on."""
+        for entry in entries:
+            message = entry.message
+            if isinstance(message, SharedMessage):
+                message.shared.join(self.shared)
+
+    def leave(self, entries: list[Entry]) -> None:
+        """They are in RAM here no more: they died or are on disk."""
+        if not self.shared.count:
+            return
+        for entry in entries:
+            message = entry.message
+            if isinstance(message, SharedMessage):
+                message.shared.leave(self.shared)
+
+    def unshare(self) -> None:
+        """The queue is about to be gone: what it shares is the other queues' alone. Its own
+        messages are counted whole from here on."""
+        for entry in self.in_ram():
+            message = entry.message
+            if isinstance(message, SharedMessage):
+                message.shared.leave(self.shared)
+                entry.message = message.copy()
+
+    def in_ram(self) -> list[Entry]:
+        """All entries with their messages: ready and pending."""
+        return [*self.q1, *self.q4, *self.back.values(), *self.ram_pending.values()]
 
     # ---- what came back ------------------------------------------------------------------------
 
@@ -245,6 +292,8 @@ class VQState:
 
     def clear_ready(self) -> None:
         """All that was ready is dead."""
+        if self.shared.count:  # else nobody has to walk over them
+            self.leave([*self.q1, *self.q4, *self.back.values()])
         self.engine.let_go(self.q1)
         self.engine.let_go(self.q4)
         if self.back:
@@ -368,7 +417,8 @@ class VQState:
             "q2": self.q2.count,
             "q3": self.q3.count,
             "q4": len(self.q4) + len(self.back) + self.back_rows.count,
-            "alpha_bytes": self.alpha_bytes + self.pending_bytes,
+            "alpha_bytes": self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes,
+            "elsewhere_bytes": self.shared.elsewhere_bytes,
             "row_bytes": (rows + self.disk_pending.count) * ROW_BYTES,
             "is_flowed": self.is_flowed,
             "target_bytes": self.target_bytes,
@@ -413,6 +463,7 @@ class VQState:
         assert self.q1_bytes == in_q1, f"[V7] q1 bytes {self.q1_bytes}, there are {in_q1}"
         held = sum(alpha_bytes(e.message) for e in self.ram_pending.values())
         assert self.pending_bytes == held, f"[V7] pending bytes {self.pending_bytes}, {held}"
+        self._check_shared()
         unacked = sum(e.message.size for e in self.ram_pending.values())
         unacked += sum(row.size for row in self.disk_pending.rows())
         assert self.unacked_bytes == unacked, f"[V7] unacked {self.unacked_bytes}, {unacked}"
@@ -424,4 +475,23 @@ class VQState:
         for seq in order:
             assert seq < self.index.next_seq, f"seq {seq} was never given"
         is_out = q3 or delta or self.disk_pending.count or self.back_rows.count
-        assert not self.is_flowed or is_out or self.ram_bytes() > self.target_bytes, "not recovered"
+        # What others count may have become more since this queue last looked: the next tick does.
+        is_low = self.ram_bytes() + self.shared.elsewhere_bytes <= self.target_bytes
+        assert not self.is_flowed or is_out or not is_low, "not recovered"
+
+    def _check_shared(self) -> None:
+        messages = [entry.message for entry in self.in_ram()]
+        bodies = [m.shared for m in messages if isinstance(m, SharedMessage)]
+        mine = self.shared
+        assert mine.count == len(bodies), (
+            f"[V9] {mine.count} shared bodies, there are {len(bodies)}"
+        )
+        counted = 0
+        for shared in {id(shared): shared for shared in bodies}.values():
+            times = sum(1 for each in bodies if each is shared)
+            assert shared.times(mine) == times, (
+                f"[V9] joined {shared.times(mine)} times, not {times}"
+            )
+            counted += shared.counted_bytes(mine)
+        elsewhere = sum(len(shared.body) for shared in bodies) - counted
+        assert mine.elsewhere_bytes == elsewhere, f"[V9] {mine.elsewhere_bytes}, not {elsewhere}"

@@ -1,5 +1,5 @@
 """Exchanges and bindings in memory: from a message's exchange, key and headers to queue names.
 
-Nothing here knows what a queue is, or what is durable: the vhost keeps that, and calls. Users of
-this package import its modules: topic_trie < exchange_types < router.
+The vhost keeps the queues and what is durable, and calls this package. Its modules: topic_trie <
+exchange_types < router.
 """

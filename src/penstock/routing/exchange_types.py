@@ -1,34 +1,34 @@
-"""Exchange types: of the bindings of one exchange, which a message's keys and headers select.
+"""Exchange types: which bindings of an exchange a message's keys and headers select.
 
-A destination is a target: "q" or "e" and the name, so that a queue and an exchange of one name are
-two. Each type keeps its bindings in the shape in which it can find them:
+A destination is a target: "q" or "e" and the name, because a queue and an exchange may have the
+same name. Each type keeps its bindings in the form in which it finds them:
 
     direct              key -> targets, one look-up
-    fanout              targets; the key means nothing
+    fanout              targets; the key is ignored
     topic               a TopicTrie
     headers             the bindings' arguments, compared one by one
-    x-delayed-message   whatever x-delayed-type names; that messages wait first is not seen here
+    x-delayed-message   the type that x-delayed-type names; the delay is the vhost's
 
-A message may bring several keys (its own, and those of its CC and BCC headers); a target is
-selected if any of them does. The contract of every type: what `select` finds is exactly what the
-bindings that were bound and not unbound say, however often and in whatever order they came.
+A message may have several keys (its own, and those of its CC and BCC headers); a target is selected
+if any of them selects it. Every type must find exactly what the present bindings say, in whatever
+order and however often they were bound and unbound.
 
-Headers are compared as RabbitMQ does it: numbers and times by their value, whatever their types (1
-is 1.0, and the first second of 1970, but not true), a text and the same bytes are one, and an
-argument without a value asks only that the header be there. Arguments that begin with "x-" are no
-conditions, save with all-with-x and any-with-x, where only x-match itself is none. With no
-conditions `all` selects every message and `any` none. x-consistent-hash and the exchanges that
-belong to streams are not here.
+Headers are compared as in RabbitMQ: numbers and times by value, whatever their types (1 equals 1.0
+and the first second of 1970, but not true), a text equals the same bytes, and an argument without a
+value requires only that the header exists. Arguments that begin with "x-" are ignored, except under
+all-with-x and any-with-x, where only x-match is. Without conditions `all` selects every message and
+`any` none.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Final
 
 from penstock.codec.fields import decode_table, encode_table
-from penstock.errors import AMQPConnectionError, ChannelError
+from penstock.errors import COMMAND_INVALID, PRECONDITION_FAILED, AMQPConnectionError, ChannelError
 from penstock.native import mypyc_attr
 from penstock.routing.topic_trie import TopicTrie
 
@@ -37,10 +37,8 @@ FANOUT: Final = "fanout"
 TOPIC: Final = "topic"
 HEADERS: Final = "headers"
 DELAYED: Final = "x-delayed-message"
-TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, DELAYED)
 
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
-
 
 DIGEST_BYTES: Final = 32
 BINDING_BYTES: Final = 1400  # measured: a durable binding without arguments, in all its places
@@ -48,11 +46,11 @@ ENTRY_BYTES: Final = 110  # measured: one argument, as a headers exchange holds 
 
 
 class Binding:
-    """From an exchange to a destination, for a key. Two of equal `identity` are one.
+    """A binding from an exchange to a destination, for a key. Equal `identity`: the same binding.
 
-    kind: "q" a queue, "e" an exchange. encoded: the arguments as an AMQP table, b"" for none: a
-    table of Python objects takes up to 80 times as much. held_bytes: what the binding takes in RAM,
-    about. ValueError, TypeError: the arguments hold what AMQP has no type for.
+    kind: "q" for a queue, "e" for an exchange. encoded: the arguments as an AMQP table, b"" for
+    none; a table of Python objects takes up to 80 times as much. held_bytes: its RAM, about. Raises
+    ValueError or TypeError if AMQP has no type for an argument.
     """
 
     __slots__ = ("destination", "encoded", "held_bytes", "identity", "key", "kind", "source",
@@ -79,27 +77,27 @@ class Binding:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ExchangeType(ABC):
-    """The bindings of one exchange. reads_headers: `select` looks at them."""
+    """The bindings of one exchange. reads_headers: whether `select` uses the headers."""
 
     reads_headers: bool = False
 
     @abstractmethod
     def bind(self, binding: Binding) -> None:
-        """A binding that is not bound yet. ChannelError 406: its arguments make no sense here."""
+        """Add a binding that is not bound yet. Raises ChannelError 406 for invalid arguments."""
 
     @abstractmethod
     def unbind(self, binding: Binding) -> None:
-        """One that is bound."""
+        """Remove a binding that is bound."""
 
     @abstractmethod
     def select(
         self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
     ) -> None:
-        """Add the selected targets to `found`, in whose order they are; its values mean nothing."""
+        """Add the selected targets to `found`. Its values have no meaning; its order is kept."""
 
 
 class DirectExchange(ExchangeType):
-    """A binding selects the messages of its very key."""
+    """A binding selects messages with its key."""
 
     def __init__(self) -> None:
         self._targets: dict[str, dict[str, int]] = {}
@@ -141,7 +139,7 @@ class FanoutExchange(ExchangeType):
 
 
 class TopicExchange(ExchangeType):
-    """A binding's key is a pattern of words."""
+    """A binding selects messages whose key matches its pattern of words."""
 
     def __init__(self) -> None:
         self._trie = TopicTrie()
@@ -161,7 +159,7 @@ class TopicExchange(ExchangeType):
 
 
 class HeadersCondition:
-    """What a binding's arguments ask of a message's headers."""
+    """The condition on headers that a binding's arguments express."""
 
     __slots__ = ("is_any", "target", "wanted")
 
@@ -171,7 +169,7 @@ class HeadersCondition:
         has_x = match.endswith("-with-x")
         self.target: str = binding.target
         self.is_any: bool = match.startswith("any")
-        # name -> the value as `header_value` has it, None if the header need only be there
+        # name -> `header_value` of the value, None if the header only has to exist
         self.wanted: dict[str, object] = {
             name: None if value is None else header_value(value)
             for name, value in arguments.items()
@@ -179,7 +177,7 @@ class HeadersCondition:
         }
 
     def holds(self, given: dict[str, object]) -> bool:
-        """given: the message's headers, as `header_value` has their values."""
+        """Return whether the headers fulfil it. given: name -> `header_value` of each header."""
         for name, value in self.wanted.items():
             is_equal = name in given and (value is None or given[name] == value)
             if is_equal == self.is_any:
@@ -188,7 +186,7 @@ class HeadersCondition:
 
 
 class HeadersExchange(ExchangeType):
-    """Bindings are conditions on headers; the key means nothing."""
+    """A binding selects messages by a condition on headers; the key is ignored."""
 
     reads_headers = True
 
@@ -210,45 +208,49 @@ class HeadersExchange(ExchangeType):
                 found[condition.target] = 1
 
 
-def make_exchange_type(name: str, arguments: dict[str, object]) -> ExchangeType:
-    """The type of that name, with no bindings.
+# A new type is added here, and nowhere else.
+_TYPES: Final[dict[str, Callable[[], ExchangeType]]] = {
+    DIRECT: DirectExchange,
+    FANOUT: FanoutExchange,
+    TOPIC: TopicExchange,
+    HEADERS: HeadersExchange,
+}
+TYPES: Final = (*_TYPES, DELAYED)
 
-    AMQPConnectionError 503: there is no such type. ChannelError 406: x-delayed-type is wrong."""
+
+def make_exchange_type(name: str, arguments: dict[str, object]) -> ExchangeType:
+    """Return the type of this name, without bindings.
+
+    Raises AMQPConnectionError 503 for an unknown type, ChannelError 406 for a wrong x-delayed-type.
+    """
     if name == DELAYED:
         inner = arguments.get("x-delayed-type")
-        if not isinstance(inner, str) or inner == DELAYED or inner not in TYPES:
-            raise ChannelError(
-                406, "Invalid argument, 'x-delayed-type' must be an existing exchange type"
-            )
+        if not isinstance(inner, str) or inner not in _TYPES:
+            text = "Invalid argument, 'x-delayed-type' must be an existing exchange type"
+            raise ChannelError(PRECONDITION_FAILED, text)
         name = inner
-    if name == DIRECT:
-        return DirectExchange()
-    if name == FANOUT:
-        return FanoutExchange()
-    if name == TOPIC:
-        return TopicExchange()
-    if name == HEADERS:
-        return HeadersExchange()
-    raise AMQPConnectionError(503, f"unknown exchange type '{name}'")
+    make = _TYPES.get(name)
+    if make is None:
+        raise AMQPConnectionError(COMMAND_INVALID, f"unknown exchange type '{name}'")
+    return make()
 
 
 def match_of(arguments: dict[str, object]) -> str:
-    """The x-match of a binding; "all" if it has none. ChannelError 406 if it is none of MATCHES."""
+    """Return the x-match of a binding, "all" by default. Raises ChannelError 406 for another
+    value."""
     match = arguments.get("x-match", "all")
     if not isinstance(match, str):
-        raise ChannelError(
-            406, f"Invalid x-match field type {type(match).__name__}; expected longstr"
-        )
+        text = f"Invalid x-match field type {type(match).__name__}; expected longstr"
+        raise ChannelError(PRECONDITION_FAILED, text)
     if match not in MATCHES:
-        raise ChannelError(
-            406,
-            f"Invalid x-match field value {match}; expected all, any, all-with-x, or any-with-x",
-        )
+        expected = "all, any, all-with-x, or any-with-x"
+        text = f"Invalid x-match field value {match}; expected {expected}"
+        raise ChannelError(PRECONDITION_FAILED, text)
     return match
 
 
 def comparable(value: object) -> object:
-    """A hashable form of an AMQP value, equal for equal values of one kind and for no others."""
+    """Return a hashable form of an AMQP value, equal exactly for equal values of one kind."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -263,7 +265,7 @@ def comparable(value: object) -> object:
 
 
 def _identity_of(arguments: dict[str, object]) -> bytes:
-    """Bytes that are equal for arguments that are `comparable` to each other, and for no others."""
+    """Return bytes that are equal exactly for arguments with equal `comparable` values."""
     if not arguments:
         return b""
     text = _canonical(arguments)
@@ -271,7 +273,7 @@ def _identity_of(arguments: dict[str, object]) -> bytes:
 
 
 def _canonical(value: object) -> bytes:
-    """The value as bytes that have its kind in front and their length behind that."""
+    """Return the value as bytes: its kind, the length, the value."""
     if isinstance(value, dict):
         parts = [
             _canonical(name) + _canonical(value[name]) for name in sorted(value, key=_name_bytes)
@@ -286,7 +288,7 @@ def _canonical(value: object) -> bytes:
     if isinstance(value, Decimal):
         value = value.normalize()
     elif isinstance(value, float) and value == 0.0:
-        value = 0.0  # -0.0 is equal to it
+        value = 0.0  # -0.0 equals it
     elif isinstance(value, datetime):
         value = value.astimezone(UTC)
     return _framed(type(value).__name__.encode(), str(value).encode())
@@ -301,8 +303,8 @@ def _name_bytes(name: str) -> bytes:
 
 
 def header_value(value: object) -> object:
-    """The form in which a header and a condition on it are compared: numbers and times by value, a
-    text by its bytes; else as `comparable` has it."""
+    """Return the form in which a header and a condition are compared: numbers and times by value,
+    text by its bytes, others as `comparable`."""
     if isinstance(value, str):
         return ("text", value.encode("utf-8", "surrogateescape"))
     if isinstance(value, bytes | bytearray):

@@ -1,21 +1,20 @@
 """Router: from an exchange, a key and headers to the names of queues, each once.
 
-A message passes through exchanges as RabbitMQ lets it: an exchange's type selects destinations
-among its bindings; a queue is noted, an exchange (exchange-to-exchange bindings) is passed through
-in its turn, each at most once per message, so cycles end. An exchange that selects nothing at all
-hands the message to its alternate exchange, if it has one that exists. The default exchange ""
-has no bindings: it selects the queues that bear the keys' names.
+Messages are routed as in RabbitMQ: the type of an exchange selects destinations among its bindings.
+A queue is added to the result; an exchange (exchange-to-exchange binding) routes the message in
+turn, at most once per message, so cycles end. An exchange that selects nothing passes the message
+to its alternate exchange, if it has one that exists. The default exchange "" has no bindings: it
+selects the queues whose names are the keys.
 
-Everything is in memory. What of it is durable, who may change it, auto-delete, internal exchanges
-and the texts of refusals are the vhost's, which calls `declare`, `bind` and the rest in the order
-in which they are to be seen. It has checked that sources and destinations exist.
+Everything is in memory. The vhost decides what is durable, who may change it, auto-delete, internal
+exchanges and refusals. It checks that sources and destinations exist before it calls `bind`.
 
-`version` grows with every change after which `route` may answer otherwise: whoever keeps answers
-throws them away when it moves. Since the default exchange depends on which queues there are, a
-vhost that makes a queue calls `queue_added`, and `remove_queue` when one goes.
+`version` grows with every change that may change a result of `route`; callers that cache results
+discard them then. The result of the default exchange depends on which queues exist, so the vhost
+calls `queue_added` and `remove_queue`.
 
-Invariants: a binding stands in three places, its exchange's type, `_by_source` and `_by_target`, or
-in none; no binding's source is unknown; no binding leads from or to "".
+Invariants: a binding is in three places, its exchange's type, `_by_source` and `_by_target`, or in
+none; the source of every binding exists; no binding leads from or to "".
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +23,8 @@ from penstock.routing.exchange_types import DELAYED, Binding, ExchangeType, make
 
 
 class RoutedExchange:
-    """An exchange as the router sees it. alternate: its alternate exchange, "" if none.
-
-    has_alternate: said apart, for the default exchange may be one.
+    """An exchange in the router. alternate: its alternate exchange; has_alternate: whether it has
+    one, because "" may be the default exchange.
     """
 
     __slots__ = ("alternate", "has_alternate", "is_delayed", "name", "type")
@@ -41,7 +39,7 @@ class RoutedExchange:
 
 
 class Router:
-    """The exchanges and bindings of a vhost. has_queue: is there a queue of that name?"""
+    """The exchanges and bindings of a vhost. has_queue(name): whether there is such a queue."""
 
     def __init__(self, has_queue: Callable[[str], bool]) -> None:
         self.version: int = 0
@@ -56,18 +54,18 @@ class Router:
     # --- exchanges ---
 
     def has(self, name: str) -> bool:
-        """Is there such an exchange? The default one always is."""
+        """Return whether there is such an exchange. The default exchange always exists."""
         return name == "" or name in self._exchanges
 
     def declare(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
-        """A new exchange. As `make_exchange_type`: ChannelError, AMQPConnectionError."""
+        """Add an exchange. Raises ChannelError and AMQPConnectionError as `make_exchange_type`."""
         assert not self.has(name), name
         self._exchanges[name] = RoutedExchange(name, type_name, arguments)
         self._by_source[name] = {}
         self._changed()
 
     def delete(self, name: str) -> list[str]:
-        """An exchange goes, with its bindings and those to it. What `remove_queue` returns."""
+        """Delete an exchange, its bindings and those to it. Returns the same as `remove_queue`."""
         for binding in list(self._by_source.pop(name).values()):
             self._uncount(binding)
             self._forget_target(binding)
@@ -77,12 +75,12 @@ class Router:
         return emptied
 
     def delayed(self, exchange: str) -> bool:
-        """Do messages wait in this exchange before they are routed (x-delayed-message)?"""
+        """Return whether messages wait in this exchange before routing (x-delayed-message)."""
         found = self._exchanges.get(exchange)
         return found is not None and found.is_delayed
 
     def depends_on_headers(self, exchange: str) -> bool:
-        """May a message's headers matter to where it goes from this exchange?"""
+        """Return whether headers may change the result of `route` for this exchange."""
         known = self._on_headers.get(exchange)
         if known is None:
             known = self._find_headers(exchange)
@@ -94,7 +92,7 @@ class Router:
     def bind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> bool:
-        """False if there is such a binding already. ChannelError 406: arguments make no sense."""
+        """Add a binding. Returns False if it exists. Raises ChannelError 406 for bad arguments."""
         binding = Binding(source, kind, destination, key, arguments)
         if binding.identity in self._by_source[source]:
             return False
@@ -109,14 +107,15 @@ class Router:
     def has_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> bool:
-        """Is there such a binding?"""
+        """Return whether there is such a binding."""
         identity = Binding(source, kind, destination, key, arguments).identity
         return identity in self._by_source.get(source, {})
 
     def unbind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> bool:
-        """False if there is no such binding. `has_bindings` says if it was the source's last."""
+        """Remove a binding. Returns False if there is none. `has_bindings` reports if it was the
+        last one of its source."""
         identity = Binding(source, kind, destination, key, arguments).identity
         binding = self._by_source.get(source, {}).pop(identity, None)
         if binding is None:
@@ -128,33 +127,33 @@ class Router:
         return True
 
     def queue_added(self) -> None:
-        """There is a queue that was not there: the default exchange may answer otherwise."""
+        """Note a new queue: results of the default exchange may change."""
         self._changed()
 
     def remove_queue(self, name: str) -> list[str]:
-        """A queue goes, with its bindings. The exchanges that lost their last binding by it."""
+        """Remove a queue's bindings. Returns the exchanges that lost their last binding by it."""
         emptied = self._remove_target("q" + name)
         self._changed()
         return emptied
 
     def has_bindings(self, exchange: str) -> bool:
-        """Does anything leave from this exchange?"""
+        """Return whether the exchange has bindings."""
         return bool(self._by_source.get(exchange))
 
     def count_from(self, exchange: str) -> int:
-        """How many bindings leave from an exchange."""
+        """Return how many bindings an exchange has."""
         return len(self._by_source.get(exchange, {}))
 
     def bindings_of(self, exchange: str) -> list[Binding]:
-        """The bindings that leave from an exchange, the oldest first."""
+        """Return the bindings of an exchange, the oldest first."""
         return list(self._by_source.get(exchange, {}).values())
 
     def bindings_to(self, kind: str, destination: str) -> list[Binding]:
-        """The bindings that lead to a queue ("q") or an exchange ("e"), the oldest first."""
+        """Return the bindings to a queue ("q") or an exchange ("e"), the oldest first."""
         return list(self._by_target.get(kind + destination, {}).values())
 
     def bindings(self) -> Iterator[Binding]:
-        """All bindings, exchange by exchange. Nothing may change meanwhile."""
+        """Yield all bindings, exchange by exchange. Nothing may change meanwhile."""
         for one in self._by_source.values():
             yield from one.values()
 
@@ -167,9 +166,8 @@ class Router:
         headers: dict[str, object] | None = None,
         cc: list[str] | None = None,
     ) -> list[str]:
-        """The queues that a message goes to. cc: more keys. KeyError: no such exchange.
-
-        headers: None if it has none, or if `depends_on_headers` says that they do not matter."""
+        """Return the queues for a message. cc: more keys. headers: None if the message has none, or
+        if `depends_on_headers` is False. Raises KeyError if there is no such exchange."""
         keys = [key] if not cc else [key, *cc]
         if exchange == "":
             return self._queues_named(keys)
@@ -219,7 +217,7 @@ class Router:
             del self._by_target[binding.target]
 
     def _remove_target(self, target: str) -> list[str]:
-        """Take out all bindings to a target; the exchanges that have none left."""
+        """Remove all bindings to a target. Returns the exchanges that have none left."""
         emptied: list[str] = []
         for identity, binding in self._by_target.pop(target, {}).items():
             self._exchanges[binding.source].type.unbind(binding)
@@ -231,7 +229,7 @@ class Router:
         return emptied
 
     def _find_headers(self, exchange: str) -> bool:
-        """Walk over bindings and alternates to the first type that reads headers."""
+        """Search bindings and alternates for a type that reads headers."""
         seen: set[str] = {exchange}
         waiting: list[str] = [exchange]
         while waiting:

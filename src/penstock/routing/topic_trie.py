@@ -1,23 +1,22 @@
 """TopicTrie: which patterns of a topic exchange match a routing key.
 
-A key is words between dots; so is a pattern, in which `*` stands for exactly one word and `#` for
-any number of them, none included. The empty key has no word at all, as in RabbitMQ; "a." has two,
-the second one empty. Patterns are kept as a tree of words:
+A key is a list of words between dots; so is a pattern, in which `*` matches exactly one word and
+`#` any number of words, also none. The empty key has no words, as in RabbitMQ; "a." has two, the
+second one empty. Patterns are kept as a tree of words:
 
     quick.orange.rabbit -> A        root -- quick -- orange -- rabbit  {A}
     quick.#             -> B               \\      \\ #  {B}
     *.orange.*          -> C               \\ * -- orange -- *  {C}
 
-A key is matched by walking all ways at once, word by word: the nodes that are alive after a word
-are the children of that word and of `*`, and every `#` that was alive stays so. A `#` matches no
-word too, so it is alive as soon as its parent is. Each node is alive at most once per word: only
-a `#` can be reached in two ways, and a stamp on it says for which word it was reached last. So a
-match visits at most as many nodes as there are, for each word of the key: "#.#.#.#" costs a few
-nodes and not a power of the key's length, and a thousand patterns of which few share words with the
-key cost nothing. `visits` counts them.
+A key is matched by following all ways at once, word by word: the active nodes after a word are the
+children for that word and for `*`, and every `#` that was active. A `#` also matches no word, so it
+is active as soon as its parent is. Each node is active at most once per word: only a `#` can be
+reached in two ways, and its stamp is the word for which it was reached last. So for each word a
+match visits every node at most once: "#.#.#.#" costs a few nodes, not a power of the key's length,
+and patterns that share no words with the key cost nothing. `visits` counts the nodes.
 
-Invariants: a node without targets and without children is not in the tree. A target that was added
-n times for a pattern is there until it was removed n times (bindings that differ in arguments).
+Invariants: a node without targets and children is not in the tree. A target that was added n times
+for a pattern stays until it was removed n times (bindings that differ in arguments).
 """
 
 from typing import Final
@@ -27,7 +26,8 @@ HASH: Final = "#"
 
 
 class TopicNode:
-    """One word of some patterns. targets: what ends here, and how often it was added."""
+    """One word of some patterns. targets: of patterns that end here, and how often each was
+    added."""
 
     __slots__ = ("children", "hash", "is_hash", "stamp", "star", "targets")
 
@@ -37,10 +37,10 @@ class TopicNode:
         self.hash: TopicNode | None = None
         self.targets: dict[str, int] = {}
         self.is_hash: bool = is_hash
-        self.stamp: int = 0  # of a `#`: the word for which it was made alive last
+        self.stamp: int = 0  # of a `#`: the word for which it was last active
 
     def child(self, word: str) -> "TopicNode | None":
-        """The node below for a word of a pattern."""
+        """Return the child for a word of a pattern."""
         if word == STAR:
             return self.star
         if word == HASH:
@@ -48,12 +48,12 @@ class TopicNode:
         return self.children.get(word)
 
     def is_empty(self) -> bool:
-        """True if nothing ends here or below."""
+        """Return whether no pattern ends here or below."""
         return not self.targets and not self.children and self.star is None and self.hash is None
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a key or a pattern; the empty one has none."""
+    """Return the words of a key or a pattern; the empty one has none."""
     return text.split(".") if text else []
 
 
@@ -66,7 +66,7 @@ class TopicTrie:
         self._stamp: int = 0  # one for each word of each match
 
     def add(self, pattern: str, target: str) -> None:
-        """`target` is to be found for keys that `pattern` matches."""
+        """Add a target for keys that the pattern matches."""
         node = self._root
         for word in words_of(pattern):
             below = node.child(word)
@@ -82,7 +82,7 @@ class TopicTrie:
         node.targets[target] = node.targets.get(target, 0) + 1
 
     def remove(self, pattern: str, target: str) -> bool:
-        """Take back one `add`. False if there was none."""
+        """Undo one `add`. Returns False if there was none."""
         words = words_of(pattern)
         path: list[TopicNode] = [self._root]
         for word in words:
@@ -111,21 +111,21 @@ class TopicTrie:
         return True
 
     def match(self, key: str) -> list[str]:
-        """The targets of all patterns that match, each once."""
+        """Return the targets of all patterns that match, each once."""
         found: dict[str, int] = {}
         self.match_into(key, found)
         return list(found)
 
     def match_into(self, key: str, found: dict[str, int]) -> None:
-        """As `match`, into a dict that may hold targets already; its values mean nothing."""
+        """Add the targets of all patterns that match to `found`. Its values have no meaning."""
         stamp = self._stamp + 1
-        alive: list[TopicNode] = []
-        _enter(self._root, alive, stamp)
-        visits = len(alive)
+        active: list[TopicNode] = []
+        _enter(self._root, active, stamp)
+        visits = len(active)
         for word in words_of(key):
             stamp += 1
             following: list[TopicNode] = []
-            for node in alive:
+            for node in active:
                 below = node.children.get(word)
                 if below is not None:
                     _enter(below, following, stamp)
@@ -133,27 +133,27 @@ class TopicTrie:
                     _enter(node.star, following, stamp)
                 if node.is_hash:
                     _enter(node, following, stamp)
-            alive = following
-            visits += len(alive)
-            if not alive:
+            active = following
+            visits += len(active)
+            if not active:
                 break
-        for node in alive:
+        for node in active:
             found.update(node.targets)
         self._stamp = stamp
         self.visits += visits
 
     def is_empty(self) -> bool:
-        """True if there is no pattern."""
+        """Return whether there is no pattern."""
         return self._root.is_empty()
 
 
-def _enter(node: TopicNode | None, alive: list[TopicNode], stamp: int) -> None:
-    """Make a node alive, and the `#` below it, which also matches no word. A `#` can be reached
-    from its parent and from itself; any other node has one parent and is a child of one word."""
+def _enter(node: TopicNode | None, active: list[TopicNode], stamp: int) -> None:
+    """Add a node to the active ones, and the `#` below it, which also matches no word. A `#` can be
+    reached from its parent and from itself; any other node from its parent only."""
     while node is not None:
         if node.is_hash:
             if node.stamp == stamp:
                 return
             node.stamp = stamp
-        alive.append(node)
+        active.append(node)
         node = node.hash

@@ -1,5 +1,5 @@
-"""The server: here begin asyncio, sockets and processes, and nowhere below.
+"""The server: asyncio, sockets and processes, which no package below uses.
 
-`supervisor` listens, logs clients in and starts one process per vhost; `vhost_process` is that
-process: it gets each connection handed over and runs the broker's core over it.
+`supervisor` listens, logs clients in and starts one process per vhost. `vhost_process` is that
+process: it takes over connections and runs the broker's core for them.
 """

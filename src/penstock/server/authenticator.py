@@ -1,12 +1,13 @@
-"""Authenticator: is this password right? Asked from a loop, by many clients, some of them hostile.
+"""Authenticator: checks passwords for a loop with many clients, some of them hostile.
 
-A hash takes 25 to 50 ms of a core on purpose, so hashes are what is scarce. Who gets one, and when:
+A hash takes 25 to 50 ms of a core on purpose, so hashes are scarce. The order in which they are
+done:
 
-    remembered   a secret that fitted before and whose user's hash is still the same costs none
-    in flight    equal logins wait for one hash; when a thread is free the memory is asked again
+    remembered   a password that was right before, for a hash that is still the same, needs none
+    in flight    equal logins wait for one hash; before it starts the memory is asked again
     queue        one address after the other, and of an address one user name after the other, so
-                 neither a thousand connections nor a thousand names of one address hold up others;
-                 addresses that had no wrong password lately come before those that had
+                 neither a thousand connections nor a thousand names of one address delay others;
+                 addresses without a recent wrong password come first
     brake        after a wrong password the next hash has to wait:
 
         of an address for a user name   0 after the first 3, then 0.25 s, doubled up to 8 s
@@ -14,18 +15,17 @@ A hash takes 25 to 50 ms of a core on purpose, so hashes are what is scarce. Who
         of a user name                  0 after the first 20, then 0.25 s, doubled up to 4 s, and
                                         only for addresses that gave a wrong password for that name
 
-A wrong password counts for less as time goes by: one is forgotten every FORGET_S. The brake delays
-and never refuses; whoever has waited too long ends by the time limit of its own login. So nobody
-can lock a user out. The right password from an address that has done nothing wrong is checked at
-once, however often others guessed; from an address where somebody guesses it is checked when that
-address's turn has come, or at once if it was right before. The cost is that a guesser with many
-addresses has 3 free guesses from each.
+One wrong password is forgotten every FORGET_S. The brake delays and never refuses; a login that
+waits too long ends by its own time limit. So nobody can lock a user out. The right password from an
+address without wrong ones is checked at once, however often others guessed; from an address where
+somebody guesses it is checked when the address's turn has come, or at once if it was right before.
+The cost is that a guesser with many addresses has 3 free guesses from each.
 
-An address is an IPv4 address, or the /64 network of an IPv6 one, for its owner has all of that.
-What is known of addresses and names is bounded (KEPT_MAX); the longest unused is forgotten first.
+An address is an IPv4 address, or the /64 network of an IPv6 one, because its owner has all of that.
+At most KEPT_MAX addresses and names are kept; the longest unused is forgotten first.
 
-Not here: what a hash is (access.passwords), what is remembered (access.known_users), what is said
-to who is refused, and the time limit (login, http.basic_auth).
+access.known_users does the hashing and remembers right passwords. login and http.requests set the
+time limit and answer the client.
 """
 
 import asyncio
@@ -34,8 +34,7 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from typing import Final
 
-from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import verify
+from penstock.access.known_users import KnownUsers, verify
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, may_come_from
 from penstock.clock import Clock
 
@@ -45,8 +44,9 @@ FORGET_S: Final = 10.0
 
 
 class Brake:
-    """Wrong passwords by some key, and how long its next hash has to wait. free: how many of them
-    cost nothing. first_s: the wait after one more, doubled with each up to most_s."""
+    """Counts wrong passwords by some key, and says how long the key's next hash has to wait. free:
+    how many of them cost nothing. first_s: the wait after one more, doubled with each up to
+    most_s."""
 
     def __init__(self, free: int, first_s: float, most_s: float) -> None:
         self._free = free
@@ -56,12 +56,12 @@ class Brake:
         self._wrong: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
     def count(self, key: object, now_s: float) -> float:
-        """Wrong passwords that are not forgotten."""
+        """Return how many wrong passwords are not forgotten yet."""
         count, at_s = self._wrong.get(key, (0.0, 0.0))
         return max(0.0, count - (now_s - at_s) / FORGET_S)
 
     def wrong(self, key: object, now_s: float) -> None:
-        """One more."""
+        """Count a wrong password."""
         most = self._free + 10  # more than this would only be remembered for longer
         self._wrong[key] = (min(self.count(key, now_s) + 1, most), now_s)
         self._wrong.move_to_end(key)
@@ -69,11 +69,11 @@ class Brake:
             self._wrong.popitem(last=False)
 
     def right(self, key: object) -> None:
-        """Nothing wrong is known of it any more."""
+        """Forget the wrong passwords of the key."""
         self._wrong.pop(key, None)
 
     def until_s(self, key: object, now_s: float) -> float:
-        """The time from which it may have a hash; in the past if it need not wait."""
+        """Return the time from which the key may have a hash; in the past if it need not wait."""
         over = round(self.count(key, now_s)) - self._free
         if over < 0:
             return 0.0
@@ -81,7 +81,7 @@ class Brake:
 
 
 class _Question:
-    """A password that waits for its hash; answered once for all who ask the same."""
+    """A password that waits for its hash, for all logins with the same one."""
 
     __slots__ = ("address", "answer", "askers", "key", "name", "password")
 
@@ -97,11 +97,8 @@ class _Question:
 
 
 class Authenticator:
-    """On the running loop. executor: where passwords are hashed, HASHERS at a time.
-    guest: where guest may come from.
-
-    hashes: how many there were; waiting: questions that have no thread yet.
-    """
+    """Checks passwords, on the running loop. executor: where passwords are hashed, HASHERS at a
+    time. guest: where guest may come from. hashes: how many were done."""
 
     def __init__(
         self, users: KnownUsers, executor: Executor, clock: Clock, guest: str = GUEST_LOOPBACK
@@ -124,12 +121,12 @@ class Authenticator:
 
     @property
     def waiting(self) -> int:
-        """Questions that have no thread yet."""
+        """Passwords that wait for a thread."""
         return sum(len(some) for names in self._queue.values() for some in names.values())
 
     async def refusal(self, name: str, password: bytes, host: str) -> str:
-        """Why the user may not log in from that address with that password, for the log; "": it
-        may. Waits as long as it takes."""
+        """Return why the user may not log in from this address with this password, for the log; ""
+        if it may. Waits as long as it takes."""
         if not may_come_from(name, host, self._guest):
             if self._guest == GUEST_OFF:
                 return "guest is off"
@@ -137,7 +134,8 @@ class Authenticator:
         return "" if await self.is_right(name, password, host) else "invalid credentials"
 
     async def is_right(self, name: str, password: bytes, host: str) -> bool:
-        """Is it the user's password? Waits as long as it takes; host: the client's address."""
+        """Return whether it is the user's password. Waits as long as it takes. host: the client's
+        address."""
         users = self._users
         if users.remembers(name, password):
             return True
@@ -159,7 +157,8 @@ class Authenticator:
                 self._forget(question)
 
     def _arrived(self, question: _Question) -> None:
-        """One that has to wait is not a reason to look at all the others."""
+        """Look for a free thread, unless the question has to wait: then the others do not
+        matter."""
         if self._hashing >= HASHERS:
             return
         now_s = self._clock.monotonic()
@@ -172,8 +171,7 @@ class Authenticator:
     # ---- whose turn it is ----------------------------------------------------------------------
 
     def look(self) -> None:
-        """Give free threads to those whose turn it is. Done by itself when a thread is free or a
-        brake ends."""
+        """Start hashes on free threads, in turn. Called when a thread is free or a brake ends."""
         while self._hashing < HASHERS:
             question = self._next()
             if question is None:
@@ -185,7 +183,7 @@ class Authenticator:
             self._loop.create_task(self._hash(question))
 
     def _next(self) -> _Question | None:
-        """Takes the next question out of the queue. None: there is none, or all have to wait."""
+        """Take the next question out of the queue. Returns None if all have to wait."""
         now_s = self._clock.monotonic()
         chosen: tuple[str, str] | None = None
         soonest_s = float("inf")
@@ -215,7 +213,7 @@ class Authenticator:
         return until_s
 
     def _taken(self, address: str, name: str) -> _Question:
-        """The first question of that address and name; both go to the end of their queues."""
+        """Take the first question of an address and name. Both go to the end of their queues."""
         names = self._queue[address]
         questions = names[name]
         question = questions.pop(0)
@@ -241,7 +239,7 @@ class Authenticator:
         self.look()
 
     def _forget(self, question: _Question) -> None:
-        """Nobody waits for it any more. If a thread has it, its answer goes nowhere."""
+        """Drop a question that nobody waits for. If a thread has it, its answer is ignored."""
         self._drop_key(question)
         names = self._queue.get(question.address)
         questions = names.get(question.name) if names is not None else None
@@ -293,8 +291,8 @@ class Authenticator:
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, the /64 network of an IPv6 one. A text that is
-    no address stands for itself."""
+    """Return what counts as one address: an IPv4 address, or the /64 network of an IPv6 one. Any
+    other text is returned unchanged."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

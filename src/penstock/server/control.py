@@ -1,22 +1,20 @@
-"""The control socket: what operators' commands ask a running broker, and its client side.
+"""The control socket: its protocol, and the client that operators' commands use.
 
-A Unix stream socket, `control.sock` in the data directory, which only its owner can open; so
-whoever can connect may do everything. One JSON object per line, in both directions; replies may
-come in another order than the requests, and carry their number:
+A Unix stream socket, `control.sock` in the data directory. Only its owner can open it, so everybody
+who can connect may do everything. One JSON object per line, in both directions; replies may come in
+another order than the requests, and carry their number:
 
     request   {"id": 1, "op": "list_queues", "vhost": "/", "args": {...}}
     reply     {"id": 1, "result": ...}     {"id": 1, "error": {"code": 404, "text": "..."}}
 
-Bytes stand as {"b64": "..."}, anywhere in args and results. A line has at most LINE_BYTES_MAX.
+Args and results are those of broker.operation_json, exact. A line has at most LINE_BYTES_MAX.
 
-The path of a Unix socket may have 107 bytes and no more, the data directory's any number: the
-socket is reached through a descriptor of the directory then, which Linux names in /proc.
+The path of a Unix socket may have 107 bytes at most, that of the data directory may be longer. Then
+the socket is opened through a descriptor of the directory, by its name in Linux's /proc.
 
-Not here: the server side (control_server), what the operations do (supervisor, and
-broker.operations). Nothing of asyncio is imported: commands start often, and fast.
+The server side is control_server. This module does not import asyncio: commands must start fast.
 """
 
-import base64
 import json
 import os
 import socket
@@ -25,7 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import PenstockError, valid_text
+from penstock.broker.operation_json import from_json, to_json
+from penstock.errors import INTERNAL_ERROR, PenstockError
 
 NAME: Final = "control.sock"
 LINE_BYTES_MAX: Final = 256 << 20
@@ -35,7 +34,7 @@ READ_BYTES: Final = 1 << 18
 
 
 class NoServerError(PenstockError):
-    """No broker runs on that data directory."""
+    """No broker answers at the control socket of this directory."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"no broker answers at {path}: {reason}")
@@ -44,7 +43,7 @@ class NoServerError(PenstockError):
 
 
 class ControlError(PenstockError):
-    """The broker refused an operation. code: AMQP's reply code. text: why."""
+    """The broker refused an operation. code: a reply code of AMQP. text: why."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -52,46 +51,14 @@ class ControlError(PenstockError):
         self.text = text
 
 
-def to_json(value: object) -> object:
-    """The value with its bytes as {"b64": ...}, tuples and sets as lists. A text that stands for
-    bytes which are no UTF-8, such as the name of a queue, stays it: JSON escapes what it has of
-    them. Other lone surrogates are replaced."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"b64": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, dict):
-        return {valid_text(str(key)): to_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(inner) for inner in value]
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            return valid_text(value)
-        return value
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return valid_text(str(value))
-
-
-def from_json(value: object) -> object:
-    """The same back. ValueError: what stands for bytes is no base64."""
-    if isinstance(value, dict):
-        if len(value) == 1 and isinstance(value.get("b64"), str):
-            return base64.b64decode(value["b64"], validate=True)
-        return {key: from_json(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [from_json(inner) for inner in value]
-    return value
-
-
 def line(value: dict[str, object]) -> bytes:
-    """One request or reply as it goes over the socket."""
-    return json.dumps(to_json(value), separators=(",", ":")).encode() + b"\n"
+    """Return one request or reply as a line. value: JSON."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 @contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """A name of the socket that is short enough, valid in the block."""
+    """Yield a path of the socket that is short enough, valid in the with block."""
     if len(path.encode()) <= PATH_BYTES_MAX:
         yield path
         return
@@ -104,11 +71,11 @@ def reachable(path: str) -> Iterator[str]:
 
 
 class ControlClient:
-    """Calls operations of the broker on a data directory; blocks. One call at a time.
+    """Calls operations of the broker on a data directory. Calls block; one at a time.
 
-    path: of the socket, or of the data directory. timeout_s: for each call. NoServerError: there is
-    none, it did not answer, or it went away. ControlError: it refused. Connects at the first call;
-    `close`, or a with block, ends it.
+    path: of the socket, or of the data directory. timeout_s: for each call. Calls raise
+    NoServerError if there is no broker, or it does not answer, or it ends; ControlError if it
+    refuses. Connects at the first call; `close`, or a with block, disconnects.
     """
 
     def __init__(self, path: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -126,9 +93,13 @@ class ControlClient:
         self.close()
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
-        """The result of an operation. vhost: None where it is the node's, or "/" is meant."""
+        """Return the result of an operation. vhost: None for one of the node, or for "/"."""
         self._calls += 1
-        request: dict[str, object] = {"id": self._calls, "op": op, "args": args}
+        request: dict[str, object] = {
+            "id": self._calls,
+            "op": op,
+            "args": to_json(args, is_exact=True),
+        }
         if vhost is not None:
             request["vhost"] = vhost
         try:
@@ -143,11 +114,13 @@ class ControlClient:
             raise NoServerError(self.path, reason or str(error)) from error
         if "error" in reply:
             fault = reply["error"]
-            raise ControlError(int(fault.get("code", 541)), str(fault.get("text", "unknown")))
-        return from_json(reply.get("result"))
+            raise ControlError(
+                int(fault.get("code", INTERNAL_ERROR)), str(fault.get("text", "unknown"))
+            )
+        return from_json(reply.get("result"), is_exact=True)
 
     def close(self) -> None:
-        """Disconnect; a later call connects anew."""
+        """Disconnect. A later call connects again."""
         sock, self._sock = self._sock, None
         self._rest = b""
         if sock is not None:
@@ -172,7 +145,7 @@ class ControlClient:
             assert self._sock is not None
             piece = self._sock.recv(READ_BYTES)
             if not piece:
-                raise ConnectionResetError(0, "it went away")
+                raise ConnectionResetError(0, "the broker closed the connection")
             pieces.append(piece)
         whole, _, self._rest = b"".join(pieces).partition(b"\n")
         return whole

@@ -1,17 +1,16 @@
 """ControlServer: the broker's side of the control socket.
 
-It takes lines, hands each request on, and writes the replies as they come; a request that takes its
-time holds no other up. What is no request is answered with 502, and the connection goes on; a line
-that is too long ends it.
+It reads lines, calls an operation for each request, and writes the replies as they are ready; a
+slow request does not delay others. A malformed request is answered with 502, and the connection
+goes on; a line that is too long ends it. control.py has the protocol; arguments and results pass as
+JSON.
 
-Commands may keep state at a vhost, such as messages that one of them has taken and not yet settled;
-such a request carries a "session" in its args. When a connection ends, `on_gone` is told of all
-sessions that it named, so that what they held comes back.
+Commands may keep state at a vhost, such as messages that one has taken and not settled yet. Such a
+request has a "session" in its args. When a connection ends, `on_gone` is called for each session
+that it named, so that their messages are requeued.
 
-The socket is made anew at each start: the lock of the data directory is held, so nobody else can
-be listening there.
-
-Not here: lines and values (control), what the operations do (supervisor).
+The socket is made again at each start: the broker holds the lock of the data directory, so no other
+process can be listening there.
 """
 
 import asyncio
@@ -23,12 +22,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import AMQPError, PenstockError
-from penstock.server.control import LINE_BYTES_MAX, ControlError, from_json, line, reachable
+from penstock.errors import INTERNAL_ERROR, SYNTAX_ERROR, AMQPError, PenstockError
+from penstock.server.control import LINE_BYTES_MAX, ControlError, line, reachable
 
 DEFAULT_VHOST: Final = "/"
-SYNTAX_ERROR: Final = 502
-INTERNAL_ERROR: Final = 541
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ Gone = Callable[[str, str], None]
 
 
 def error_reply(number: object, error: BaseException) -> dict[str, object]:
-    """What a caller is told of an error."""
+    """Return the reply for an error."""
     if isinstance(error, AMQPError | ControlError):
         code, text = error.code, error.text
     else:
@@ -46,8 +43,9 @@ def error_reply(number: object, error: BaseException) -> dict[str, object]:
 
 
 class ControlServer:
-    """On the running loop. call(op, vhost or None, args): the result, or an error. on_gone(vhost,
-    session): a connection that named it has ended."""
+    """Serves the control socket on the running loop. call(op, vhost or None, args): returns the
+    result or raises, both as JSON. on_gone(vhost, session): called when a connection that named the
+    session has ended."""
 
     def __init__(self, path: str, call: Call, on_gone: Gone) -> None:
         self.path = path
@@ -57,7 +55,7 @@ class ControlServer:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Make the socket and listen. OSError."""
+        """Make the socket and listen. Raises OSError."""
         place = Path(self.path)
         place.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -73,7 +71,7 @@ class ControlServer:
             raise
 
     async def stop(self) -> None:
-        """Listen no more, end the connections once their requests are answered."""
+        """Stop listening. Ends the connections when their requests are answered."""
         if self._server is not None:
             self._server.close()
             Path(self.path).unlink(missing_ok=True)
@@ -95,7 +93,7 @@ class ControlServer:
         except (OSError, ValueError) as error:
             logger.warning("control connection ended: %s", error)
         except asyncio.CancelledError:
-            # The broker stops; whoever asked for that gets the answer.
+            # The broker stops; the request that asked for it gets its answer.
             if answering:
                 await asyncio.wait(answering, timeout=1.0)
         finally:
@@ -127,10 +125,10 @@ class ControlServer:
 
 
 def _request(data: bytes) -> tuple[object, str, str | None, dict[str, object]]:
-    """(id, op, vhost, args) of a line. ControlError 502."""
+    """Return (id, op, vhost, args) of a line. Raises ControlError 502."""
     try:
         request = json.loads(data)
-        args = from_json(request.get("args") or {})
+        args = request.get("args") or {}
         op, vhost = request["op"], request.get("vhost")
         if isinstance(op, str) and isinstance(args, dict) and isinstance(vhost, str | None):
             return request.get("id"), op, vhost, args

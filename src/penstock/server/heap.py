@@ -1,25 +1,25 @@
-"""Heap: memory that was freed goes back to the operating system.
+"""Heap: returns freed memory to the operating system.
 
-The C library keeps what is freed for the next who asks, and of the main heap it gives back the end
-only: after a backlog of a gigabyte was consumed the process occupied a gigabyte still, with one
-empty queue. `malloc_trim` gives back every whole page that is free. It takes some 50 us for each
-MiB and holds the heap's lock meanwhile, so it is called in a worker's thread, after each STEP_BYTES
-that were freed (1 ms), while there is work, and once after work has ended:
+The C library keeps freed memory for later use, and returns only the end of the main heap: after a
+backlog of a gigabyte was consumed the process still occupied a gigabyte, with one empty queue.
+`malloc_trim` returns every whole page that is free. It takes some 50 us for each MiB and holds the
+lock of the heap meanwhile, so it is called in a worker's thread, after each STEP_BYTES that were
+freed (1 ms) while there is work, and once after work has ended:
 
     counted memory has fallen    `look`, called at each tick of a vhost, compares the highest with
-                                 the most that was counted within the last STEADY_S: memory that a
-                                 busy queue frees and takes again stays, and so does that of work
-                                 which comes in bursts (measured: to give it back after each burst
-                                 makes a message of 16 KiB a quarter dearer)
-    a purge is freed in slices   `freed` is told of each slice
-    anything else                `rest`, once a second: the process was busy, and is not since
+                                 the most that was counted within the last STEADY_S. So memory that
+                                 a busy queue frees and takes again is kept, and so is that of work
+                                 in bursts (measured: returning it after each burst makes a message
+                                 of 16 KiB a quarter more expensive)
+    a purge is freed in slices   `freed` is called for each slice
+    anything else                `rest`, once a second: the process was busy, and has been idle for
                                  STEADY_S
 
-Small objects are in arenas of Python's own, each given back when all of it is free. What Python
-keeps for reuse (its free lists) lies scattered over them and pins them: a third of what a purge of
-120,000 messages had left. A full collection empties these lists, so there is one at rest, if less
-than SMALL_BYTES are counted. It walks over all objects but those of the start, which `freeze_start`
-has taken out: they are 34,000, and 8 ms for which the loop would wait.
+Small objects are in Python's own arenas, each of which is returned when all of it is free. Python's
+free lists are scattered over the arenas and keep them: a third of what a purge of 120,000 messages
+had left. A full collection empties these lists, so `rest` does one if less than SMALL_BYTES are
+counted. It walks over all objects but those of the start, which `freeze_start` has excluded: 34,000
+objects, for which the loop would wait 8 ms.
 
 `returned_bytes` adds up how much smaller the process was after each trim. `penstock status` shows
 it beside the bytes that are counted and those that the process occupies.
@@ -49,7 +49,7 @@ def no_count() -> int:
 
 
 def find_trim() -> Callable[[], object] | None:
-    """The C library's `malloc_trim`, None if it has none."""
+    """Return the C library's `malloc_trim`, None if it does not have it."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -59,7 +59,7 @@ def find_trim() -> Callable[[], object] | None:
 
 
 def freeze_start() -> None:
-    """The process has started: what it has now it keeps, so no collection looks at it again."""
+    """Exclude all present objects from later collections. Called when the process has started."""
     gc.collect()
     gc.freeze()
 
@@ -99,24 +99,24 @@ class Heap:
         self.returned_bytes: int = 0
 
     def start(self) -> None:
-        """Look once a second from now on."""
+        """Start to look once a second."""
         if self._trim is not None:
             self._timer = self._loop.call_later(EVERY_S, self._tick)
 
     def stop(self) -> None:
-        """No more looks."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def freed(self, n_bytes: int) -> None:
-        """So many bytes were freed that are not counted any more."""
+        """Note that bytes were freed which are not counted any more."""
         self._freed += n_bytes
         if self._freed >= STEP_BYTES:
             self.give_back()
 
     def look(self) -> None:
-        """Give memory back if what is counted has fallen far enough."""
+        """Return memory if the counted bytes have fallen far enough."""
         counted = self._counted()
         now = self._monotonic()
         if now - self._window_s >= STEADY_S:
@@ -129,8 +129,8 @@ class Heap:
             self.give_back()
 
     def rest(self) -> None:
-        """A second has passed: give memory back if the process has worked, and is at rest since
-        STEADY_S."""
+        """Return memory if the process has worked, and has been idle for STEADY_S. Called once a
+        second."""
         cpu = self._cpu_s()
         now = self._monotonic()
         if cpu - self._cpu_then > EVERY_S * BUSY_PART:
@@ -150,7 +150,7 @@ class Heap:
             self._has_more = False
 
     def give_back(self) -> None:
-        """Call `trim`, unless it is running."""
+        """Call `trim` in a thread, unless it is running."""
         if self._trim is None or self._is_trimming:
             return
         self._is_trimming = self._has_more = True

@@ -1,18 +1,16 @@
-"""Hub: the loop of one vhost's process: its turns, its time and its sessions.
+"""Hub: the loop of one vhost's process: its turns, its timer and its sessions.
 
-    sockets are readable   each session hands its bytes to the core, which marks what is to be done
+    sockets are readable   each session gives its bytes to the core, which notes what is to be done
     then, once             turn: deliveries, the log's write, confirms; then one flush per session
-    a sync is back         a worker's thread wakes the loop: completed, which ends with a turn
-    time                   tick, when the last one said; sooner while there is something going on
+    a sync has finished    a worker's thread wakes the loop: completed, which ends with a turn
+    time                   tick, when the last one asked for it; sooner while there is work
 
 However many clients send in one iteration of the loop, there is one turn for all of them, and so
 one write to the log.
 
-`fail` is the end of the vhost: the storage has failed, nothing more may be confirmed. The hub stops
-at once, tells whoever waits for `failed`, and the process ends without writing anything; it is
-started again from what is on the disk.
-
-Not here: the process and its link to the supervisor (vhost_process), one client (session).
+`fail` ends the vhost: the storage has failed, and nothing more may be confirmed. The hub stops at
+once and calls on_failed; the process ends without writing anything, and the next one recovers from
+the disk.
 """
 
 import asyncio
@@ -26,47 +24,48 @@ from penstock.errors import StoppedError
 from penstock.server.read_pace import ReadPace
 from penstock.server.session import Session, SocketOutlet
 
-SOON_S: Final = 0.05  # a tick is due so soon after something has happened
+SOON_S: Final = 0.05  # the next tick after a turn is due at most so much later
 
 logger = logging.getLogger(__name__)
 
 
 class Failing(Protocol):
-    """What the hub wants of an engine. failed: None, or why it has stopped."""
+    """What the hub uses of an engine. failed: None, or why it has stopped."""
 
     failed: BaseException | None
 
 
 class Turning(Protocol):
-    """What the hub wants of a vhost."""
+    """What the hub uses of a vhost."""
 
     @property
     def engine(self) -> Failing:
-        """Its storage."""
+        """The vhost's storage."""
 
     def turn(self) -> bool:
-        """Deliver, write, confirm. True: there is more to do."""
+        """Deliver, write, confirm. Returns True if there is more to do."""
 
     def completed(self) -> bool:
-        """Slow work has come back; as turn."""
+        """Take results of slow work, then do a turn."""
 
     def add_other(self, delta: int) -> None:
-        """So many bytes more (less) are held for clients."""
+        """Count bytes that are held for clients; negative if they were released."""
 
     def tick(self) -> float:
-        """What the time demands; seconds until the next."""
+        """Do what is due by time. Returns the seconds until the next tick."""
 
 
 def _nobody_counts(_user: str) -> None:
-    """Of a hub whose owner does not count connections."""
+    """Do nothing: the default for owners that do not count connections."""
 
 
 def _nothing() -> None:
-    """Nobody wants to know of ticks."""
+    """Do nothing: the default for owners that do not follow ticks."""
 
 
 class Hub:
-    """On the running loop. on_failed(error), once: the vhost is at its end."""
+    """The loop of a vhost, on the running loop. on_failed(error): called once, if the vhost
+    fails."""
 
     def __init__(
         self, vhost: Turning, on_failed: Callable[[BaseException], None],
@@ -80,22 +79,22 @@ class Hub:
         self.failed: BaseException | None = None
         self._on_failed = on_failed
         self.on_gone: Callable[[str], None] = (
-            _nobody_counts  # with the user of a session that ended
+            _nobody_counts  # called with the user of a session that ended
         )
-        self.on_tick: Callable[[], None] = _nothing  # after each tick of the vhost
+        self.on_tick: Callable[[], None] = _nothing  # called after each tick of the vhost
         self._on_empty: Callable[[], None] | None = None
         self._is_awake = False  # a turn is scheduled
-        self._is_running = False  # a step of the vhost is on; its output is flushed behind it
+        self._is_running = False  # a step of the vhost runs; its output is flushed after it
         self._is_stopped = False
         self._output: list[SocketOutlet] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """The first tick."""
+        """Start, with the first tick."""
         self._tick()
 
     def stop(self) -> None:
-        """No more turns and ticks; sessions that are left are dropped."""
+        """Stop turns and ticks. Drops the remaining sessions."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -106,20 +105,20 @@ class Hub:
     # ---- turns ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """A turn is wanted: there is one, soon."""
+        """Schedule a turn."""
         if not self._is_awake and not self._is_stopped:
             self._is_awake = True
             self.loop.call_soon(self._turn)
 
     def wake_from_thread(self) -> None:
-        """From a worker's thread: slow work is done."""
+        """Report from a worker's thread that slow work is done."""
         try:
             self.loop.call_soon_threadsafe(self._completed)
-        except RuntimeError:  # the loop has ended; so has what the work was for
+        except RuntimeError:  # the loop has ended, and with it the vhost
             pass
 
     def has_output(self, outlet: SocketOutlet) -> None:
-        """It is flushed when the turn ends."""
+        """Have the outlet flushed when the turn ends."""
         self._output.append(outlet)
         if not self._is_running:
             self.wake()
@@ -139,7 +138,8 @@ class Hub:
             self._run(self.vhost.completed)
 
     def _run(self, step: Callable[[], bool]) -> None:
-        """A step of the vhost, and what it has to say. True: there is more; others first."""
+        """Run a step of the vhost, then flush its output. If there is more to do, a turn follows
+        after other events."""
         self._is_running = True
         try:
             if step():
@@ -171,14 +171,14 @@ class Hub:
             self._timer = self.loop.call_later(max(seconds, 0.0), self._tick)
 
     def fail(self, error: BaseException) -> None:
-        """The vhost cannot go on."""
+        """Stop: the vhost has failed."""
         if self.failed is None and not self._is_stopped:
             self.failed = error
             self.stop()
             self._on_failed(error)
 
     def fail_if_stopped(self, error: BaseException) -> bool:
-        """Whether that was the end of the vhost: its storage takes nothing any more."""
+        """Stop if the error comes from a stopped storage. Returns whether it does."""
         engine_error = self.vhost.engine.failed
         if engine_error is None and not isinstance(error, StoppedError):
             return False
@@ -188,8 +188,7 @@ class Hub:
     # ---- sessions ------------------------------------------------------------------------------
 
     async def adopt(self, sock: socket.socket, user: str = "") -> Session:
-        """A session of this user on a connected socket that was handed over; it waits for its
-        `start`."""
+        """Return a session of this user on a connected socket. The caller starts it."""
         session = Session(self)
         session.user = user
         session.sock = sock
@@ -203,14 +202,14 @@ class Hub:
         return session
 
     def forget(self, session: Session) -> None:
-        """It is gone."""
+        """Remove a session that has ended."""
         self.sessions.discard(session)
         self.on_gone(session.user)
         if not self.sessions and self._on_empty is not None:
             self._on_empty()
 
     async def close_all(self, code: int, text: str, seconds: float) -> None:
-        """Tell all clients, and wait until they have gone, or for so long."""
+        """Close all connections with this reply. Waits until they have gone, `seconds` at most."""
         if not self.sessions:
             return
         gone = self.loop.create_future()

@@ -1,31 +1,34 @@
-"""LinkedProcess: what every process that the supervisor starts has in common: its link and its end.
+"""LinkedProcess: a process that the supervisor has started: its loop, its link and its end.
 
-Such a program gets one argument, its end of the link to the supervisor, by which it learns all
-else. It ends when it is told to, by `stop` or SIGTERM; when the link ends, for then there is nobody
-to work for; or when it can do nothing any more, which it says as `failed`. Whatever comes first is
-why it ends, and it ends once. It finishes in its own way, and what it said last leaves before the
-link is closed, for LAST_WORDS_S at most: a supervisor that hangs does not keep it.
+The program gets one argument, the descriptor of its end of the link to the supervisor, which sends
+it everything else. It ends when `stop` or SIGTERM asks for it, when the link ends, or when it
+cannot go on, which it reports as `failed`; the first of these is the reason. vhost_process and
+http.process finish in their own way. Before the link is closed its last messages are sent, which
+may take LAST_WORDS_S, so that a supervisor that hangs does not keep the process alive.
 
-SIGINT and SIGHUP are not for it: a terminal sends them to the whole group, and the supervisor
-decides.
+SIGINT and SIGHUP are ignored: a terminal sends them to the whole group, and the supervisor decides.
 
-Not here: what it does while it runs, and how it finishes (vhost_process, penstock.http.process).
+**Measuring the loop.** PENSTOCK_MEASURE_LOOP=1 in the environment of a broker makes its processes
+measure the CPU time of each iteration of their loop, for tests that limit it: during an iteration
+no other client is served. It is the CPU time of the thread, so it does not depend on the load of
+the machine. The operation `loop` of the control socket returns the longest one, and resets it.
 """
 
 import asyncio
 import os
 import resource
+import selectors
 import signal
 import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
-from penstock.server.measured_loop import new_loop
 from penstock.server.process_link import Facts, Link
 from penstock.storage.filesystem import FileSystem
 
@@ -34,19 +37,20 @@ EX_OK: Final = 0
 
 
 class LinkedProcess(ABC):
-    """Runs until it is told to end; `run` returns the exit status. On the running loop."""
+    """Base of the processes. Runs on the running loop until it is ended; `run` returns the exit
+    status."""
 
     def __init__(self, sock: socket.socket, fs: FileSystem) -> None:
         self._fs = fs
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" when told to
+        self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" if it was asked to
         self._link = Link(sock, self._on_message, self._on_link_closed)
         self._clock = SystemClock()
         self._status = EX_OK
         self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes, rss=self._rss_bytes)
 
     async def run(self) -> int:
-        """The whole life."""
+        """Run until the end. Returns the exit status."""
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "")
         self._heap.start()
         await self._finish(await self._ended)
@@ -55,14 +59,14 @@ class LinkedProcess(ABC):
 
     @abstractmethod
     def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
-        """A message of the supervisor."""
+        """Handle a message of the supervisor."""
 
     @abstractmethod
     async def _finish(self, why: str) -> None:
-        """It ends: what there is to do before the last words. why: "" when it was told to."""
+        """Finish before the last messages are sent. why: the reason, "" if it was asked to end."""
 
     def _counted_bytes(self) -> int:
-        """Bytes of memory that it counts as in use, for the heap."""
+        """Return the bytes of memory that are counted as in use, for the heap."""
         return 0
 
     def _rss_bytes(self) -> int:
@@ -74,7 +78,7 @@ class LinkedProcess(ABC):
             self._ended.set_result(why)
 
     def _give_up(self, status: int, why: str, *, is_final: bool = False) -> None:
-        """Nothing can be done here any more. is_final: another start would fail the same way."""
+        """Report a failure and end. is_final: another start would fail the same way."""
         self._status = status
         self._link.send({"do": "failed", "why": why, "is_final": is_final})
         self._end(why)
@@ -83,7 +87,7 @@ class LinkedProcess(ABC):
         self._end(f"the supervisor has gone ({why})")
 
     async def _last_words(self) -> None:
-        """What the supervisor is told last must leave before the link ends."""
+        """Send what still waits for the link, then close it."""
         until = self._loop.time() + LAST_WORDS_S
         self._heap.stop()
         while self._link.waiting and self._loop.time() < until:
@@ -92,7 +96,8 @@ class LinkedProcess(ABC):
 
 
 def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]) -> int:
-    """The program. kind: what its log lines begin with. arguments: the descriptor of its end."""
+    """Run the program. kind: the name in its log lines. arguments: the descriptor of its end of the
+    link. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,3 +111,45 @@ def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: l
 
     with asyncio.Runner(loop_factory=lambda: new_loop(os.environ)) as runner:
         return runner.run(live())
+
+
+VARIABLE: Final = "PENSTOCK_MEASURE_LOOP"
+
+
+class MeasuredSelector(selectors.DefaultSelector):
+    """Measures the loop. longest_s: CPU seconds of the longest iteration; its reader resets it.
+
+    A loop asks its selector what is ready, calls what is due, and asks again: the time between two
+    calls of `select` is one iteration.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest_s = 0.0
+        self._since_s = time.thread_time()
+
+    def select(
+        self, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:  # fmt: skip
+        """Wait as every selector does, and measure the time since the last call."""
+        self.longest_s = max(self.longest_s, time.thread_time() - self._since_s)
+        ready = super().select(timeout)
+        self._since_s = time.thread_time()
+        return ready
+
+
+def new_loop(environment: Mapping[str, str]) -> asyncio.AbstractEventLoop:
+    """Return an event loop, a measured one if the environment asks for it."""
+    if environment.get(VARIABLE) != "1":
+        return asyncio.new_event_loop()
+    return asyncio.SelectorEventLoop(MeasuredSelector())
+
+
+def take_longest_s(loop: asyncio.AbstractEventLoop) -> float | None:
+    """Return the CPU seconds of the longest iteration since the last call, None if the loop does
+    not measure."""
+    selector = getattr(loop, "_selector", None)
+    if not isinstance(selector, MeasuredSelector):
+        return None
+    longest_s, selector.longest_s = selector.longest_s, 0.0
+    return longest_s

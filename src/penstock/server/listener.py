@@ -1,19 +1,16 @@
-"""Listener: accepts clients, and sees to it that a half-open one stays for a short time.
+"""Listener: accepts clients, and limits those that have not logged in yet.
 
-Anybody can connect, so what a client costs before it has said who it is must be small and end by
-itself: a task, at most 16 KiB of what it sent, `handshake_timeout_s` for all of it; and of all of
-them together `half_open_max` clients and `half_open_bytes_max` bytes. When there are more, the
-address that has the most half-open clients loses its oldest one, so one address does not push out
-others. When the process runs out of descriptors, accepting pauses and those that are here go on.
+Anybody can connect, so the cost of a half-open client must be small and end by itself: a task, at
+most 16 KiB of what it sent, `handshake_timeout_s` for the whole handshake (login). All of them
+together may be `half_open_max` clients and `half_open_bytes_max` bytes. For one more the oldest
+half-open client is dropped, of the address that has the most: one address does not push out others.
+If the process has no descriptors left, accepting pauses; clients that are connected go on.
 
-A refused client is told, our half of the connection is shut, and what it still sends is read and
-thrown away for a moment: closing at once would reset the connection, and the answer might never
-arrive. Nothing else is kept for it meanwhile, and there are at most `half_open_max` of these too.
+A refused client gets the reason, our half of the connection is shut, and what it still sends is
+read and discarded for a moment: closing at once would reset the connection, and the answer might be
+lost. Nothing else is kept for it, and there are at most `half_open_max` of these, too.
 
-What happens to a client that is logged in is `admit`'s, whose the socket is from then on.
-
-Not here: the handshake (login), whose password is checked next (authenticator), which vhost
-(supervisor).
+`admit` takes over a client that is logged in, with its socket.
 """
 
 import asyncio
@@ -23,18 +20,18 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
 from penstock.errors import AMQPError
 from penstock.server.authenticator import Authenticator, network_of
-from penstock.server.handoff import Opened
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
 from penstock.server.serve_settings import ServeSettings
 
 BACKLOG: Final = 1024
-ACCEPTS: Final = 64  # in one go; then others get in
+ACCEPTS: Final = 64  # in one go; then other events are handled
 PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
 LINGER_S: Final = 3.0
 DRAIN_BYTES: Final = 16 << 10  # read at a time of what a refused client still sends
@@ -43,12 +40,12 @@ SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 logger = logging.getLogger(__name__)
 
-Admit = Callable[[Login, Opened], Awaitable[None]]
+Admit = Callable[[Login, ConnectionFacts], Awaitable[None]]
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets at all addresses of the host, on one port; 0 picks a free one. OSError, with
-    "host:port" as its file name, when it cannot be had."""
+    """Return listening sockets at all addresses of the host, on one port; 0 picks a free one.
+    Raises OSError with "host:port" as its file name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -62,7 +59,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Asked for any free port, all of them listen at the one that the first was given.
+            # For port 0 the first socket picks a free port, and the others use it.
             sock.bind((place[0], port, *place[2:]))
             port = sock.getsockname()[1]
             sock.listen(BACKLOG)
@@ -74,9 +71,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 class Listener:
-    """On the running loop. admit(login, opened): takes over a client that is logged in; an
-    AMQPError of it is told to the client. half_open: clients that have not said yet who they are;
-    dropped: those that were too many."""
+    """Accepts clients, on the running loop. admit(login, opened): takes over a client that is
+    logged in; the client gets its AMQPError. half_open: clients that have not logged in; dropped:
+    those that were too many."""
 
     def __init__(
         self, socks: list[socket.socket], settings: ServeSettings, authenticator: Authenticator,
@@ -94,16 +91,16 @@ class Listener:
         # address -> its half-open clients, the oldest first
         self._half_open: dict[str, dict[asyncio.Task[None], Login]] = {}
         self.half_open = 0
-        self._refused: dict[asyncio.Task[None], None] = {}  # being told; the oldest first
+        self._refused: dict[asyncio.Task[None], None] = {}  # getting their answer; the oldest first
         self._admitted: set[asyncio.Task[None]] = set()  # on their way to a vhost
 
     def start(self) -> None:
-        """Accept."""
+        """Start to accept."""
         for sock in self.socks:
             self._loop.add_reader(sock, self._acceptable, sock)
 
     async def stop(self) -> None:
-        """Accept no more; those that are half open are dropped."""
+        """Stop accepting. Drops clients that have not logged in."""
         for sock in self.socks:
             self._loop.remove_reader(sock)
             sock.close()
@@ -151,7 +148,7 @@ class Listener:
         task.add_done_callback(lambda task: self._ended(task, login, address))
 
     def _on_held(self, change_bytes: int) -> None:
-        """A half-open client holds more, or less."""
+        """Count bytes of half-open clients."""
         self.held_bytes += change_bytes
         if change_bytes > 0 and self.held_bytes > self._settings.half_open_bytes_max:
             # Not now: the client that has just grown runs, and may be the one that is dropped.
@@ -162,8 +159,8 @@ class Listener:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """The oldest half-open client of the address that has the most of them. Its task is not the
-        running one, so it ends where it waits."""
+        """Drop the oldest half-open client of the address that has the most of them. Its task is
+        not the running one, so it ends where it waits."""
         address = max(self._half_open, key=lambda one: len(self._half_open[one]))
         task, login = next(iter(self._half_open[address].items()))
         self._no_more_half_open(task, address)
@@ -202,7 +199,7 @@ class Listener:
             why = error.why if isinstance(error, LoginRefused) else error
             client_line(logger, login.peer_host, "connection %s refused: %s", login.name, why)
             self._refuses(login, task, address)
-            await self._within(LINGER_S, self._told(login, error))
+            await self._within(LINGER_S, self._answer(login, error))
         except Silent as error:
             client_line(logger, login.peer_host, "connection %s dropped: %s", login.name, error)
             self._refuses(login, task, address)
@@ -219,7 +216,7 @@ class Listener:
                 login.sock.close()
 
     def _refuses(self, login: Login, task: asyncio.Task[None], address: str) -> None:
-        """It is being refused: nothing of it is kept but its socket."""
+        """Note that a client is being refused. Only its socket is kept."""
         self._no_more_half_open(task, address)
         self._admitted.discard(task)
         login.forget()
@@ -229,8 +226,8 @@ class Listener:
             del self._refused[oldest]
             oldest.cancel()
 
-    async def _login(self, login: Login) -> Opened | None:
-        """None: it took too long."""
+    async def _login(self, login: Login) -> ConnectionFacts | None:
+        """Do the handshake. Returns None if it took too long."""
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 return await login.run()
@@ -240,17 +237,18 @@ class Listener:
             return None
 
     async def _within(self, seconds: float, last: Coroutine[None, None, None]) -> None:
-        """What is still to be done for a client that is refused, for so long at most."""
+        """Await the last steps for a refused client, `seconds` at most."""
         try:
             async with asyncio.timeout(seconds):
                 await last
         except OSError:  # TimeoutError is one
             pass
 
-    async def _told(self, login: Login, error: AMQPError) -> None:
+    async def _answer(self, login: Login, error: AMQPError) -> None:
+        """Send connection.close, and wait for close-ok."""
         await login.refuse(error)
-        # Our end only behind the client's close-ok: an end in between would meet its answer with a
-        # reset, and it would never read why.
+        # Shut our half only after the client's close-ok: otherwise its answer would get a reset,
+        # and it might never read the reason.
         came = b""
         while CLOSE_OK not in came:
             data = await self._loop.sock_recv(login.sock, DRAIN_BYTES)
@@ -260,11 +258,11 @@ class Listener:
         await self._farewell(login.sock)
 
     async def _farewell(self, sock: socket.socket) -> None:
-        """Everything was said."""
+        """Shut our half after the last bytes."""
         sock.shutdown(socket.SHUT_WR)
         await self._drain(sock)
 
     async def _drain(self, sock: socket.socket) -> None:
-        """Throw away what comes, until the client leaves."""
+        """Read and discard until the client leaves."""
         while await self._loop.sock_recv(sock, DRAIN_BYTES):
             pass

@@ -1,20 +1,20 @@
-r"""One line on stderr for each event, in the same shape from every process of the broker.
+r"""The log: one line on stderr for each event, in the same form from every process of the broker.
 
     2026-11-21 16:30:00,123 WARNING vhost '/': 12 half-open connections dropped
 
-Who speaks stands in the line, since all processes write to the same place. Whatever else wants to
-go to a file or a collector takes it from there; the broker keeps no log files of its own.
+A line names its process, because all processes write to the same place. The broker keeps no log
+files; a service manager or collector reads stderr.
 
-Events of a vhost come with a kind; those that somebody must look at are warnings. How many of them
-are told, if they are alerts, the vhost itself limits (penstock.broker.alert_desk).
+Events of a vhost have a kind, which decides the level: those that somebody must look at are
+warnings. The vhost limits how many alerts it reports (penstock.broker.alert_desk).
 
-What clients can cause must harm nobody who reads the log, nor fill the disk:
+Lines that clients cause must not harm readers of the log, nor fill the disk:
 
-* Characters that are not printable are written as `\xNN`, also those in the lines of a traceback,
-  and these are indented; so no client can forge a line or write to a terminal.
-* A line that a client caused is logged by `client_line`, with the address that it came from. Of an
-  address BURST lines are written at once and then one in a second; of all addresses together ten
-  times as many. The next line says how many were left out before it.
+* Characters that are not printable are written as `\xNN`, also in tracebacks, whose lines are
+  indented. So no client can forge a line or write to a terminal.
+* `client_line` logs a line that a client caused, with its address. Of one address BURST lines are
+  written at once, then one in a second; of all addresses together ten times as many. The next line
+  says how many were left out.
 """
 
 import logging
@@ -47,27 +47,27 @@ ADDRESSES_MAX: Final = 1024
 
 
 class Lines(logging.Formatter):
-    """Our lines. who: the process, as in "vhost '/'"."""
+    """Formats lines. who: the process, as in "vhost '/'"."""
 
     def __init__(self, who: str) -> None:
         shown = one_line(who).replace("%", "%%")
         super().__init__(f"%(asctime)s %(levelname)s {shown}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, without its traceback."""
+        """Return the line without its traceback."""
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:
-        """The traceback, its lines indented."""
+        """Return the traceback with its lines indented."""
         return _indented(super().formatException(ei))  # type: ignore[arg-type]
 
     def formatStack(self, stack_info: str) -> str:
-        """A stack, its lines indented."""
+        """Return a stack with its lines indented."""
         return _indented(super().formatStack(stack_info))
 
 
 class ClientLines(logging.Filter):
-    """Keeps back lines that clients caused when there are too many; the others pass."""
+    """Drops lines that clients caused when there are too many; all others pass."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ClientLines(logging.Filter):
         self._of: OrderedDict[str, Bucket] = OrderedDict()  # the longest unused first
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Is it written?"""
+        """Return whether the line is written."""
         address: str | None = getattr(record, "client_address", None)
         if address is None:
             return True
@@ -109,24 +109,24 @@ class ClientLines(logging.Filter):
 
 
 def client_line(logger: logging.Logger, address: str, text: str, *args: object) -> None:
-    """A warning that a client at that address caused; text and args as logging has them."""
+    """Log a warning that a client at this address caused. text, args: as in logging."""
     logger.warning(text, *args, extra={"client_address": address})
 
 
 def set_up(level: str, who: str) -> None:
-    """For this process; level as in LEVELS. Again: nothing but the level and the name change."""
+    """Set up the log of this process. level: one of LEVELS. May be called again."""
     handler = logging.StreamHandler()
     handler.setFormatter(Lines(who))
     handler.addFilter(ClientLines(SystemClock()))
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
-    # asyncio says at "debug" which selector it has, which tells nobody anything.
+    # At "debug" asyncio logs which selector it has, which is of no use.
     logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
-def teller(logger: logging.Logger) -> Callable[[str, str], None]:
-    """on_event(kind, text) of the core, as lines."""
+def event_logger(logger: logging.Logger) -> Callable[[str, str], None]:
+    """Return an on_event(kind, text) that logs the core's events."""
 
-    def tell(kind: str, text: str) -> None:
+    def log(kind: str, text: str) -> None:
         if kind in ERRORS:
             logger.error("%s: %s", kind, text)
         elif kind in WARNINGS:
@@ -134,7 +134,7 @@ def teller(logger: logging.Logger) -> Callable[[str, str], None]:
         else:
             logger.info("%s: %s", kind, text)
 
-    return tell
+    return log
 
 
 def _indented(text: str) -> str:

@@ -6,21 +6,21 @@
     server  connection.tune                    channel-max, frame-max, heartbeat
     client  connection.tune-ok, connection.open
 
-It reads from the bare socket, never more than one frame may have, and hands the protocol's machine
-one whole frame after the other; so what lies behind connection.open is known to the byte and goes
-with the socket to the vhost's process. A transport would have read on behind our back.
+It reads from the bare socket, never more than one frame may have, and parses one whole frame after
+the other. So the bytes after connection.open are known exactly, and go with the socket to the
+vhost's process. A transport would read ahead.
 
 Anybody can send all this, so it is small: a frame of the handshake has at most FRAME_BYTES_MAX, and
-what is kept is what was read and the client's properties, which stay bytes. `held_bytes` says how
-much that is, and `on_held` hears of each change; whoever accepts clients bounds the sum.
+only the bytes read and the client's properties are kept, as bytes. `held_bytes` is their size, and
+`on_held` is called for each change; the listener limits the sum.
 
-What is refused, and how, is RabbitMQ's way, for clients are used to it: a wrong password is told
-with connection.close 403 to those who said that they understand that, and to others by closing
-after a moment, as is any other mistake before connection.open. An unknown or forbidden vhost is
-told with 530. The client is told the same whatever was wrong, user or password.
+Refusals are those of RabbitMQ, because clients expect them: a wrong password is answered with
+connection.close 403 if the client declares that it understands it, and otherwise by closing after a
+moment, as any other mistake before connection.open. An unknown or forbidden vhost is 530. An
+unknown user and a wrong password get the same answer.
 
-Not here: whether a password is right, and who has to wait for the answer (authenticator); how long
-all that may take and how many may be at it (listener), vhosts (supervisor).
+authenticator checks passwords and decides who waits; listener limits time and number; supervisor
+knows the vhosts.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import penstock
-from penstock.broker.connection_facts import capabilities
+from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
 from penstock.codec.method import Method
@@ -44,12 +44,11 @@ from penstock.codec.spec import (
     ConnectionTune,
     ConnectionTuneOk,
 )
-from penstock.errors import AMQPConnectionError, AMQPError
+from penstock.errors import ACCESS_REFUSED, AMQPConnectionError, AMQPError
 from penstock.protocol import sasl
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
 from penstock.server.authenticator import Authenticator
-from penstock.server.handoff import Opened
 
 FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
 FRAME_HEAD_BYTES: Final = 7
@@ -58,7 +57,7 @@ FRAME_MAX: Final = 131072
 HEARTBEAT_S: Final = 60
 MECHANISMS: Final = b"AMQPLAIN PLAIN"
 LOCALES: Final = b"en_US"
-# Clients look at this pair to know what they may rely on.
+# Clients look at this pair to know which features the server has.
 PRODUCT: Final = "RabbitMQ"
 PRODUCT_VERSION: Final = "3.13.7"
 CAPABILITIES: Final = (
@@ -78,19 +77,19 @@ M = TypeVar("M")
 
 
 class Silent(Exception):
-    """The client is dropped without a word; the text is for the log."""
+    """The client is dropped without an answer; the text is for the log."""
 
 
 class LoginRefused(AMQPConnectionError):
-    """403, which does not tell the client what was wrong; `why`, for the log, does."""
+    """403, whose text does not say what was wrong. why: what was wrong, for the log."""
 
     def __init__(self, text: str, why: str) -> None:
-        super().__init__(403, text, 0, 0)
+        super().__init__(ACCESS_REFUSED, text, 0, 0)
         self.why = why
 
 
 class WrongHeader(Silent):
-    """It speaks something else, and was told what we speak."""
+    """The client speaks another protocol, and was sent our header."""
 
 
 class Gone(Exception):
@@ -99,7 +98,7 @@ class Gone(Exception):
 
 @dataclass(slots=True)
 class Tuned:
-    """What was agreed on."""
+    """The limits that were negotiated."""
 
     channel_max: int
     frame_max: int
@@ -107,7 +106,7 @@ class Tuned:
 
 
 def server_properties() -> dict[str, object]:
-    """What connection.start says of us."""
+    """Return the server properties of connection.start."""
     return {
         "capabilities": dict.fromkeys(CAPABILITIES, True),
         "product": PRODUCT,
@@ -120,13 +119,13 @@ def server_properties() -> dict[str, object]:
 
 
 def address(host: str, port: int) -> str:
-    """As people write it."""
+    """Return the address as people write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Login:
-    """One client. `leftover` is whole once `run` has returned. on_held(change): so many bytes more,
-    or less, are held for it."""
+    """The handshake of one client. `leftover` is complete when `run` has returned. on_held(change):
+    called with the change of held_bytes."""
 
     def __init__(
         self, sock: socket.socket, authenticator: Authenticator, clock: Clock,
@@ -149,11 +148,11 @@ class Login:
 
     @property
     def leftover(self) -> bytes:
-        """All that was read behind connection.open."""
+        """The bytes that were read after connection.open."""
         return self._unread
 
-    async def run(self) -> Opened:
-        """The whole handshake. Silent, Gone, AMQPError (to be told by `refuse`), OSError."""
+    async def run(self) -> ConnectionFacts:
+        """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
         await self._header()
         start = ConnectionStart(
             version_major=0, version_minor=9, server_properties=server_properties(),
@@ -171,7 +170,7 @@ class Login:
         )
         tuned = agree(await self._expect(ConnectionTuneOk))
         wanted = await self._expect(ConnectionOpen)
-        return Opened(
+        return ConnectionFacts(
             name=self.name, peer_host=self.peer_host, peer_port=self.peer_port, host=self.host,
             port=self.port, user=user, vhost=wanted.virtual_host,
             client_properties=self._properties, frame_max=tuned.frame_max,
@@ -180,14 +179,14 @@ class Login:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Nothing of what the client sent is needed any more."""
+        """Discard what the client has sent."""
         self._unread = b""
         self._received.clear()
         self._properties = b""
         self._count()
 
     async def refuse(self, error: AMQPError) -> None:
-        """Tell the client with connection.close."""
+        """Send connection.close to the client."""
         close = ConnectionClose(
             reply_code=error.code, reply_text=error.text[:255], class_id=error.class_id,
             method_id=error.method_id,
@@ -195,7 +194,7 @@ class Login:
         await self._send(close)
 
     async def _header(self) -> None:
-        """The first eight bytes; of a wrong header the first that differs is enough."""
+        """Read the protocol header. A wrong header is refused at the first byte that differs."""
         while len(self._unread) < len(PROTOCOL_HEADER):
             if not PROTOCOL_HEADER.startswith(self._unread):
                 break
@@ -209,7 +208,7 @@ class Login:
         self._received.clear()
 
     async def _expect(self, kind: Callable[..., M]) -> M:
-        """The next method, which must be this one."""
+        """Return the next method, which must be this one."""
         while True:
             while not self._received:
                 self._receive(await self._frame())
@@ -231,7 +230,7 @@ class Login:
             raise Silent(str(error)) from error
 
     async def _frame(self) -> bytes:
-        """The next whole frame."""
+        """Return the next whole frame."""
         while len(self._unread) < FRAME_HEAD_BYTES:
             await self._read()
         size = int.from_bytes(self._unread[3:7], "big")
@@ -263,7 +262,8 @@ class Login:
         await self._loop.sock_sendall(self.sock, self._connection.send(0, method))
 
     async def _authenticate(self, mechanism: str, response: bytes) -> str:
-        """The user's name. Silent, or AMQPError 403 for those who understand it."""
+        """Return the user's name. Raises LoginRefused, or Silent if the client does not understand
+        403."""
         if mechanism == "PLAIN":
             read = sasl.plain
         elif mechanism == "AMQPLAIN":
@@ -289,7 +289,7 @@ class Login:
 
 
 def agree(tune_ok: ConnectionTuneOk) -> Tuned:
-    """The client's wishes within what was offered; 0 is no limit of its own. Silent: beyond it."""
+    """Return the client's limits; 0 is the offered one. Raises Silent if one exceeds the offer."""
     channel_max, frame_max = tune_ok.channel_max, tune_ok.frame_max
     if channel_max > CHANNEL_MAX:
         raise Silent(

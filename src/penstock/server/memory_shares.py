@@ -1,21 +1,75 @@
-"""Memory of the node, divided among its vhosts: half equally, half by what each holds.
+"""MemoryShares: divides the node's memory among its vhosts: half equally, half by what each holds.
 
-The same rule by which a vhost divides its part among its queues. Whoever holds much needs more, and
-who holds nothing must not starve when its first message comes. The parts never add up to more than
-the whole, also while they change: those that shrink are told first, and those that grow when the
-others have answered.
-
-Pure functions. Not here: telling it to anybody (supervisor).
+A vhost divides its share among its queues by the same rule. A vhost that holds much needs more, and
+one that holds nothing must have room for its first messages. The shares never add up to more than
+the whole, also while they change: first the shares that shrink are set, and those that grow when
+the others have confirmed.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-SMALLEST_CHANGE: Final = 64  # a change below a 64th of what it was is not worth a message
+from penstock.server.watched_process import RUNNING, STARTING
+from penstock.server.watched_vhost import WatchedVhost
+
+SMALLEST_CHANGE: Final = 64  # a change of less than a 64th is not sent
+
+
+class MemoryShares:
+    """Sets the share of each vhost. vhosts: by name, changed by the owner. period_s: between two
+    divisions."""
+
+    def __init__(
+        self, vhosts: Mapping[str, WatchedVhost], whole_bytes: int, period_s: float
+    ) -> None:
+        self._vhosts = vhosts
+        self._whole_bytes = whole_bytes
+        self._period_s = period_s
+
+    def make_room(self, newcomer: WatchedVhost) -> None:
+        """Set the share of a vhost that is about to start, and shrink the others for it. They have
+        done so before it holds anything."""
+        depths = self._depths() | {newcomer.name: 0}
+        for name, number in divide(self._whole_bytes, depths).items():
+            vhost = self._vhosts[name]
+            if vhost is newcomer:
+                vhost.memory_bytes = number
+            elif number < vhost.memory_bytes:
+                vhost.set_memory(number)
+
+    async def run(self) -> None:
+        """Divide the memory again every period, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._period_s)
+            depths = self._depths()
+            now = {name: self._vhosts[name].memory_bytes for name in depths}
+            shrinking, growing = changes(now, divide(self._whole_bytes, depths))
+            confirmed = []
+            for name, number in shrinking.items():
+                answer = loop.create_future()
+                confirmed.append(answer)
+                vhost = self._vhosts[name]
+                vhost.on_memory = lambda answer=answer: answer.done() or answer.set_result(None)
+                vhost.set_memory(number)
+            if confirmed:  # one that does not answer in time has its share all the same
+                await asyncio.wait(confirmed, timeout=self._period_s)
+            now = {name: self._vhosts[name].memory_bytes for name in self._depths()}
+            for name, number in fits(self._whole_bytes, now, growing).items():
+                if name in self._vhosts:
+                    self._vhosts[name].set_memory(number)
+
+    def _depths(self) -> dict[str, int]:
+        return {
+            name: vhost.depth_bytes
+            for name, vhost in self._vhosts.items()
+            if vhost.state in (RUNNING, STARTING)
+        }
 
 
 def divide(whole_bytes: int, depths: Mapping[str, int]) -> dict[str, int]:
-    """Bytes for each vhost; `depths`: bytes that it holds, ready and unacked."""
+    """Return the bytes for each vhost. depths: bytes that it holds, ready and unacked."""
     if not depths:
         return {}
     equal = whole_bytes // 2 // len(depths)
@@ -29,7 +83,7 @@ def divide(whole_bytes: int, depths: Mapping[str, int]) -> dict[str, int]:
 def changes(
     now: Mapping[str, int], wanted: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """(those that shrink, those that grow), each with its new bytes; what hardly changes is left
+    """Return (shares that shrink, shares that grow) with their new bytes. Small changes are left
     out."""
     shrinking: dict[str, int] = {}
     growing: dict[str, int] = {}
@@ -45,7 +99,8 @@ def changes(
 
 
 def fits(whole_bytes: int, now: Mapping[str, int], growing: Mapping[str, int]) -> dict[str, int]:
-    """Of those that are to grow, what fits the whole now, each cut alike."""
+    """Return the new bytes of growing shares, each cut by the same part if not all fit the
+    whole."""
     left = whole_bytes - sum(now.values())
     wanted = sum(number - now.get(name, 0) for name, number in growing.items())
     if wanted <= left:

@@ -1,51 +1,55 @@
-"""NodeOperations: what operators ask of the whole broker; everything else goes on to a vhost.
+"""NodeOperations: operations of the whole broker; all others are passed on to a vhost.
 
     of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, stop_vhost,
                     start_vhost, list_users, add_user, delete_user, change_password, set_user_tags,
                     list_permissions, set_permissions, clear_permissions, list_user_limits,
                     set_user_limits, clear_user_limits, list_vhost_limits, set_vhost_limits,
                     clear_vhost_limits, list_connections, await_startup, stop
-    of a vhost      every other name: its process answers
+    of a vhost      every other name: its process answers (broker.operations)
 
-Whoever reaches the control socket may do all of it. A change of users or permissions is on disk
-when it is answered, and on its way to the vhosts that run: it holds for open connections too, from
-the next turn of their vhost's loop on. A deleted user's connections are closed.
+Everybody who can connect to the control socket may do all of it. When a change of users or
+permissions is answered, it is on disk and was sent to the vhosts that run: it applies to open
+connections from the next turn of their vhost's loop. The connections of a deleted user are closed.
 
-Args are checked here: what is missing, too much, or of another type is a 406 that says what was
-expected.
-
-Not here: the socket (control_server), operations of a vhost (broker.operations).
+A missing, unknown or wrongly typed argument is a 406 that says what was expected.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import penstock
-from penstock.access.limits import OF_USERS, OF_VHOSTS
-from penstock.clock import date
-from penstock.errors import OptionError
+from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
+from penstock.access.users import Users
+from penstock.broker.operation_json import to_json
+from penstock.clock import Clock, date
+from penstock.errors import (
+    ACCESS_REFUSED,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    OptionError,
+)
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
+from penstock.server.listener import Listener
+from penstock.server.memory_shares import MemoryShares
+from penstock.server.serve_settings import ServeSettings
+from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
+from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import MODE_NAMES
+from penstock.storage.placed_filesystem import LOG, SPILL
 from penstock.storage.user_store import READY
 
-if TYPE_CHECKING:
-    from penstock.server.supervisor import Supervisor
-
 DEFAULT_VHOST: Final = "/"
-ACCESS_REFUSED: Final = 403
-NOT_FOUND: Final = 404
-PRECONDITION_FAILED: Final = 406
-INTERNAL_ERROR: Final = 541
-# Of a vhost (broker.operations); over the control socket alone.
+# Operations of a vhost that only the control socket may call.
 OPERATORS_ONLY: Final = frozenset(
     {"backup", "checkpoint", "get", "settle", "session_closed", "job"}
 )
-ASK_S: Final = 5.0  # for each vhost that is asked for its part of a list
+ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +57,40 @@ Args = dict[str, object]
 Operation = Callable[[Args, str], Awaitable[object]]
 
 
-class NodeOperations:
-    """Of one supervisor."""
+class Node(Protocol):
+    """What operations use of the supervisor."""
 
-    def __init__(self, node: "Supervisor") -> None:
+    settings: ServeSettings
+    clock: Clock
+    started_s: float
+    vhosts: dict[str, WatchedVhost]
+    http: WatchedHttp | None
+    limits: LimitTable
+    memory: MemoryShares
+    listener: Listener
+    users: Users
+    data: DataDirectory
+    is_ready: asyncio.Event
+
+    def vhost(self, name: str) -> WatchedVhost:
+        """Return the vhost of that name, which is known."""
+
+    def is_known(self, name: str) -> bool:
+        """Return whether there is such a vhost."""
+
+    def limits_changed(self) -> None:
+        """Send changed limits to every vhost."""
+
+    def stop(self) -> None:
+        """Stop the broker."""
+
+
+class NodeOperations:
+    """The operations of the node. node: the supervisor."""
+
+    def __init__(self, node: Node) -> None:
         self._node = node
-        # op -> (what does it, names and types of its args; "?" behind a name: may be missing)
+        # op -> (its function, names and types of its args; "?" after a name: optional)
         self._table: dict[str, tuple[Operation, dict[str, type]]] = {
             "status": (self._status, {}),
             "list_vhosts": (self._list_vhosts, {}),
@@ -90,14 +122,15 @@ class NodeOperations:
         }
 
     async def call_for_http(self, op: str, vhost: str | None, args: Args) -> object:
-        """As `call`, for the HTTP process, which has its callers' permissions checked: what stops
-        the broker, changes users or vhosts, writes files or takes messages is not for it."""
+        """Call an operation for the HTTP process, which checks the permissions of its callers.
+        Refuses operations that stop the broker, change users or vhosts, write files or take
+        messages."""
         if op in OPERATORS_ONLY or (op in self._table and op != "status"):
-            raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not done for HTTP")
+            raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
         return await self.call(op, vhost, args)
 
     async def call(self, op: str, vhost: str | None, args: Args) -> object:
-        """The result. PenstockError: it is refused."""
+        """Return the result as JSON. Raises PenstockError if the operation is refused."""
         known = self._table.get(op)
         name = vhost if vhost is not None else DEFAULT_VHOST
         try:
@@ -107,7 +140,7 @@ class NodeOperations:
             checked(op, args, types)
             if op in ("list_permissions", "list_vhost_limits") and vhost is None:
                 name = ""
-            return await operation(args, name)
+            return to_json(await operation(args, name), is_exact=True)
         except OptionError as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
         except ProcessDown as error:
@@ -117,11 +150,11 @@ class NodeOperations:
             raise ControlError(INTERNAL_ERROR, text) from error
 
     def session_gone(self, vhost: str, session: str) -> None:
-        """What this session of an operator held at the vhost is free again."""
+        """Release what this session of an operator holds at the vhost."""
         known = self._node.vhosts.get(vhost)
         if known is not None and known.state == RUNNING:
             task = asyncio.ensure_future(known.call("session_closed", {"session": session}))
-            task.add_done_callback(_forget)
+            task.add_done_callback(_log_failure)
 
     def _vhost(self, name: str) -> WatchedVhost:
         if not self._node.is_known(name):
@@ -136,7 +169,7 @@ class NodeOperations:
     async def _status(self, _args: Args, _vhost: str) -> object:
         node = self._node
         host, port = node.listener.socks[0].getsockname()[:2]
-        free_bytes, limit_bytes = self._disk()
+        disks, limit_bytes = self._disks()
         problems = self.problems()
         return {
             "product": "Penstock",
@@ -149,7 +182,9 @@ class NodeOperations:
             "durability": MODE_NAMES[node.settings.mode],
             "memory_bytes": node.settings.memory_bytes,
             "counted_bytes": sum(v.counted_bytes for v in node.vhosts.values()),
-            "disk_free_bytes": free_bytes,
+            "log_directory": node.data.places.get(LOG, node.data.path),
+            "spill_directory": node.data.places.get(SPILL, node.data.path),
+            "disk_free_bytes": min(disks.values()),
             "disk_free_limit_bytes": limit_bytes,
             "is_ready": node.is_ready.is_set(),
             "is_healthy": not problems,
@@ -161,13 +196,16 @@ class NodeOperations:
             "http": None if node.http is None else node.http.facts(),
         }
 
-    def _disk(self) -> tuple[int, int]:
-        """Bytes that are free for the data directory, and below which publishers wait."""
-        limit_bytes = self._node.settings.storage.disk_free_limit
-        return self._node.data.fs.free_bytes(self._node.data.path), limit_bytes
+    def _disks(self) -> tuple[dict[str, int], int]:
+        """Return a directory on each disk that the store uses, with the bytes that are free there,
+        and the bytes below which publishers wait."""
+        data = self._node.data
+        disks = {disk: data.fs.free_bytes(disk) for disk in data.fs.disks(data.path)}
+        return disks, self._node.settings.storage.disk_free_limit
 
     def problems(self) -> list[str]:
-        """What keeps clients from being served, a line each; of vhosts as of their last pong."""
+        """Return what keeps clients from being served, one line each; for vhosts as of their last
+        pong."""
         node = self._node
         found = [] if node.is_ready.is_set() else ["the broker has not started yet"]
         for vhost in node.vhosts.values():
@@ -177,19 +215,20 @@ class NodeOperations:
                 found.append(
                     f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
                 )
-        free_bytes, limit_bytes = self._disk()
-        if free_bytes < limit_bytes:
-            found.append(
-                f"the disk of {node.data.path} has {free_bytes} bytes free, publishers wait below "
-                f"{limit_bytes} (storage.disk_free_limit)"
-            )
+        disks, limit_bytes = self._disks()
+        found += [
+            f"the disk of {disk} has {free_bytes} bytes free, publishers wait below {limit_bytes} "
+            "(storage.disk_free_limit)"
+            for disk, free_bytes in disks.items()
+            if free_bytes < limit_bytes
+        ]
         if node.http is not None and node.http.state == DOWN:
             found.append(str(node.http.down()))
         return found
 
     async def _await_startup(self, args: Args, _vhost: str) -> object:
-        """The node listens, and HTTP and all vhosts that were started serve, but for those that an
-        operator has stopped. ProcessDown: one does not."""
+        """Return when the node listens, and HTTP and all vhosts that were started serve, except
+        those that an operator has stopped. Raises ProcessDown if one is down."""
         seconds = args.get("timeout_s", 60.0)
         assert isinstance(seconds, int | float)
         try:
@@ -210,7 +249,7 @@ class NodeOperations:
         return {}
 
     async def _list_connections(self, _args: Args, _vhost: str) -> object:
-        """Of all vhosts that answer."""
+        """Return the connections of all vhosts that answer."""
         asked = [v.call("list_connections", {}, ASK_S) for v in self._running()]
         found: list[object] = []
         for rows in await asyncio.gather(*asked, return_exceptions=True):
@@ -274,16 +313,16 @@ class NodeOperations:
         return {}
 
     async def _restart_vhost(self, args: Args, _vhost: str) -> object:
-        """Start one that is down at once; stop and start one that runs."""
+        """Restart a vhost: one that is down at once, one that runs after an orderly stop."""
         vhost = self._vhost(str(args["name"]))
         if vhost.is_held:
-            text = f"vhost '{vhost.name}' was stopped by an operator, expected start_vhost"
+            text = f"vhost '{vhost.name}' was stopped by an operator, use start_vhost"
             raise _wrong(text)
         await vhost.restart()
         return {}
 
     async def _stop_vhost(self, args: Args, _vhost: str) -> object:
-        """It is on disk that it is stopped before it is."""
+        """Stop a vhost. Notes on disk that it is stopped, then stops it."""
         vhost = self._vhost(str(args["name"]))
         self._node.users.stop_vhost(vhost.name, self._node.clock.wall_ms())
         logger.info("%s is stopped by an operator", vhost.who)
@@ -291,13 +330,13 @@ class NodeOperations:
         return {}
 
     async def _start_vhost(self, args: Args, _vhost: str) -> object:
-        """One that was stopped, that is down, or that nobody has opened yet."""
+        """Start a vhost that was stopped, is down, or was never opened."""
         vhost = self._vhost(str(args["name"]))
         if not self._node.users.start_vhost(vhost.name) and vhost.state == RUNNING:
             raise _wrong(f"vhost '{vhost.name}' runs already")
         logger.info("%s is started by an operator", vhost.who)
-        self._node.make_room(vhost)
-        await vhost.let_go()
+        self._node.memory.make_room(vhost)
+        await vhost.release()
         return {}
 
     # ---- users ---------------------------------------------------------------------------------
@@ -315,7 +354,7 @@ class NodeOperations:
         name = str(args["name"])
         self._node.users.delete_user(name)
         for vhost in self._running():
-            vhost.tell("close_user", user=name, why=f"user '{name}' was deleted")
+            vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
         return {}
 
     async def _change_password(self, args: Args, _vhost: str) -> object:
@@ -348,7 +387,7 @@ class NodeOperations:
         self._node.users.clear_permissions(user, vhost)
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
-            watched.tell("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
+            watched.notify("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
         return {}
 
     # ---- limits --------------------------------------------------------------------------------
@@ -379,7 +418,7 @@ class NodeOperations:
         return {}
 
     async def _list_vhost_limits(self, _args: Args, vhost: str) -> object:
-        """Each vhost's limits; or, when one is named, of that."""
+        """Return the limits of each vhost, or of the one that is named."""
         table = self._node.limits
         if vhost and vhost not in self._node.users.vhosts():
             raise ControlError(NOT_FOUND, f"NOT_FOUND - no vhost '{vhost}'")
@@ -402,15 +441,15 @@ class NodeOperations:
         return {}
 
     def _push(self, user: str, vhost: str) -> None:
-        """What the user may there now."""
+        """Send the user's new permissions to the vhost."""
         watched = self._node.vhosts.get(vhost)
         identity = self._node.users.identity(user, vhost)
         if watched is not None and identity is not None:
-            watched.tell("identity", identity=identity.facts())
+            watched.notify("identity", identity=identity.facts())
 
 
 def checked(op: str, args: Args, types: dict[str, type]) -> None:
-    """ControlError 406 unless the args are these, of these types."""
+    """Raise ControlError 406 unless the args have these names and types."""
     known = {name.rstrip("?"): kind for name, kind in types.items()}
     for name, value in args.items():
         kind = known.get(name)
@@ -438,7 +477,7 @@ def _texts(values: object) -> list[str]:
     return [str(value) for value in values]
 
 
-def _forget(task: "asyncio.Future[object]") -> None:
-    """What nobody waits for has failed: the vhost has gone, and with it what was held."""
+def _log_failure(task: "asyncio.Future[object]") -> None:
+    """Log a failed release: the vhost has ended, and with it what the session held."""
     if not task.cancelled() and task.exception() is not None:
         logger.debug("session_closed: %s", task.exception())

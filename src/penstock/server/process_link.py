@@ -1,20 +1,19 @@
-"""Link: messages and descriptors between the supervisor and one vhost's process.
+"""Link: messages and descriptors between the supervisor and one process below it.
 
-A SOCK_SEQPACKET pair: packets keep their borders and their order, a descriptor travels with the
-packet it was sent with, and each side learns at once that the other is gone. A message is JSON
-facts and raw bytes; it goes as one or more packets, for a packet must fit the socket's buffer:
+A SOCK_SEQPACKET pair keeps the borders and the order of packets, sends a descriptor with its
+packet, and reports at once that the other side is gone. A message is JSON facts and raw bytes; it
+is sent as one or more packets, because a packet must fit the socket's buffer:
 
     packet    more(1): 1 when the message goes on in the next packet | piece
     message   facts bytes(4) | facts, JSON in UTF-8 | raw bytes to the end
 
-The socket never blocks. What it does not take waits here, in order, so a process that hangs does
-not hang the other; `waiting` says how many packets, and whoever sends looks at it. A socket object
-that is handed over belongs to the link, which closes it once it has gone, or when the link ends.
+The socket never blocks. Packets that it does not take wait here, in order, so a process that hangs
+does not stop the other; senders look at `waiting`, the number of packets. The link owns a socket or
+file that is handed over, and closes it when it was sent, or when the link ends.
 
-The other side is one of our own processes, so a broken message is a mistake of ours: it ends the
-link. Descriptors that came with a message are its receiver's, who closes them.
-
-Not here: what the messages mean (vhost_process, watched_vhost).
+The other side is one of our own processes, so a malformed message is a defect: it ends the link.
+The receiver of a message owns its descriptors, and closes them. watched_process, watched_vhost and
+watched_http list the messages.
 """
 
 import asyncio
@@ -30,16 +29,16 @@ Facts: TypeAlias = dict[str, object]
 
 PIECE_BYTES: Final = 60_000
 PACKET_BYTES: Final = PIECE_BYTES + 1
-PACKETS_PER_READ: Final = 16  # then others get in
+PACKETS_PER_READ: Final = 16  # then other events are handled
 DESCRIPTORS_MAX: Final = 4
 RETRY_S: Final = 0.02
 LENGTH: Final = struct.Struct(">I")
-# The kernel is short of something, which passes.
+# The kernel is short of something for the moment.
 SHORT: Final = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends, neither of which blocks."""
+    """Return the two ends, neither of which blocks."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
@@ -47,7 +46,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def encode(facts: Facts, data: bytes) -> list[bytes]:
-    """The packets of one message."""
+    """Return the packets of one message."""
     head = json.dumps(facts).encode()
     whole = LENGTH.pack(len(head)) + head + data
     pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
@@ -55,7 +54,7 @@ def encode(facts: Facts, data: bytes) -> list[bytes]:
 
 
 def decode(whole: bytes) -> tuple[Facts, bytes]:
-    """(facts, raw bytes) of a message. ValueError if it is none."""
+    """Return (facts, raw bytes) of a message. Raises ValueError if it is malformed."""
     if len(whole) < LENGTH.size:
         raise ValueError(f"a message of {len(whole)} bytes")
     (length,) = LENGTH.unpack_from(whole)
@@ -64,15 +63,15 @@ def decode(whole: bytes) -> tuple[Facts, bytes]:
         raise ValueError(f"facts of {length} bytes in a message of {len(whole)}")
     facts = json.loads(whole[LENGTH.size : end])
     if not isinstance(facts, dict):
-        raise ValueError("the facts are no object")
+        raise ValueError("the facts are not a JSON object")
     return facts, whole[end:]
 
 
 class Link:
-    """One end, on the running loop. `sock` must not block, and is the link's from now on.
+    """One end, on the running loop. sock: must not block; the link owns it.
 
-    on_message(facts, data, descriptors) for each message, in order. on_closed(why), once, when the
-    other side has gone or cannot be understood; not after `close`.
+    on_message(facts, data, descriptors): called for each message, in order. on_closed(why): called
+    once, when the other side has gone or sends a malformed message; not after `close`.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Link:
         self._is_waiting = False
         self._pieces: list[bytes] = []
         self._descriptors: list[int] = []
-        self._failure = ""  # of sending: the other side reads no more
+        self._failure = ""  # of sending: the other side does not read any more
         self.is_closed = False
         self._loop.add_reader(sock, self._readable)
 
@@ -101,8 +100,8 @@ class Link:
     def send(
         self, facts: Facts, data: bytes = b"", handed: socket.socket | BinaryIO | None = None
     ) -> None:
-        """Send one message. `handed`: a socket or file that goes with it, and is closed here. After
-        the end of the link nothing is sent, and it is closed all the same."""
+        """Send one message. handed: a socket or file to send with it, which the link closes. After
+        the end of the link nothing is sent, and `handed` is closed all the same."""
         if self.is_closed or self._failure:
             if handed is not None:
                 handed.close()
@@ -131,7 +130,7 @@ class Link:
                     self._loop.remove_writer(self._sock)
                     self._loop.call_later(RETRY_S, self._again)
                     return
-                # It has gone. What it said before that is still to be read, the end behind it.
+                # It has gone. Its last messages are still to be read, then the end.
                 self._drop_output(error)
                 return
             out.popleft()
@@ -142,7 +141,7 @@ class Link:
             self._loop.remove_writer(self._sock)
 
     def _drop_output(self, error: OSError) -> None:
-        self._is_waiting = True  # nothing is tried any more
+        self._is_waiting = True  # do not try again
         self._loop.remove_writer(self._sock)
         for _, handed in self._out:
             if handed is not None:
@@ -167,7 +166,7 @@ class Link:
                     self._sock, PACKET_BYTES, DESCRIPTORS_MAX
                 )
             except ConnectionResetError:
-                continue  # it left without reading all; told once, then comes what it said before
+                continue  # it left without reading all; reported once, before its last messages
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -182,19 +181,19 @@ class Link:
                 self._take()
 
     def _take(self) -> None:
-        """A message is whole."""
+        """Report a message that is whole now."""
         whole, self._pieces = b"".join(self._pieces), []
         descriptors, self._descriptors = self._descriptors, []
         try:
             facts, data = decode(whole)
         except ValueError as error:
             self._descriptors = descriptors
-            self._end(f"not understood: {error}")
+            self._end(f"malformed message: {error}")
             return
         self._on_message(facts, data, descriptors)
 
     def close(self) -> None:
-        """End it; what waits is lost. Again: nothing."""
+        """Close the link; waiting packets are lost. Does nothing the second time."""
         if self.is_closed:
             return
         self.is_closed = True

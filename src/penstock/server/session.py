@@ -31,6 +31,7 @@ from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.outlet import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME
+from penstock.errors import INTERNAL_ERROR
 from penstock.server.read_pace import FIRST_BYTES, REST_S, next_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ LOW_WATER_BYTES: Final = 64 << 10
 LINGER_S: Final = 3.0
 CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take what it is owed
 SILENT_HALVES: Final = 4
-INTERNAL_ERROR: Final = 541
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,21 @@
-"""Supervisor: the one process that everybody knocks at, and that starts and watches the others.
+"""Supervisor: accepts connections, and starts and watches the other processes of the broker.
 
     lock of the data directory < node.db (users) < control socket, vhosts < listener, HTTP
 
-It is in nobody's way: once a client is logged in its socket is handed over to its vhost's process,
-and all that this one still does is watching, sharing the memory, and passing on news of users. A
-vhost is started when somebody first opens it; "/" at once, so that it is there when the broker says
-that it is ready.
+It is not on the path of the data: a logged-in client's socket is handed over to the process of its
+vhost. After that the supervisor only watches processes, divides the memory, and sends changes of
+users. A vhost is started when a client first opens it; "/" at once, so that it serves when the
+broker reports that it is ready.
 
-An orderly stop (SIGTERM, SIGINT, the operation `stop`) goes from the outside in: nobody is let in,
-each vhost tells its clients and makes its checkpoint, the lock is given back.
+An orderly stop (SIGTERM, SIGINT, the operation `stop`) first refuses new clients; then each vhost
+closes its connections and writes a checkpoint; then the lock is released.
 
-Errors of starting are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
-CorruptionError and others of the directory. A vhost that cannot start is no such error: it is
-down, the ready line says why, and the others serve. HTTP is started when clients of AMQP can
-connect, beside them: its port is taken from the beginning, and whoever connects to it sooner waits
-there.
+Errors of the start are raised: OSError with EADDRINUSE and "host:port", LockedError, VersionError,
+CorruptionError and others of the directory. A vhost that cannot start raises nothing: it is down,
+the ready line says why, and the others serve. HTTP is started after AMQP clients can connect: its
+port is bound from the beginning, and earlier HTTP clients wait.
 
-Not here: operations of operators (node_operations), one vhost (watched_vhost), the handshake.
+node_operations has the operations, watched_vhost one vhost, login the handshake.
 """
 
 import asyncio
@@ -30,25 +29,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from penstock.access.known_users import verify
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
-from penstock.access.passwords import verify
 from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users
-from penstock.clock import SystemClock, date
-from penstock.errors import AMQPConnectionError, StoppedError
-from penstock.server import memory_shares, vhost_directories
+from penstock.broker.connection_facts import ConnectionFacts
+from penstock.clock import Clock, SystemClock, date
+from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError, StoppedError
+from penstock.server import vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
-from penstock.server.handoff import Opened
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
 from penstock.server.login import Login
+from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
 from penstock.server.serve_settings import ReadyFacts, ServeSettings
 from penstock.server.watched_http import WatchedHttp
-from penstock.server.watched_process import RUNNING, STARTING
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
@@ -56,8 +55,6 @@ from penstock.storage.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
 STOP_NODE: Final = "stop_node"
-NOT_ALLOWED: Final = 530
-INTERNAL_ERROR: Final = 541
 OPEN: Final = (10, 40)  # connection.open
 
 __all__ = ["ReadyFacts", "ServeSettings", "Supervisor", "serve"]
@@ -66,14 +63,15 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """`run` is its whole life, on the running loop."""
+    """The broker's first process, on the running loop. `run` returns when it was stopped."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
         self.vhosts: dict[str, WatchedVhost] = {}
         self.http: WatchedHttp | None = None
+        self.memory = MemoryShares(self.vhosts, settings.memory_bytes, settings.ping_s)
         self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -85,12 +83,12 @@ class Supervisor:
         self.data: DataDirectory
 
     def stop(self) -> None:
-        """Have it end, in order."""
+        """Stop in order."""
         self._stop.set()
 
     async def run(self, on_ready: Callable[[ReadyFacts], None]) -> None:
-        """Until it is stopped. Errors of starting; StoppedError: a vhost is down, and the strategy
-        is that nothing serves then."""
+        """Run until stopped. Raises errors of the start, and StoppedError if a vhost is down and
+        the strategy is to stop the node then."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         settings = self.settings
@@ -100,9 +98,14 @@ class Supervisor:
         try:
             if settings.http_port is not None:
                 http_socks = bind(settings.host, settings.http_port)
-            self.data = DataDirectory(fs, settings.data)
+            self.data = DataDirectory(
+                fs, settings.data, log_directory=settings.storage.log_directory,
+                spill_directory=settings.storage.spill_directory,
+            )  # fmt: skip
             try:
-                vhost_directories.secure(fs, self.data.path, settings.data_permissions)
+                vhost_directories.secure(
+                    fs, self.data.path, settings.data_permissions, self.data.places.values()
+                )
                 store = UserStore(f"{self.data.path}/{vhost_directories.USERS_FILE}")
                 try:
                     self.users = Users(store, rng=random.SystemRandom())
@@ -128,7 +131,7 @@ class Supervisor:
             raise self._failed
 
     def _warn(self) -> None:
-        """Lines about what was configured and may not be what was meant."""
+        """Log warnings about settings that may be unintended."""
         settings = self.settings
         for note in settings.notes:
             logger.warning("%s", note)
@@ -138,7 +141,7 @@ class Supervisor:
                 since = date(stopped_ms)
                 text = "vhost %r stays stopped: an operator has stopped it at %s, see start_vhost"
                 logger.warning(text, name, since)
-        # Resolved: a name such as localhost may be meant.
+        # Resolved addresses: the setting may be a name such as localhost.
         hosts = {str(sock.getsockname()[0]) for sock in self.listener.socks}
         if (
             settings.guest == GUEST_LOOPBACK
@@ -147,15 +150,15 @@ class Supervisor:
         ):
             logger.warning(
                 "the broker listens at %s, and user 'guest' still has the password 'guest': it may "
-                "come from this machine only, but a proxy on this machine makes every client come "
-                'from here; change_password guest, delete_user guest, or set guest = "off"',
+                "connect from this machine only, but a proxy on this machine makes every client "
+                'local; change_password guest, delete_user guest, or set guest = "off"',
                 settings.host,
             )
 
     async def _serve(
         self, on_ready: Callable[[ReadyFacts], None], http_socks: list[socket.socket]
     ) -> None:
-        """Everything that it stands on is there."""
+        """Start and serve. The directory, its lock and the users are open."""
         operations = NodeOperations(self)
         if http_socks:
             self.http = WatchedHttp(
@@ -165,7 +168,7 @@ class Supervisor:
         control = ControlServer(
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
-        sharing = self._loop.create_task(self._share_memory())
+        sharing = self._loop.create_task(self.memory.run())
         heap = Heap(self._loop, find_trim())
         heap.start()
         try:
@@ -199,7 +202,7 @@ class Supervisor:
             await control.stop()
 
     async def _wait_for_first(self) -> None:
-        """Until "/" serves or is down, or the whole is stopped."""
+        """Wait until "/" serves or is down, or the broker is stopped."""
         first = self.vhosts.get(DEFAULT_VHOST)
         if first is None or first.is_held:
             return
@@ -217,10 +220,10 @@ class Supervisor:
     # ---- vhosts --------------------------------------------------------------------------------
 
     def vhost(self, name: str) -> WatchedVhost:
-        """The vhost of that name, which is known and ready; it is started by whoever wants it."""
+        """Return the vhost of that name, which is known. Does not start it."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            # Whole: a stream's path is told to readers, which may run anywhere on this machine.
+            # Absolute: readers get the path of a stream, and may run anywhere on this machine.
             path = str(Path(self.data.vhost_path(vhost_directories.name_bytes(name))).absolute())
             vhost = WatchedVhost(
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
@@ -228,11 +231,11 @@ class Supervisor:
             self.vhosts[name] = vhost
             vhost.is_held = self.users.stopped_ms(name) is not None
             if not vhost.is_held:
-                self.make_room(vhost)
+                self.memory.make_room(vhost)
         return vhost
 
     def is_known(self, name: str) -> bool:
-        """Is there such a vhost, whole?"""
+        """Return whether there is such a vhost, completely made."""
         return self.users.vhosts().get(name) == READY
 
     def _on_down(self, vhost: WatchedVhost) -> None:
@@ -242,8 +245,8 @@ class Supervisor:
 
     # ---- clients -------------------------------------------------------------------------------
 
-    async def _admit(self, login: Login, opened: Opened) -> None:
-        """A client that is logged in: to its vhost with it. AMQPConnectionError."""
+    async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
+        """Hand a logged-in client over to its vhost. Raises AMQPConnectionError."""
         name, user = opened.vhost, opened.user
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
@@ -264,13 +267,13 @@ class Supervisor:
         logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
 
     def limits_changed(self) -> None:
-        """Operators have set other limits: every vhost learns them."""
+        """Send changed limits to every vhost."""
         self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
         for vhost in self.vhosts.values():
-            vhost.tell("limits", **self.limits.facts())
+            vhost.notify("limits", **self.limits.facts())
 
     def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
-        """AMQPConnectionError 530: the vhost or the user has as many connections as may be."""
+        """Raise AMQPConnectionError 530 if the vhost or the user has its maximum of connections."""
         most = self.limits.of_vhost(vhost.name, MAX_CONNECTIONS)
         if 0 <= most <= vhost.clients.total():
             text = f"access to vhost '{vhost.name}' refused for user '{user}': connection limit"
@@ -280,57 +283,12 @@ class Supervisor:
             text = f"connection refused for user '{user}': user connection limit ({most})"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} is reached", *OPEN)
 
-    # ---- memory --------------------------------------------------------------------------------
-
-    def _depths(self) -> dict[str, int]:
-        return {
-            name: vhost.depth_bytes
-            for name, vhost in self.vhosts.items()
-            if vhost.state in (RUNNING, STARTING)
-        }
-
-    def make_room(self, newcomer: WatchedVhost) -> None:
-        """For one that is about to start: the others give up what it begins with. They have done so
-        before it holds anything."""
-        depths = self._depths() | {newcomer.name: 0}
-        wanted = memory_shares.divide(self.settings.memory_bytes, depths)
-        for name, number in wanted.items():
-            vhost = self.vhosts[name]
-            if vhost is newcomer:
-                vhost.memory_bytes = number
-            elif number < vhost.memory_bytes:
-                vhost.tell_memory(number)
-
-    async def _share_memory(self) -> None:
-        """Again and again: who holds much gets more. First those that shrink; the others when these
-        have answered, or a round later."""
-        while True:
-            await asyncio.sleep(self.settings.ping_s)
-            depths = self._depths()
-            now = {name: self.vhosts[name].memory_bytes for name in depths}
-            wanted = memory_shares.divide(self.settings.memory_bytes, depths)
-            shrinking, growing = memory_shares.changes(now, wanted)
-            answers = []
-            for name, number in shrinking.items():
-                answer = self._loop.create_future()
-                answers.append(answer)
-                vhost = self.vhosts[name]
-                vhost.on_memory = lambda answer=answer: answer.done() or answer.set_result(None)
-                vhost.tell_memory(number)
-            if answers:
-                await asyncio.wait(answers, timeout=self.settings.ping_s)
-            now = {n: v.memory_bytes for n, v in self.vhosts.items() if n in self._depths()}
-            growing = memory_shares.fits(self.settings.memory_bytes, now, growing)
-            for name, number in growing.items():
-                if name in self.vhosts:
-                    self.vhosts[name].tell_memory(number)
-
 
 def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
     """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
-    connect. Errors: see the head of this module."""
-    # A terminal that is closed, or a service manager's reload, does not end the broker; what it
-    # starts inherits that.
+    connect. Raises the errors of the start, see above."""
+    # A closed terminal or a service manager's reload must not end the broker; its processes inherit
+    # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up(settings.log_level, "node")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,6 +20,7 @@ Not here: processes (supervisor), users (access.users).
 
 import errno
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.access.users import Users
@@ -42,13 +43,19 @@ def name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def secure(fs: OsFileSystem, path: str, what: str) -> None:
-    """Look whether others than the owner may write in the data directory and those of its vhosts.
+def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -> None:
+    """Look whether others than the owner may write in the data directory and those of its vhosts,
+    and in its log and spill directories, which are the others.
 
     what: serve_settings.FIX takes that right away; REFUSE raises PermissionError, as FIX does where
     it may not change it; IGNORE says so in the log."""
     vhosts = f"{path}/vhosts"
     inside = [f"{vhosts}/{name}" for name in fs.list(vhosts)] if fs.is_dir(vhosts) else []
+    for root in others:
+        inside += [
+            root,
+            *(f"{root}/{name}" for name in fs.list(root) if fs.is_dir(f"{root}/{name}")),
+        ]
     for one in (path, f"{path}/{USERS_FILE}", vhosts, *inside):
         bits = fs.permissions(one)
         if not bits & OTHERS_WRITE:

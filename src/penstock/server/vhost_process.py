@@ -1,19 +1,19 @@
 """The process of one vhost: `python -m penstock.server.vhost_process <descriptor>`.
 
-Its only argument is its end of the link to the supervisor, by which it learns everything else:
+Its only argument is its end of the link to the supervisor, which sends everything else:
 
-    in    start (path, name, settings, refused requests; the memory for what is in flight)
-          connection (a socket and who is on it) · ping · memory
+    in    start (path, name, settings, refused requests; the shared memory of in_flight)
+          connection (a socket, facts, identity, bytes already read) · ping · memory
           identity, close_user (permissions changed) · limits (set by operators)
           call (an operation) · stop
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           gone (a client's connection has ended) · result · stopped
 
-When it ends (linked_process says when), clients are told, and a checkpoint is written. It ends at
-once, writing nothing, when the storage has failed [10]; what it said as `failed` is what operators
-read.
+When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
+has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
+`failed`.
 
-Not here: the loop's work (hub), clients (session), operations (broker.operations).
+hub has the loop, session a client, broker.operations the operations.
 """
 
 import asyncio
@@ -34,9 +34,11 @@ from penstock.broker.batch_desk import batch_desk
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import SIZE, InFlight
+from penstock.broker.operation_json import from_json, to_json
 from penstock.broker.vhost import VHost
 from penstock.broker.vhost_settings import VHostSettings
 from penstock.errors import (
+    CONNECTION_FORCED,
     CorruptionError,
     DiskFullError,
     LockedError,
@@ -45,51 +47,48 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.protocol.connection import Connection
-from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
-from penstock.server.handoff import FIELDS, unpack
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub
-from penstock.server.linked_process import EX_OK, LinkedProcess, main
-from penstock.server.log_lines import client_line, set_up, teller
-from penstock.server.measured_loop import take_longest_s
+from penstock.server.linked_process import EX_OK, LinkedProcess, main, take_longest_s
+from penstock.server.log_lines import client_line, event_logger, set_up
 from penstock.server.process_link import Facts
 from penstock.server.session import Session
+from penstock.storage.data_directory import placed
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions
 
-# A sync, a read ahead, combining and the verifying of a backup do not wait for each other.
+# A sync, a read ahead, combining files and verifying a backup do not wait for each other.
 WORKERS: Final = 4
 CLOSE_S: Final = 3.0  # for clients to answer connection.close when the vhost stops
 LOCKED_S: Final = 60.0  # for another process to leave the directory
 LOCKED_AGAIN_S: Final = 0.2
-FULL_AGAIN_S: Final = 1.0  # between two looks at a disk that has no room for the start
-FORCED: Final = 320
+FULL_AGAIN_S: Final = 1.0  # between two checks of a disk that has no room for the start
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
 EX_IOERR: Final = 74
-EXPECTED: Final = (PenstockError, OSError)  # anything else is a mistake of ours
-OPERATOR: Final = "operator"  # who calls operations: the control socket, or HTTP
-# Workers need the interpreter between two system calls only; the loop gets it back that soon.
+EXPECTED: Final = (PenstockError, OSError)  # any other error is a defect
+OPERATOR: Final = "operator"  # the user of operations of the control socket and HTTP
+# Workers need the interpreter only between two system calls; the loop gets it back that soon.
 SWITCH_S: Final = 0.0005
-# The kernel makes its table of a process's open files larger when that is full, and with several
-# threads it waits for a grace period then: the loop stood still for 15 ms at the 65th, 129th ...
+# When the table of a process's open files is full, the kernel enlarges it, and with several threads
+# waits for a grace period: the loop stood still for 15 ms at the 65th, 129th ... file.
 FILES: Final = 4096
-# Few of our objects are in cycles; looking for them among a million messages would take long.
+# Few of our objects are in cycles; searching a million messages for them would take long.
 GC_THRESHOLDS: Final = (100_000, 20, 100)
 
 logger = logging.getLogger(__name__)
 
 
 class VhostProcess(LinkedProcess):
-    """Serves until it is told to stop; `run` returns the exit status."""
+    """Serves until it is stopped; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, OsFileSystem(WORKERS))
         make_room_for_files(min(FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self._vhost: VHost | None = None
-        self._blocked_reason: str = ""  # why it has not started yet
+        self._blocked_reason: str = ""  # what the start waits for
         self._hub: Hub | None = None
-        self._limits: dict[str, Any] = {}  # that operators have set: arguments of LimitTable.set
+        self._limits: dict[str, Any] = {}  # set by operators: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
         self._adopting: set[asyncio.Task[None]] = set()
 
@@ -100,7 +99,7 @@ class VhostProcess(LinkedProcess):
             await self._stop(why)
 
     def _fail(self, error: BaseException, *, is_final: bool = False) -> None:
-        """Nothing can be done here any more."""
+        """Report a failure and end."""
         if isinstance(error, EXPECTED):
             self._in_flight.blameless()
         else:
@@ -108,14 +107,14 @@ class VhostProcess(LinkedProcess):
         self._give_up(EX_IOERR, str(error) or type(error).__name__, is_final=is_final)
 
     async def _stop(self, why: str) -> None:
-        """In order."""
+        """Stop in order: close connections, then the vhost."""
         hub, vhost = self._hub, self._vhost
         if hub is None or vhost is None:
             return
         logger.info("stops%s", f": {why}" if why else "")
-        await hub.close_all(FORCED, STOPPING, CLOSE_S)
+        await hub.close_all(CONNECTION_FORCED, STOPPING, CLOSE_S)
         hub.stop()
-        await asyncio.sleep(0)  # those that were dropped are taken down
+        await asyncio.sleep(0)  # dropped sessions end
         try:
             vhost.close()
             self._fs.close()
@@ -144,7 +143,7 @@ class VhostProcess(LinkedProcess):
             if self._vhost is not None:
                 self._vhost.limits.set(**self._limits)
         elif self._vhost is not None and self._hub is not None:
-            self._told(str(do), facts)
+            self._on_news(str(do), facts)
 
     def _start(self, facts: dict[str, Any], descriptors: list[int]) -> None:
         if descriptors:
@@ -167,14 +166,14 @@ class VhostProcess(LinkedProcess):
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
     def _open(self, facts: dict[str, Any], options: VHostSettings, until_s: float) -> None:
-        """The vhost from its files. One whose supervisor was killed may still be closing there: it
-        is waited for."""
+        """Open the vhost. Waits while another process has the directory: one whose supervisor was
+        killed may still be closing."""
         if self._ended.done():
             return
         try:
             vhost = VHost(
                 self._fs, facts["path"], facts["name"], options, clock=self._clock,
-                rng=random.SystemRandom(), on_event=teller(logger),
+                rng=random.SystemRandom(), on_event=event_logger(logger),
             )  # fmt: skip
             vhost.on_refused = lambda address, text: client_line(logger, address, "%s", text)
         except LockedError as error:
@@ -215,18 +214,19 @@ class VhostProcess(LinkedProcess):
     def _wait_for_space(
         self, facts: dict[str, Any], options: VHostSettings, error: DiskFullError
     ) -> None:
-        """A full disk is no failure: the start is tried again once there is more space than at some
-        time since it failed: what was free then may have become others' room a moment later."""
+        """Try again when there is more space on the disk: a full disk is not a failure. More means
+        more than the least that was free since the attempt."""
         path = facts["path"]
+        fs = placed(self._fs, path)
         logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
-        least = self._fs.free_bytes(path)
+        least = fs.free_bytes(path)
 
         def look() -> None:
             nonlocal least
             if self._ended.done():
                 return
-            free = self._fs.free_bytes(path)
+            free = fs.free_bytes(path)
             if free > least:
                 self._open(facts, options, self._clock.monotonic() + LOCKED_S)
                 return
@@ -253,8 +253,8 @@ class VhostProcess(LinkedProcess):
             "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
         }
 
-    def _told(self, do: str, facts: dict[str, Any]) -> None:
-        """News of the node."""
+    def _on_news(self, do: str, facts: dict[str, Any]) -> None:
+        """Handle news of the node."""
         assert self._vhost is not None
         assert self._hub is not None
         if do == "memory":
@@ -268,10 +268,10 @@ class VhostProcess(LinkedProcess):
                 session.handler.set_identity(identity)
         elif do == "close_user":
             for session in self._of_user(str(facts["user"])):
-                session.shutdown(FORCED, str(facts["why"]))
+                session.shutdown(CONNECTION_FORCED, str(facts["why"]))
 
     def _gone(self, user: str) -> None:
-        """A client's connection has ended: the supervisor counts them."""
+        """Report that a client's connection has ended: the supervisor counts them."""
         self._link.send({"do": "gone", "user": user})
 
     def _of_user(self, user: str) -> list[Session]:
@@ -284,7 +284,7 @@ class VhostProcess(LinkedProcess):
         if len(descriptors) != 1 or self._hub is None:
             for descriptor in descriptors:
                 socket.close(descriptor)
-            logger.error("a client came with %d descriptors", len(descriptors))
+            logger.error("a connection was sent with %d descriptors, expected 1", len(descriptors))
             self._gone(str(facts["facts"]["user"]))
             return
         sock = socket.socket(fileno=descriptors[0])
@@ -296,7 +296,8 @@ class VhostProcess(LinkedProcess):
     async def _serve(self, sock: socket.socket, facts: dict[str, Any], data: bytes) -> None:
         assert self._hub is not None
         assert self._vhost is not None
-        opened, identity = unpack(facts)
+        opened = ConnectionFacts.from_json(facts["facts"])
+        identity = Identity.from_facts(facts["identity"])
         try:
             session = await self._hub.adopt(sock, opened.user)
         except OSError as error:
@@ -305,37 +306,36 @@ class VhostProcess(LinkedProcess):
             return
         try:
             connection = Connection.resumed(opened.frame_max, opened.channel_max)
-            known = ConnectionFacts(**{name: getattr(opened, name) for name in FIELDS})
-            handler = ConnectionHandler(self._vhost, connection, session.outlet, known, identity)
+            handler = ConnectionHandler(self._vhost, connection, session.outlet, opened, identity)
             session.start(handler, data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - the session reports it
             session.mistake(error)
 
     # ---- operations ----------------------------------------------------------------------------
 
     def _call(self, facts: dict[str, Any]) -> None:
-        """An operation; its reply may come later. An error that nobody expected, in the operation
-        or in its answer, is logged with its traceback and answered with 541."""
+        """Call an operation; its reply may follow later. An unexpected error, in the operation or
+        in its answer, is logged with its traceback and answered with 541."""
         number, op = facts["n"], facts["op"]
 
         def reply(result: object) -> None:
             try:
-                answer = told(result)
+                answer = message(result)
             except Exception as error:
                 logger.exception("operation %s: the answer", op)
-                answer = told(error)
+                answer = message(error)
             self._link.send(answer)
 
-        def told(result: object) -> dict[str, object]:
+        def message(result: object) -> dict[str, object]:
             if isinstance(result, BaseException):
                 return {"do": "result", **error_reply(number, result)}
-            return {"do": "result", "id": number, "result": to_json(result)}
+            return {"do": "result", "id": number, "result": to_json(result, is_exact=True)}
 
         if self._vhost is None or self._hub is None:
             reply(RuntimeError("the vhost has not started yet"))
             return
         try:
-            args = from_json(facts["args"])
+            args = from_json(facts["args"], is_exact=True)
             assert isinstance(args, dict)
             if op == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
@@ -361,8 +361,8 @@ class VhostProcess(LinkedProcess):
 
 
 def make_room_for_files(n: int) -> None:
-    """See to it that the process can open n files without waiting for the kernel's table. Before
-    its first thread, and before it may have opened so many."""
+    """Have the kernel enlarge the table of open files to n now. Called before the first thread
+    starts and before so many files are open."""
     some = os.open(os.devnull, os.O_RDONLY)
     os.close(os.dup2(some, n - 1, inheritable=False))
     os.close(some)

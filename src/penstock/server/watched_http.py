@@ -1,24 +1,21 @@
 """WatchedHttp: the HTTP process as the supervisor sees it.
 
-Started, watched and started again as every process below the supervisor is (watched_process). The
-listening sockets are made here and stay open here, and each life of the process gets them over the
-link: so the port is taken or refused when the broker starts, and whoever connects while the process
-is being started again waits a moment instead of being refused. While it is down they are closed,
-and listened at anew for the next attempt.
+watched_process starts it, watches it and starts it again. The listening sockets are made and kept
+here, and each process gets copies over the link. So the port is bound or refused when the broker
+starts, and clients that connect while the process is being started again wait instead of being
+refused. While it is down the sockets are closed, and made again for the next attempt.
 
-Beyond the messages of all processes:
+Messages beyond those of all processes:
 
     to it     socket (with a listening socket) · users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, hosts, limits:
               connections_max, address_connections_max, user_requests_max)
               result (id, result or error) of a call of its own
-    from it   call (n, op, vhost, args): any operation that the control socket knows
+    from it   call (n, op, vhost, args): any operation that the control socket has
               pong, with rss_bytes, returned_bytes and requests
 
-Users are sent at each start and after each change, before whoever made the change is answered; so
-a password or permission that was taken away is unknown there at once.
-
-Not here: the process itself (penstock.http.process), what the operations do (node_operations).
+Users are sent at each start and after each change, before the change is answered, so a password or
+permission that was removed is refused at once.
 """
 
 import asyncio
@@ -30,7 +27,6 @@ from typing import Any, Final
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.server.control import from_json, to_json
 from penstock.server.control_server import error_reply
 from penstock.server.listener import bind
 from penstock.server.process_link import Facts, Link
@@ -39,8 +35,8 @@ from penstock.server.watched_process import PYTHON, WatchedProcess, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
 
-# What glibc reads at the start: chunks of a MiB come and go; giving each back to the system costs
-# a quarter of sending it.
+# glibc's variables: chunks of a MiB are allocated and freed all the time; returning each to the
+# system costs a quarter of sending it.
 ALLOCATOR: Final = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
@@ -53,8 +49,8 @@ Call = Callable[[str, str | None, dict[str, object]], Awaitable[object]]
 
 
 class WatchedHttp(WatchedProcess):
-    """`socks`: what it listens at; the caller's to close. users(): the tables as they are now.
-    answer(op, vhost, args): an operation's result, or an error.
+    """The HTTP process. socks: its listening sockets, which the caller closes. users(): returns the
+    present tables of users. answer(op, vhost, args): calls an operation; args and result are JSON.
 
     Of the last pong: rss_bytes, returned_bytes and requests (both since its start).
     """
@@ -79,12 +75,12 @@ class WatchedHttp(WatchedProcess):
         self._answering: set[asyncio.Task[None]] = set()
 
     def push_users(self) -> None:
-        """They have changed."""
+        """Send the users, which have changed."""
         if self._link is not None:
             self._link.send({"do": "users", **self._users()})
 
     def facts(self) -> dict[str, object]:
-        """For `status`."""
+        """Return the facts for the operation `status`."""
         return {
             "state": self.state,
             "port": self.port,
@@ -96,7 +92,7 @@ class WatchedHttp(WatchedProcess):
             "returned_bytes": self.returned_bytes,
         }
 
-    # ---- as one of the processes ---------------------------------------------------------------
+    # ---- as a watched process ------------------------------------------------------------------
 
     def _begin_life(self, link: Link) -> None:
         if self._socks[0].fileno() < 0:
@@ -119,7 +115,7 @@ class WatchedHttp(WatchedProcess):
             }
         )  # fmt: skip
 
-    def _told(self, do: str, facts: Facts) -> None:
+    def _on_own_message(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.rss_bytes = whole(facts["rss_bytes"])
             self.returned_bytes = whole(facts["returned_bytes"])
@@ -135,9 +131,7 @@ class WatchedHttp(WatchedProcess):
         assert isinstance(vhost, str | None)
         assert isinstance(args, dict)
         try:
-            given = from_json(args)
-            assert isinstance(given, dict)
-            reply = {"id": number, "result": to_json(await self._answer(op, vhost, given))}
+            reply = {"id": number, "result": await self._answer(op, vhost, args)}
         except (PenstockError, OSError) as error:
             reply = error_reply(number, error)
         except Exception as error:
@@ -149,7 +143,7 @@ class WatchedHttp(WatchedProcess):
         return ALLOCATOR
 
     def _is_down(self) -> None:
-        """Clients are refused until the next attempt, instead of waiting for an answer."""
+        """Close the sockets: clients are refused until the next attempt, instead of waiting."""
         for sock in self._socks:
             sock.close()
 

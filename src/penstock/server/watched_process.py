@@ -1,4 +1,4 @@
-"""WatchedProcess: a process below the supervisor: started, watched, started again.
+"""WatchedProcess: a process below the supervisor: starts it, watches it, starts it again.
 
     stopped --ready()--> starting --ready--> running --stop()--> stopped
                             ^    \\            |  the process ends, its link ends,
@@ -8,22 +8,21 @@
                                      +--> or fails too often: down   --restart(), or--> starting
                                                                        after a pause
 
-A failure is told to nobody but the log. After more than vhost_restarts_max failures within
-vhost_restart_window_s it is down for vhost_retry_s, then tried once; each attempt that fails
-doubles the pause, up to RETRY_MAX_S, without an end. A process that has run for
-vhost_restart_window_s begins with the first pause again. After a failure that it calls final
-(damaged files) only `restart` starts it. `why` says what happened, and whoever wants something of
-it is told (ProcessDown). The other processes go on. What the settings say of vhosts holds for every
-process here.
+A failure is only logged. After more than vhost_restarts_max failures within vhost_restart_window_s
+the process is down for vhost_retry_s, then tried once; each attempt that fails doubles the pause,
+up to RETRY_MAX_S, without an end. After a process has run for vhost_restart_window_s, the next
+pause is the first one again. After a failure that the process reports as final (damaged files) only
+`restart` starts it. While it is down, calls raise ProcessDown with the reason (`why`). Other
+processes go on. The settings for vhosts apply to every process here.
 
-An old process has ended, and been waited for, before the next is started.
+The next process is started only after the old one has ended and was waited for.
 
-The link's messages that mean the same for all (process_link has their bytes):
+Messages of the link that all processes have (process_link has their bytes):
 
     to it     ping (n) · call (n, op, args) · stop
     from it   ready · failed (why; is_final) · pong (n) · result (id, result or error)
 
-and the others are the business of those who derive from this: watched_vhost, watched_http.
+watched_vhost and watched_http list their own.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.server import process_link
-from penstock.server.control import ControlError, from_json, to_json
+from penstock.server.control import ControlError
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 
@@ -49,9 +48,9 @@ RUNNING: Final = "running"
 STOPPING: Final = "stopping"
 DOWN: Final = "down"
 
-# -P: what lies in the current directory is not imported.
+# -P: modules in the current directory are not imported.
 PYTHON: Final = (sys.executable, "-P", "-m")
-WAITING_MAX: Final = 2000  # messages that it has not taken
+WAITING_MAX: Final = 2000  # packets that the process has not taken
 CALL_S: Final = 60.0
 LINK_ENDED_S: Final = 2.0  # for a process to end once its link has
 RETRY_MAX_S: Final = 300.0  # the longest pause between two attempts to start one that is down
@@ -61,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessDown(PenstockError):
-    """It does not run. who: as in "vhost '/'". why: what keeps it from it."""
+    """A process does not run. who: as in "vhost '/'". why: the reason."""
 
     def __init__(self, who: str, why: str) -> None:
         super().__init__(f"{who} is down: {why}")
@@ -70,17 +69,17 @@ class ProcessDown(PenstockError):
 
 
 class WatchedProcess(ABC):
-    """`who`: what the log calls it. program: what is started, with the descriptor of its end of the
-    link behind."""
+    """Base of the watched processes. who: its name in the log. program: the command; the descriptor
+    of its end of the link is added as the last argument."""
 
     def __init__(
         self, who: str, settings: ServeSettings, clock: Clock, program: Sequence[str]
     ) -> None:
         self.who = who
-        self.since_ms: int | None = None  # it serves, or does not, since then; None: never started
+        self.since_ms: int | None = None  # when it began or ceased to serve; None: never started
         self._state = STOPPED
         self.why = ""
-        self.last_failure = ""  # why its last life ended that was not to end
+        self.last_failure = ""  # why it last ended by itself
         self.failed_ms = 0
         self.starts = 0
         self.pid = 0
@@ -94,53 +93,53 @@ class WatchedProcess(ABC):
         self._process: asyncio.subprocess.Process | None = None
         self._link: Link | None = None
         self._failures: deque[float] = deque()
-        self._retries = 0  # attempts since it went down; also the number of doublings of the pause
+        self._retries = 0  # attempts since it went down: how often the pause was doubled
         self._retry: asyncio.TimerHandle | None = None
         self._retry_at_s = 0.0
-        self._has_hung = False  # this life: killed because it did not answer, though not stopped
-        self._ready_s: float | None = None  # when this life became ready
+        self._has_hung = False  # this process was killed because it did not answer, not by SIGSTOP
+        self._ready_s: float | None = None  # when this process became ready
         self._is_final = False
         self._calls: dict[int, asyncio.Future[object]] = {}
         self._calls_n = 0
-        # Since it last said anything, as far as this process was there to hear.
+        # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
 
-    # ---- what the kinds of processes differ in --------------------------------------------------
+    # ---- what a kind of process defines --------------------------------------------------------
 
     @abstractmethod
     def _begin_life(self, link: Link) -> None:
-        """The process has been started: what it must know goes over the link."""
+        """Send a process that was started what it needs."""
 
     @abstractmethod
-    def _told(self, do: str, facts: Facts) -> None:
-        """It said something that is none of the messages above; pongs come here too."""
+    def _on_own_message(self, do: str, facts: Facts) -> None:
+        """Handle a message of this kind of process, or a pong."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]:
-        """What is added to the environment of the next start; what is set there already wins."""
+        """Return variables for the environment of the next start; those already set win."""
 
     @abstractmethod
     def _is_down(self) -> None:
-        """It is down from now on, until it is started again."""
+        """Note that the process is down."""
 
     def _life_ended(self) -> None:
-        """Its process has ended: whatever was counted of it is nothing now."""
+        """Reset what was counted of a process that has ended."""
         self.pid = 0
 
     def _failed(self, status: int) -> None:  # noqa: B027 - nothing, for most
-        """Its process has ended with this status (negative: a signal) without being told to."""
+        """Note that the process ended by itself with this status (negative: a signal)."""
 
     def down(self) -> ProcessDown:
-        """The error that says that it is down, why, and when it is started again."""
+        """Return the error that says why it is down, and when it is started again."""
         return self._down(self._why_down())
 
     def _down(self, why: str) -> ProcessDown:
-        """What whoever wants something of it is told."""
+        """Return the error for calls while it is down."""
         return ProcessDown(self.who, why)
 
     @property
     def state(self) -> str:
-        """Which of the states above."""
+        """The state, one of those above."""
         return self._state
 
     @state.setter
@@ -151,7 +150,7 @@ class WatchedProcess(ABC):
 
     @property
     def retry_in_s(self) -> float | None:
-        """Seconds until it is started again, if it is down and that is planned."""
+        """Seconds until it is started again, None if that is not planned."""
         if self._retry is None:
             return None
         return max(self._retry_at_s - self._clock.monotonic(), 0.0)
@@ -161,15 +160,15 @@ class WatchedProcess(ABC):
         """How often it was started again."""
         return max(self.starts - 1, 0)
 
-    # ---- what the supervisor asks --------------------------------------------------------------
+    # ---- for the supervisor --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Have it run; nothing happens if it does, or is down."""
+        """Start it if it is stopped. Does nothing if it runs or is down."""
         if self.state == STOPPED:
             self._begin()
 
     async def ready(self) -> None:
-        """Started if need be, and running. ProcessDown."""
+        """Start it if need be, and wait until it runs. Raises ProcessDown."""
         self.start()
         while self.state == STARTING:
             await asyncio.shield(self._settled)
@@ -177,8 +176,8 @@ class WatchedProcess(ABC):
             raise self.down()
 
     async def restart(self) -> None:
-        """Start it with its failures forgotten: at once if it is down, after an orderly stop if it
-        runs. Does nothing while it starts. Returns when it runs; raises ProcessDown."""
+        """Forget its failures and start it: at once if it is down, after an orderly stop if it
+        runs. Returns when it runs. Raises ProcessDown."""
         self._forget_failures()
         if self.state == RUNNING:
             await self.stop()
@@ -186,19 +185,21 @@ class WatchedProcess(ABC):
             self._begin()
         await self.ready()
 
-    def tell(self, do: str, **facts: object) -> None:
-        """News; lost if it does not run, for it learns all anew when it starts."""
+    def notify(self, do: str, **facts: object) -> None:
+        """Send news. Does nothing if the process does not run: it gets everything when it
+        starts."""
         if self._link is not None and self.state == RUNNING:
             self._link.send({"do": do, **facts})
 
     async def call(self, op: str, args: dict[str, object], seconds: float = CALL_S) -> object:
-        """The result of an operation. ControlError, ProcessDown; TimeoutError after so long."""
+        """Return the result of an operation. args, result: JSON. Raises ControlError, ProcessDown,
+        and TimeoutError after `seconds`."""
         await self.ready()
         assert self._link is not None
         self._calls_n += 1
         number = self._calls_n
         answer = self._calls[number] = self._loop.create_future()
-        self._link.send({"do": "call", "n": number, "op": op, "args": to_json(args)})
+        self._link.send({"do": "call", "n": number, "op": op, "args": args})
         try:
             async with asyncio.timeout(seconds):
                 return await answer
@@ -206,7 +207,7 @@ class WatchedProcess(ABC):
             self._calls.pop(number, None)
 
     async def stop(self) -> None:
-        """In order, killed if that takes longer than stop_s."""
+        """Stop it in order. Kills it after stop_s."""
         running = self._running
         self._cancel_retry()
         if running is None or running.done():
@@ -227,7 +228,7 @@ class WatchedProcess(ABC):
             await asyncio.wait([running])
 
     def kill(self, why: str) -> None:
-        """At once."""
+        """Kill it. why: the reason."""
         if self._process is not None and self._process.returncode is None:
             self.why = why
             try:
@@ -235,7 +236,8 @@ class WatchedProcess(ABC):
             except ProcessLookupError:
                 pass
 
-    # ---- its lives -----------------------------------------------------------------------------
+    # ---- one process after the other
+    # ------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._cancel_retry()
@@ -257,7 +259,7 @@ class WatchedProcess(ABC):
             self._retry = None
 
     def _retry_later(self) -> None:
-        """It is down: start it after a pause, which doubles with each attempt."""
+        """Start it after a pause, which doubles with each attempt."""
         pause_s = min(self._settings.vhost_retry_s * 2 ** min(self._retries, 16), RETRY_MAX_S)
         self._retries += 1
         self._retry_at_s = self._clock.monotonic() + pause_s
@@ -274,7 +276,7 @@ class WatchedProcess(ABC):
             self._settled.set_result(None)
 
     async def _live_on(self) -> None:
-        """One life after the other."""
+        """Run one process after the other, until it is stopped or down."""
         while True:
             self.starts += 1
             self._ready_s = None
@@ -325,7 +327,7 @@ class WatchedProcess(ABC):
         return self._retries > 0 or len(self._failures) > self._settings.vhost_restarts_max
 
     async def _live(self) -> int:
-        """From the start of the process to its end; its exit status."""
+        """Start a process and wait for its end. Returns its exit status."""
         ours, theirs = process_link.pair()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -363,8 +365,8 @@ class WatchedProcess(ABC):
         self._calls = {}
 
     async def _watch(self) -> None:
-        """Ping it; kill it when it does not answer. A start has its own, longer time. If this
-        process itself was stopped for a while, that is nobody's silence."""
+        """Ping the process, and kill it when it does not answer. A start may take longer. Time in
+        which this process itself did not run does not count."""
         settings = self._settings
         pause_s = min(settings.ping_s, settings.vhost_hang_s / 4)
         number = 0
@@ -387,10 +389,10 @@ class WatchedProcess(ABC):
                 number += 1
                 self._link.send({"do": "ping", "n": number})
 
-    # ---- what it says --------------------------------------------------------------------------
+    # ---- its messages -------------------------------------------------------------------------
 
     def _on_link_closed(self, why: str) -> None:
-        """It is about to end; if it does not, it has lost its senses."""
+        """Kill the process if it has not ended LINK_ENDED_S after its link closed."""
         process = self._process
 
         def look() -> None:
@@ -406,7 +408,7 @@ class WatchedProcess(ABC):
             self._on_result(facts)
         elif do == "pong":
             self.pongs += 1
-            self._told("pong", facts)
+            self._on_own_message("pong", facts)
         elif do == "ready" and self.state == STARTING:
             self.state = RUNNING
             self._ready_s = self._clock.monotonic()
@@ -416,7 +418,7 @@ class WatchedProcess(ABC):
             self.why = str(facts["why"])
             self._is_final = bool(facts["is_final"])
         else:
-            self._told(str(do), facts)
+            self._on_own_message(str(do), facts)
 
     def _on_result(self, facts: Facts) -> None:
         answer = self._calls.get(whole(facts["id"]))
@@ -426,11 +428,11 @@ class WatchedProcess(ABC):
         if isinstance(fault, dict):
             answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
         else:
-            answer.set_result(from_json(facts.get("result")))
+            answer.set_result(facts.get("result"))
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP), and nothing that it does, keeps the process from running."""
+    """Return whether the process is stopped by a signal (SIGSTOP)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -439,6 +441,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def whole(value: object) -> int:
-    """One of our own processes said so."""
+    """Return an integer of a message. Our own processes send it."""
     assert isinstance(value, int)
     return value

@@ -1,30 +1,27 @@
 """WatchedVhost: one vhost's process as the supervisor sees it.
 
-Started when somebody wants it, watched, started again: that is watched_process. Clients of a vhost
-that failed see their connections end, come again, and find the vhost as it was at its last confirm.
-While it is down whoever wants to open it is told why (VhostDown). The lock of the vhost's directory
-keeps a second process out in any case.
+watched_process starts it, watches it and starts it again. When a vhost fails, its connections end;
+clients that connect again find it as of its last confirm. While it is down, opening it raises
+VhostDown with the reason. The lock of the vhost's directory prevents a second process in any case.
 
-An operator may hold it: it is stopped then, and started by nobody who opens it, until it is let go.
-That this outlives the broker is the supervisor's business.
+An operator may hold a vhost: it is stopped, and opening it does not start it, until it is released.
+node.db keeps that over a restart of the broker (access.users).
 
-**Requests that end it.** The process writes what it handles to memory that both share
+**Requests that end the process.** The process writes what it handles to shared memory
 (broker.in_flight). When it dies, that request is blamed, unless the cause was a disk error, a
-SIGKILL from outside in the first LONG_S of the request, or a process that was stopped by SIGSTOP.
-Blamed for two deaths within vhost_refusal_s, a request (user and operation) is refused for
-vhost_refusal_s: an operation by the vhost's process, a user whose plain messages ended it by the
+SIGKILL from outside in the first LONG_S of the request, or a process stopped by SIGSTOP. A request
+(user and operation) that is blamed for two deaths within vhost_refusal_s is refused for
+vhost_refusal_s: an operation by the vhost's process, a user whose messages ended it by the
 supervisor at login.
 
-What it is told and says beyond the messages of all processes:
+Messages beyond those of all processes:
 
     to it     start (name, path, settings, refused; with memory) · connection (with a socket)
               memory (bytes) · identity · close_user
     from it   memory_is
+              gone (user): a client's connection has ended
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
               blocked_reason
-
-Not here: which vhosts there are, what is done about one that is down (supervisor), the process
-itself (vhost_process).
 """
 
 import logging
@@ -41,9 +38,9 @@ from typing import Final
 from penstock.access.limits import LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import in_flight
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
-from penstock.errors import AMQPConnectionError
-from penstock.server.handoff import Opened, pack
+from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import (
@@ -60,26 +57,24 @@ from penstock.server.watched_process import (
 )
 
 PROGRAM: Final = (*PYTHON, "penstock.server.vhost_process")
-ROOMY_BYTES: Final = 512 << 20
+LARGE_BUDGET_BYTES: Final = 512 << 20
 KEPT_BYTES_MOST: Final = 128 << 20
-MAPPED_BYTES: Final = 8 << 20  # larger ones are mapped, and go back to the system at once
+MAPPED_BYTES: Final = 8 << 20  # larger ones are mapped, and returned to the system at once
 PAD_BYTES: Final = 1 << 20
-INTERNAL_ERROR: Final = 541
-NOT_ALLOWED: Final = 530
-LONG_S: Final = 0.25  # a signal from outside seldom comes while one request is handled for so long
-UNOPENED: Final = "nobody has opened it yet"  # why it is stopped
+LONG_S: Final = 0.25  # a signal from outside seldom arrives during a request that takes longer
+UNOPENED: Final = "nobody has opened it yet"  # a reason to be stopped
 BY_OPERATOR: Final = "stopped by an operator"
-BLAMED_MAX: Final = 64  # requests that are remembered after one death
+BLAMED_MAX: Final = 64  # requests that are blamed for one death
 
 logger = logging.getLogger(__name__)
 
 
 def allocator(memory_bytes: int) -> dict[str, str]:
-    """What glibc reads at the start of a process. Memory that bodies lived in is used again, up to
-    a sixteenth of the budget, instead of given back to the system, which clears each page that it
-    gives out: a third of the cost of a message of 16 KiB. With a small budget every MiB counts more
-    than that. An operator's own settings come first."""
-    if memory_bytes < ROOMY_BYTES:
+    """Return glibc's variables for the start of a process. With a large budget, freed memory is
+    kept, up to a sixteenth of the budget, instead of returned to the system, which clears each page
+    that it gives out: a third of the cost of a message of 16 KiB. With a small budget every MiB
+    matters more. Variables that the operator has set win."""
+    if memory_bytes < LARGE_BUDGET_BYTES:
         return {}
     return {
         "MALLOC_TRIM_THRESHOLD_": str(min(memory_bytes >> 4, KEPT_BYTES_MOST)),
@@ -89,7 +84,7 @@ def allocator(memory_bytes: int) -> dict[str, str]:
 
 
 class VhostDown(ProcessDown):
-    """It does not run. why: what keeps it from it."""
+    """A vhost does not run. why: the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"vhost '{name}'", why)
@@ -97,14 +92,13 @@ class VhostDown(ProcessDown):
 
 
 class WatchedVhost(WatchedProcess):
-    """`path`: its directory, which is there. on_down(vhost): it is down from now on. program:
-    what is started, with the descriptor of its end of the link behind. limits: of users and vhosts,
-    which it is told when it starts.
+    """The process of one vhost. path: its directory, which exists. on_down(vhost): called when it
+    goes down. program: as in WatchedProcess. limits: of users and vhosts, sent when it starts.
 
     Of the last pong: depth_bytes, connections, rss_bytes, returned_bytes (RAM that the process has
     given back to the system since its start), counted_bytes (RAM for messages),
-    blocked_reason (why publishers wait: "memory", "disk"; "": they do not). memory_bytes: what it
-    was told.
+    blocked_reason (why publishers wait: "memory", "disk"; "" if they do not). memory_bytes: its
+    share, as last sent.
     """
 
     def __init__(
@@ -130,37 +124,38 @@ class WatchedVhost(WatchedProcess):
         self.returned_bytes = 0
         self.counted_bytes = 0
         self.blocked_reason = ""
-        self.on_memory: Callable[[], None] | None = None  # it has taken what it was told
+        self.on_memory: Callable[[], None] | None = None  # called when it has set its share
         self._on_down = on_down
         self._shared: mmap.mmap | None = None  # what its process is handling
-        self._last = bytes(in_flight.SIZE)  # what that said when the process ended
-        self._blamed: dict[tuple[str, str], float] = {}  # (user, operation) -> when it ended it
+        self._last = bytes(in_flight.SIZE)  # a copy of it when the process ended
+        self._blamed: dict[tuple[str, str], float] = {}  # (user, operation) -> time of the death
         self._refused: dict[tuple[str, str], float] = {}  # the same -> until when
 
     def start(self) -> None:
-        """Have it run; nothing happens if it does, is down, or is held."""
+        """Start it if it is stopped and not held. Does nothing if it runs or is down."""
         if not self.is_held:
             super().start()
 
     async def hold(self) -> None:
-        """Stop it in order, and have nobody start it until it is let go."""
+        """Stop it in order, and keep it stopped until it is released."""
         self.is_held = True
         await self.stop()
         if self.state == DOWN:
             self.state, self.why = STOPPED, ""
 
-    async def let_go(self) -> None:
-        """It runs again, with its failures forgotten; at once also if it is down. ProcessDown."""
+    async def release(self) -> None:
+        """Start it with its failures forgotten, also if it is down. Raises ProcessDown."""
         self.is_held = False
         if self.state == STOPPING:
             await self.stop()
         await self.restart()
 
     def reason(self) -> str:
-        """Why it does not serve, or not everybody; "" if it does. One line, for operators."""
+        """Return why it does not serve, or refuses requests; "" otherwise. One line, for
+        operators."""
         if self.is_held:
-            told = BY_OPERATOR if self.state == STOPPED else f"is {BY_OPERATOR}"
-            return told + (f"; {_first_line(self.why)}" if self.why else "")
+            text = BY_OPERATOR if self.state == STOPPED else f"is {BY_OPERATOR}"
+            return text + (f"; {_first_line(self.why)}" if self.why else "")
         if self.state == STOPPED:
             return UNOPENED if self.starts == 0 else "stopped"
         if self.state == STOPPING:
@@ -186,20 +181,23 @@ class WatchedVhost(WatchedProcess):
         )
 
     def hand_over(
-        self, opened: Opened, identity: Identity, leftover: bytes, sock: socket.socket
+        self, opened: ConnectionFacts, identity: Identity, leftover: bytes, sock: socket.socket
     ) -> None:
-        """The client is the vhost's from now on, and the socket closed here. AMQPConnectionError
-        541: it takes no more; the socket is the caller's still."""
+        """Hand a client over, and close our copy of its socket. Raises AMQPConnectionError 541 if
+        the process takes no more; then the caller still owns the socket."""
         if self.state != RUNNING or self._link is None:
             raise self.down()
         if self._link.waiting >= WAITING_MAX:
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
-        self._link.send({"do": "connection", **pack(opened, identity)}, leftover, sock)
+        message: Facts = {
+            "do": "connection", "facts": opened.to_json(), "identity": identity.facts(),
+        }  # fmt: skip
+        self._link.send(message, leftover, sock)
         self.clients[opened.user] += 1
 
     def check_refused(self, user: str) -> None:
-        """AMQPConnectionError 530: messages of this user have ended the process twice."""
+        """Raise AMQPConnectionError 530 if messages of this user have ended the process twice."""
         left_s = self._refused.get((user, in_flight.MESSAGES), 0.0) - self._clock.monotonic()
         if left_s > 0:
             text = (
@@ -209,7 +207,7 @@ class WatchedVhost(WatchedProcess):
             raise AMQPConnectionError(NOT_ALLOWED, text, 10, 40)
 
     def refused(self) -> list[dict[str, object]]:
-        """The requests that are refused now: {user, operation, seconds}."""
+        """Return the requests that are refused now: {user, operation, seconds}."""
         now = self._clock.monotonic()
         self._refused = {key: until_s for key, until_s in self._refused.items() if until_s > now}
         return [
@@ -217,12 +215,12 @@ class WatchedVhost(WatchedProcess):
             for (user, operation), until_s in self._refused.items()
         ]
 
-    def tell_memory(self, number: int) -> None:
-        """Its part of the memory, in bytes."""
+    def set_memory(self, number: int) -> None:
+        """Send its share of the memory, in bytes."""
         self.memory_bytes = number
-        self.tell("memory", bytes=number)
+        self.notify("memory", bytes=number)
 
-    # ---- as one of the processes ---------------------------------------------------------------
+    # ---- as a watched process ------------------------------------------------------------------
 
     def _begin_life(self, link: Link) -> None:
         settings = self._settings.vhost_settings(self.memory_bytes)
@@ -235,7 +233,7 @@ class WatchedVhost(WatchedProcess):
             self._shared = mmap.mmap(handed.fileno(), in_flight.SIZE)
         link.send({**start, "refused": self.refused()}, b"", handed)
 
-    def _told(self, do: str, facts: Facts) -> None:
+    def _on_own_message(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.depth_bytes = whole(facts["depth_bytes"])
             self.connections = whole(facts["connections"])

@@ -6,9 +6,8 @@
     spark.readStream.format("penstock").option("url", "http://localhost:15672").option(
         "subscribe", "events").load()
 
-Guides: docs/spark-source.md, docs/sinks.md, docs/clusters.md. Importing this package loads no
-pyspark: what is used is loaded when it is first named. This is the only package of Penstock that
-imports pyspark.
+Guides: docs/spark-source.md, docs/sinks.md, docs/clusters.md. Importing this package imports no
+pyspark: a name is loaded at its first use. No other package of Penstock imports pyspark.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.spark.py_files import ship as ship
     from penstock.spark.spark_session import session as session
 
-# Name here -> module that has it.
+# Name -> the module that defines it.
 _LAZY: Final = {
     "PenstockDataSource": "penstock.spark.data_source",
     "register": "penstock.spark.data_source",
@@ -33,7 +32,7 @@ __all__ = ["LagListener", "PenstockDataSource", "register", "session", "ship"]
 
 
 def __getattr__(name: str) -> object:
-    """What is loaded when it is first named."""
+    """Import and return a name of this package at its first use."""
     if name not in _LAZY:
         raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
     from importlib import import_module

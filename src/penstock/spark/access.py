@@ -1,24 +1,22 @@
-"""Access: how a task gets the frames of its range, from the store's own files or from the broker.
+"""Access: how a task reads the frames of its range, from the store's own files or from the broker.
 
-A task is told both ways: the directory of the partition as the broker has it, and the broker. It
-maps the pages if that directory is there *and* is that stream (the id in allMeta is the expected
-one, and that in the header of each page follows from it): on another machine the same path may be
-another store. Else it asks the broker for the same frames, in chunks of about a MiB. Either way
-rows and bytes come out, verified, and one code makes the columns (arrow_batches.py).
+A task knows the directory of the partition at the broker, and the broker. It maps the pages if that
+directory exists *and* is the expected stream: the same path on another machine may be another
+store. The id in allMeta must match, and the id in each page's header follows from it. Otherwise the
+task asks the broker for the same frames, in chunks of about 1 MiB. Both ways yield verified frames,
+which arrow_batches.py turns into columns.
 
-    access=auto       as just said
-    access=file       the files, or a failure that says why not
-    access=network    the broker, always
+    access=auto       as above
+    access=file       the files, or an error that says why not
+    access=network    always the broker
 
-What retention took before it could be read is a StreamGapError that says where to go on. A
-connection that breaks is made again, and the range goes on behind the last whole chunk; several
-breaks with nothing between them are the task's failure, and Spark's to try again.
+Records that retention deleted before they were read raise StreamGapError, which says where to
+continue. When a connection breaks, a new one continues after the last whole chunk; several failures
+without a chunk between them fail the task, and Spark retries it.
 
 The messages of a lease are read in the same two ways. Its pages are only a copy of what the broker
-keeps elsewhere, made anew when it starts: where they are not as expected, the broker is asked for
-the rest of the range. Messages that the reader does not have any more are a LeaseGoneError.
-
-Not here: what to read (plan.py), what of a loss is an error (source.py).
+keeps elsewhere, and it writes them again when it starts: if they are not as expected, the broker is
+asked for the rest of the range. Messages that the reader no longer has raise LeaseGoneError.
 """
 
 import http.client
@@ -48,9 +46,10 @@ from penstock.spark.http_link import (
     LinkError,
     RefusedError,
     kept_link,
+    reason_of,
 )
+from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Range
-from penstock.spark.source_options import SourceOptions
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.page import page_id
 from penstock.storage.stream_meta import ALL_META, decode_all
@@ -63,28 +62,28 @@ logger = logging.getLogger(__name__)
 
 
 class AccessError(PenstockError):
-    """A task cannot get at its records in the way it was told to."""
+    """A task cannot read its records in the way that `access` demands."""
 
 
 class LeaseGoneError(PenstockError):
-    """Messages of a classic queue that a reader had leased, and has no more.
+    """Messages of a classic queue are no longer leased to the reader.
 
-    first: the ordinal of the next one that it has, or where the range ends.
+    first: the ordinal of the next message that is, or the end of the range.
     """
 
     def __init__(self, wanted: Range, reader: str, first: int, why: str) -> None:
         super().__init__(
             f"queue {wanted.stream!r}, leased by reader {reader!r}: messages {wanted.start} to "
-            f"{first - 1} are not leased any more ({why}). With failOnDataLoss=false a query goes "
-            "on without them"
+            f"{first - 1} are no longer leased ({why}). With failOnDataLoss=false the query "
+            "continues without them"
         )
         self.first = first
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a range is: the stream's id (hex) and directory at the broker, "" if not known; reader:
-    of the lease, if it is one of a classic queue."""
+    """A range to read. stream_id (hex) and path: the stream's id and directory at the broker, "" if
+    unknown. reader: whose lease it is, for a classic queue."""
 
     range: Range
     stream_id: str
@@ -93,8 +92,10 @@ class Source:
 
 
 def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
-    """All records of the range, verified. StreamGapError, LeaseGoneError, CorruptionError,
-    AccessError, RefusedError, LinkError."""
+    """Return all records of the range, verified.
+
+    Raises StreamGapError, LeaseGoneError, CorruptionError, AccessError, RefusedError and LinkError.
+    """
     if source.reader:
         return frames_of_lease(source, options)
     if options.place.path:
@@ -109,7 +110,8 @@ def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
 
 
 def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
-    """The messages of a lease; from its pages while they are as expected, else from the broker."""
+    """Return the messages of a lease: from its pages while they are as expected, then from the
+    broker."""
     at, last = source.range.start, source.range.end
     if options.access != "network":
         why: object = why_not_here(source.path, source.stream_id)
@@ -121,7 +123,7 @@ def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
                 return
             except (StreamGapError, StorageError, OSError) as error:
                 why = error
-                logger.info("%s: from %d on the broker is asked: %s", source.path, at, why)
+                logger.info("%s: reading from the broker from %d on: %s", source.path, at, why)
         if options.access == "file":
             raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
     if at < last:
@@ -133,14 +135,14 @@ def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
 
 
 def why_not_here(directory: str, stream_id: str) -> str | None:
-    """Why the stream of that id cannot be read from that directory; None if it can."""
+    """Return why the stream with that id cannot be read from that directory, or None if it can."""
     if not directory:
-        return "the broker does not say where its files are"
+        return "the broker does not say where its files are stored"
     path = f"{directory}/{ALL_META}"
     try:
         meta = decode_all(path, Path(path).read_bytes())
     except FileNotFoundError:
-        return f"{directory} is not there"
+        return f"{directory} does not exist"
     except OSError as error:
         return f"{path}: {error.strerror}"
     if meta.id.hex() != stream_id:
@@ -149,18 +151,18 @@ def why_not_here(directory: str, stream_id: str) -> str | None:
 
 
 def frames_of_files(source: Source) -> Iterator[Frames]:
-    """From the pages, mapped one at a time."""
+    """Return the frames from the pages, mapped one at a time."""
     why = why_not_here(source.path, source.stream_id)
     if why is not None:
         raise AccessError(why)
     stream, partition, first, last = source.range
     view = StreamView(OsFileSystem(), source.path)
-    head = view.head()  # before the pages are listed, so that all below it are among them
+    head = view.head()  # before the pages are listed, so that the list has all below it
     view.close()
     bases = sorted(int(file.stem) for file in Path(source.path).glob(f"*{PAGE}"))
     bases = [base for base in bases if base <= head.page_base]
     if last > head.next_offset:
-        reason = f"records up to {last} were planned, it ends at {head.next_offset}"
+        reason = f"the stream ends at {head.next_offset}, expected records up to {last}"
         raise CorruptionError(source.path, 0, reason)
     for base, end in zip(bases, [*bases[1:], head.next_offset], strict=True):
         if end <= first or base >= last:
@@ -187,7 +189,7 @@ def frames_of_files(source: Source) -> Iterator[Frames]:
 
 
 def frames_of_broker(source: Source, options: SourceOptions) -> Iterator[Frames]:
-    """From the broker, chunk by chunk."""
+    """Return the frames from the broker, chunk by chunk."""
     at = source.range.start
     failures = 0
     while at < source.range.end:
@@ -210,27 +212,29 @@ def frames_of_broker(source: Source, options: SourceOptions) -> Iterator[Frames]
 def _opened(
     link: HttpLink, wanted: Range, reader: str, size: Mapping[str, int]
 ) -> http.client.HTTPResponse:
-    """The answer that has the frames. StreamGapError, LeaseGoneError, RefusedError, LinkError."""
+    """Return the answer with the frames. Raises StreamGapError, LeaseGoneError, RefusedError,
+    LinkError."""
     stream, partition, first, last = wanted
     try:
         if reader:
             return link.open("GET", (stream, reader, "frames"), size, api=LEASES)
         return link.open("GET", (stream, "frames"), {"partition": partition, **size}, api=STREAMS)
     except RefusedError as error:
-        there = error.told.get("first")
-        next_one = -1
+        there = error.answer.get("first")
+        next_first = -1
         if error.status == RANGE and isinstance(there, int) and there > first:
-            next_one = min(there, last)
+            next_first = min(there, last)
         if reader and error.status in (RANGE, NOT_FOUND):
-            why = str(error.told.get("reason", error.status))
-            raise LeaseGoneError(wanted, reader, last if next_one < 0 else next_one, why) from None
-        if next_one >= 0:
-            raise StreamGapError(stream, partition, first, next_one) from None
+            why = str(error.answer.get("reason", error.status))
+            found = last if next_first < 0 else next_first
+            raise LeaseGoneError(wanted, reader, found, why) from None
+        if next_first >= 0:
+            raise StreamGapError(stream, partition, first, next_first) from None
         raise
 
 
 def _answer(wanted: Range, reader: str, options: SourceOptions) -> Iterator[Frames]:
-    """The chunks of one answer; LinkError where it breaks."""
+    """Return the chunks of one answer. Raises LinkError where it breaks."""
     stream, partition, first, last = wanted
     link = kept_link(options.place, options.timeout_s)
     response = _opened(link, wanted, reader, {"from": first, "to": last})
@@ -248,14 +252,14 @@ def _answer(wanted: Range, reader: str, options: SourceOptions) -> Iterator[Fram
             first += head.count
         is_whole = not response.read(1)
     except (OSError, http.client.HTTPException) as error:
-        raise LinkError(options.place, str(error) or type(error).__name__) from error
+        raise LinkError(options.place, reason_of(error)) from error
     finally:
-        if not is_whole:  # what is left of the answer would be taken for the next one's
+        if not is_whole:  # the rest of this answer would be read as the next one
             link.close()
 
 
 def _head(link: HttpLink, response: http.client.HTTPResponse, name: str) -> ChunkHead | None:
-    """The next chunk's header; None at the end of the answer."""
+    """Return the next chunk's header, or None at the end of the answer."""
     raw = response.read(1)
     if not raw:
         return None
@@ -263,7 +267,7 @@ def _head(link: HttpLink, response: http.client.HTTPResponse, name: str) -> Chun
 
 
 def _exactly(link: HttpLink, response: http.client.HTTPResponse, n: int) -> bytearray:
-    """So many bytes of the answer."""
+    """Return the next n bytes of the answer. Raises LinkError if there are fewer."""
     data = bytearray(n)
     view = memoryview(data)
     at = 0

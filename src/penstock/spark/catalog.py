@@ -1,24 +1,24 @@
 """Catalog: what the driver asks about streams, of a broker or of a store beside its owner.
 
-    heads     which of the subscribed streams and partitions there are, and from where to where
+    heads     first and next offset of every subscribed stream and partition
     find      the offset of a time
-    pages     the table of a partition's pages, for limits and for cutting a batch into tasks
-    hold      a named reader's offsets and what retention must leave for it; `release` ends that
-    own       the reader that was `named`, of a classic queue; `disown` ends it with the query
-    lease     messages of a classic queue for that reader; `commit` acknowledges
+    pages     the pages of a partition, for limits and for cutting a batch into tasks
+    hold      sets a named reader's offsets, and what retention must keep for it; `release` ends it
+    own       owns the reader set by `named`, for a classic queue; `disown` ends it with the query
+    lease     leases messages of a classic queue to that reader; `commit` acknowledges them
 
-A name that is subscribed is a stream or a classic queue, which the broker tells; a pattern means
-streams only, for reading a queue takes its messages away from whoever else reads it.
+A subscribed name is a stream or a classic queue, as the broker reports. A pattern matches streams
+only, because reading a queue takes its messages from its other consumers.
 
 Spark asks for the latest offset about fifty times a second while nothing happens, so heads are
-believed for a moment: a question to a broker costs it a millisecond or two, so its answers are good
-for a tenth of a second; a store's are looked up each time, once for all that Spark asks then.
+cached: answers of a broker, which cost it a millisecond or two, for a tenth of a second; those of a
+store just long enough for one round of Spark's questions.
 
-By path nothing can be held or leased: whoever only reads a store does not write into it.
+By path nothing is held or leased, because a reader of a store does not write into it.
 
-A path is the directory of a stream (it has allMeta), of a vhost or box (it has streams/), or of a
-broker's whole store (it has vhosts/). The stream's own directory tells its name (.queue_name); one
-that stands alone is called as its directory is.
+A path is the directory of a stream (it has allMeta), of a vhost or box (streams/), or of a broker's
+whole store (vhosts/). A stream's directory holds its name (.queue_name); a stream that stands alone
+is named after its directory.
 """
 
 import re
@@ -34,6 +34,7 @@ from penstock.queues.stream_options import SEPARATOR
 from penstock.spark.access import why_not_here
 from penstock.spark.classic_queues import (
     ClassicQueues,
+    ReaderOwner,
     is_classic_refusal,
     is_stream_refusal,
     refuse_batch,
@@ -48,10 +49,9 @@ from penstock.spark.http_link import (
     retried,
 )
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import SourceOptions
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
-from penstock.spark.reader_owner import ReaderOwner
-from penstock.spark.source_options import SourceOptions
-from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import hash_name, placed
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_name import QUEUE_NAME, name_in
 from penstock.storage.stream_view import StreamView
@@ -64,7 +64,7 @@ Clock = Callable[[], float]
 
 
 class Catalog(ABC):
-    """See the head of this module. options say which streams."""
+    """The streams that the options name. See the head of this module."""
 
     fresh_s: float
 
@@ -77,18 +77,18 @@ class Catalog(ABC):
         self._known: set[str] = set()
 
     def named(self, reader: str) -> None:
-        """Classic queues are leased to that reader; before this is said none is read."""
+        """Set the reader to which classic queues are leased. Before that, none is read."""
         if reader != self._reader:
             self._reader = reader
             self._until = -1.0
 
     def known(self, names: Iterable[str]) -> None:
-        """The query has read these: one that is gone is a loss, and no wrong name."""
+        """Note that the query has read these streams: if one is missing, that is a loss."""
         self._known.update(names)
 
     def heads(self, *, is_fresh: bool = False) -> Heads:
-        """Of all subscribed streams; of those that were seen a moment ago unless is_fresh.
-        OptionError: an assigned partition, or a stream that was named, is not there."""
+        """Return the heads of all subscribed streams, cached ones unless is_fresh. Raises
+        OptionError if a named stream or an assigned partition does not exist."""
         if is_fresh or self._now() >= self._until:
             self._heads = self._chosen(self._found())
             self._until = self._now() + self.fresh_s
@@ -96,41 +96,41 @@ class Catalog(ABC):
 
     @abstractmethod
     def find(self, stream: str, partition: int, time_us: int) -> int:
-        """The first offset whose record came at that time or later; the head if there is none."""
+        """Return the first offset at that time or later, or the head if there is none."""
 
     @abstractmethod
     def pages(self, stream: str, partition: int) -> PageTable:
-        """The pages of a partition."""
+        """Return the pages of a partition."""
 
     @abstractmethod
     def hold(
         self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]
     ) -> None:
-        """Set a reader's offsets, and from where on retention leaves all there is for it: for each
-        stream by partition."""
+        """Set a reader's offsets and the offsets from which retention must keep all records for it,
+        both by stream and partition."""
 
     @abstractmethod
     def release(self, reader: str) -> None:
-        """Forget that reader, of all streams."""
+        """Delete that reader from all streams."""
 
     def own(self, queue: str) -> None:  # noqa: B027
-        """No other program uses the reader of this classic queue from here on. ReaderTakenError."""
+        """Own the reader of this classic queue from now on. Raises ReaderTakenError."""
 
     def disown(self) -> None:  # noqa: B027
-        """Others may use the readers that were owned."""
+        """Release the readers that were owned."""
 
     def lease(self, queue: str, head: int, messages: int, size_bytes: int | None) -> PartitionHead:
-        """Lease up to so many messages and bytes more than `head` ones, one at least if one is
-        ready; what the reader has then."""
+        """Lease up to so many messages and bytes beyond `head` ones; at least one if one is ready.
+        Return what the reader has then."""
         raise OptionError("path", self.options.place.path, "'url' of a broker, to lease messages")
 
     def commit(self, queue: str, offset: int) -> None:
-        """Acknowledge what is leased before that ordinal."""
+        """Acknowledge the leased messages before that ordinal."""
         raise OptionError("path", self.options.place.path, "'url' of a broker, to lease messages")
 
     @abstractmethod
     def _found(self) -> Heads:
-        """Heads of all streams that may be meant."""
+        """Return the heads of all streams that the names or the pattern may mean."""
 
     def _chosen(self, found: Heads) -> Heads:
         options = self.options
@@ -146,7 +146,7 @@ class Catalog(ABC):
         return heads
 
     def _names(self) -> tuple[str, ...]:
-        """The streams that were named; none for a pattern."""
+        """Return the streams that the options name; none for a pattern."""
         options = self.options
         return options.subscribe if options.assign is None else tuple(options.assign)
 
@@ -156,26 +156,26 @@ class Catalog(ABC):
 
 
 def catalog_of(options: SourceOptions) -> Catalog:
-    """Of the broker or of the store."""
+    """Return the catalog of the broker or of the store."""
     return StoreCatalog(options) if options.place.path else BrokerCatalog(options)
 
 
-# ---- of a broker ---------------------------------------------------------------------------------
+# ---- a broker ------------------------------------------------------------------------------------
 
 
 class BrokerCatalog(Catalog):
-    """Asks the broker over HTTP; a broker that is away is asked again (fetchOffset.numRetries).
+    """Asks the broker over HTTP, and repeats questions while it is away (fetchOffset.numRetries).
 
-    Pages are looked at in the broker's own files where those are on this machine; else it is asked,
-    and one that does not tell is taken to have records of one size.
+    Pages are read from the broker's files if those are on this machine. Otherwise the broker is
+    asked; if it does not answer, all records count as equally large.
     """
 
     fresh_s = FRESH_BROKER_S
 
     def __init__(self, options: SourceOptions, now: Clock = time.monotonic) -> None:
         super().__init__(options, now)
-        self._classic: set[str] = set()  # names of queues that turned out to be no streams
-        self._queues = ClassicQueues(self._once, self._retried)
+        self._classic: set[str] = set()  # names that turned out to be classic queues
+        self._queues = ClassicQueues(self._ask_lease_once, self._retried)
         self._owner = ReaderOwner(self._ask_lease, options.reader_timeout_s)
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
@@ -248,7 +248,7 @@ class BrokerCatalog(Catalog):
         return found
 
     def _described(self, name: str) -> dict[int, PartitionHead]:
-        """A stream, or a classic queue, whichever it is now."""
+        """Describe a name as a stream or as a classic queue, whichever it is now."""
         if name not in self._classic:
             try:
                 return _heads_of(self._ask("GET", (name,)))
@@ -277,8 +277,10 @@ class BrokerCatalog(Catalog):
     ) -> Any:
         return self._ask(method, parts, query, body, LEASES)
 
-    def _once(self, method: str, parts: tuple[str, ...], body: object, api: str) -> Any:
-        return self._link().json(method, parts, None, body, api)
+    def _ask_lease_once(
+        self, method: str, parts: tuple[str, ...], query: dict[str, Any] | None, body: object
+    ) -> Any:
+        return self._link().json(method, parts, query, body, LEASES)
 
     def _retried(self, call: Callable[[], Any]) -> Any:
         return retried(call, self.options.retries, self.options.retry_interval_s)
@@ -288,7 +290,7 @@ class BrokerCatalog(Catalog):
 
 
 def _heads_of(row: dict[str, Any]) -> dict[int, PartitionHead]:
-    """What a described stream has."""
+    """Return the heads in the broker's description of a stream."""
     return {
         int(one["partition"]): PartitionHead(
             first=one["first"],
@@ -302,11 +304,11 @@ def _heads_of(row: dict[str, Any]) -> dict[int, PartitionHead]:
     }
 
 
-# ---- of a store ----------------------------------------------------------------------------------
+# ---- a store -------------------------------------------------------------------------------------
 
 
 class StoreCatalog(Catalog):
-    """Looks into the directories; NotAStoreError if there is none."""
+    """Reads the directories of a store. Raises NotAStoreError if there is none."""
 
     fresh_s = FRESH_STORE_S
 
@@ -314,7 +316,7 @@ class StoreCatalog(Catalog):
         super().__init__(options, now)
         self._fs = OsFileSystem()
         self._views: dict[str, StreamView] = {}
-        # By path: first offset and base of the last page, and the bytes of all pages before that.
+        # Path -> (first offset, base of the last page), bytes of all pages before that one.
         self._sealed: dict[str, tuple[tuple[int, int], int]] = {}
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
@@ -341,7 +343,7 @@ class StoreCatalog(Catalog):
         for name in named:
             if name not in paths:
                 if is_classic_path(place.path, place.vhost, name):
-                    expected = "'url' of the broker: this is a classic queue, which is leased there"
+                    expected = "'url' of the broker: this is a classic queue, which it leases"
                     raise OptionError("subscribe", name, expected)
                 expected = f"streams of {place}: {sorted(paths)}; classic queues need a 'url'"
                 raise OptionError("subscribe", name, expected)
@@ -373,23 +375,25 @@ class StoreCatalog(Catalog):
 
 
 def _spans(view: StreamView) -> list[PageSpan]:
-    """The pages of a stream as far as its head; at least one."""
+    """Return the pages of a stream up to its head; at least one."""
     found = [PageSpan(page.base, page.count, page.bytes) for page in view.pages()]
     return found or [PageSpan(view.head().next_offset, 0, 0)]
 
 
 def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
-    """The directories of all streams below a path, by name and partition. NotAStoreError."""
-    place = Path(path)
+    """Return the directories of all streams below a path, by name and partition. Raises
+    NotAStoreError."""
+    place = _placed(path)
     if (place / ALL_META).exists():
         name, number = _name_in(place) or (place.resolve().name, 0)
         return {name: {number: str(place)}}
-    is_vhost = (place / "CURRENT").exists() or (place / "streams").is_dir()
+    is_vhost = _placed(path, "CURRENT").exists() or _placed(path, "streams").is_dir()
     if not is_vhost and not (place / "vhosts").is_dir():
-        raise NotAStoreError(path, "it is no stream, no vhost, and no data directory")
-    place = _vhost_path(path, vhost)
+        raise NotAStoreError(
+            path, "expected the directory of a stream, a vhost or a data directory"
+        )
     found: dict[str, dict[int, str]] = {}
-    streams = place / "streams"
+    streams = _placed(str(_vhost_path(path, vhost)), "streams")
     for directory in sorted(streams.iterdir()) if streams.is_dir() else []:
         named = _name_in(directory)
         if named is not None and (directory / ALL_META).exists():
@@ -398,29 +402,36 @@ def stream_paths(path: str, vhost: str) -> dict[str, dict[int, str]]:
 
 
 def is_classic_path(path: str, vhost: str, name: str) -> bool:
-    """Whether the store has a classic queue of that name. NotAStoreError."""
-    queues = _vhost_path(path, vhost) / "queues"
+    """Return whether the store has a classic queue of that name. Raises NotAStoreError."""
+    queues = _placed(str(_vhost_path(path, vhost)), "queues")
     return any(queues.glob(f"{hash_name(name.encode('utf-8', 'surrogateescape'))}.*"))
 
 
+def _placed(path: str, name: str = "") -> Path:
+    """Where a path in a store, or a name in that, lies: parts may be in a directory of their own
+    (spill_directory)."""
+    return Path(placed(OsFileSystem(), path).place(f"{path}/{name}" if name else path))
+
+
 def _vhost_path(path: str, vhost: str) -> Path:
-    """The directory of a vhost in a broker's store; any other is one itself. NotAStoreError."""
+    """Return the vhost's directory in a broker's store; any other path is one. Raises
+    NotAStoreError."""
     place = Path(path)
     if not (place / "vhosts").is_dir():
         return place
     place = place / "vhosts" / hash_name(vhost.encode("utf-8", "surrogateescape"))
     if not place.is_dir():
-        raise NotAStoreError(path, f"it has no vhost {vhost!r}")
+        raise NotAStoreError(path, f"no vhost {vhost!r} in it")
     return place
 
 
 def _name_in(directory: Path) -> tuple[str, int] | None:
-    """(stream, partition) of the name that stands in a stream's directory, if one does."""
+    """Return (stream, partition) from the name in a stream's directory, or None."""
     try:
         raw = name_in((directory / QUEUE_NAME).read_bytes(), str(directory))
     except (FileNotFoundError, NotADirectoryError):
         return None
     name, _, rest = raw.partition(SEPARATOR)
     if rest and not (rest[:1] == b"p" and rest[1:].isdigit()):
-        raise StorageError(f"{directory}/{QUEUE_NAME}: {raw!r} is no name of a partition")
+        raise StorageError(f"{directory}/{QUEUE_NAME}: {raw!r} is not the name of a partition")
     return name.decode("utf-8", "replace"), int(rest[1:]) if rest else 0

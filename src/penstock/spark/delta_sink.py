@@ -4,17 +4,15 @@
     <table>/_delta_log/<version>.json                    one for each batch, written by the driver:
                                                          add ..., txn {appId: query, version: batch}
 
-The `txn` is Delta's own application transaction, with Spark's query id and batch, as in Delta's own
-streaming sink: a batch that a table has is not written again, and of two runs that commit the same
-batch at once one fails. `penstock.query` and `penstock.batch` stand in the commit's info too,
-for people. Columns that a table has not are added by a commit of their own before that.
+`txn` is Delta's application transaction, with Spark's query id and batch, as in Delta's own
+streaming sink: a batch that the table has is not written again, and of two runs that commit the
+same batch at once, one fails. The commit's info has `penstock.query` and `penstock.batch` too, for
+people. New columns are added before that, in a commit of their own.
 
-Statistics (rows, nulls, smallest and largest values) are in the log, so that readers skip files.
+The log has statistics (rows, nulls, smallest and largest values), so that readers skip files.
 
-Files are written for tables that take rows as they are: not where a writer must do more (column
-mapping, constraints, generated columns, identity columns, row tracking). Such a table is refused.
-
-Not here: who asks when (pipeline.py), the tasks' chunks (lake_task.py).
+A table is refused if its writers must do more than add rows: column mapping, constraints, generated
+columns, identity columns, row tracking.
 """
 
 import json
@@ -28,38 +26,46 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from penstock.clock import SystemClock
-from penstock.spark.lake_schema import (
+from penstock.spark.lake_table import (
+    BATCH,
+    QUERY,
     Division,
     MisfitError,
     added_fields,
     arrow_schema,
+    by_tasks,
+    chunks,
+    codes_of,
+    conformed,
     divisions_of,
+    local_path,
+    needs,
+    pieces,
     same_divisions,
+    sync,
 )
-from penstock.spark.lake_table import BATCH, QUERY, by_tasks, needs
-from penstock.spark.lake_task import chunks, codes_of, conformed, local_path, pieces, sync
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-QUERY_LETTERS: Final = 8  # of its id, in the names of files
-STATISTICS_COLUMNS: Final = 32  # as Delta's default has it
-TEXT_MAX: Final = 128  # a longer smallest or largest text is not worth its place in the log
-DIRECTORY_LETTERS: Final = 120  # of a value, in the name of a directory
-# What a writer must know and has nothing to do for when it adds rows.
+QUERY_LETTERS: Final = 8  # of the query's id, in names of files
+STATISTICS_COLUMNS: Final = 32  # Delta's default
+TEXT_MAX: Final = 128  # longer smallest and largest texts are left out of the log
+DIRECTORY_LETTERS: Final = 120  # of a value, in names of directories
+# Features that need nothing of a writer that only adds rows.
 FEATURES: Final = frozenset(
     ("appendOnly", "invariants", "timestampNtz", "deletionVectors", "changeDataFeed",
      "v2Checkpoint", "domainMetadata", "vacuumProtocolCheck", "typeWidening")
 )  # fmt: skip
-WRITER_MAX: Final = 4  # above 2 CHECK constraints, change data and generated columns may be used
+WRITER_MAX: Final = 4  # versions above 2 allow constraints, change data, generated columns
 WRITER_FEATURES: Final = 7
 NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DeltaSink:
-    """One table. uri: a directory, or a URL of object storage. storage: options of deltalake's for
-    that. LakeMissingError, MisfitError."""
+    """One table. uri: a directory, or a URL of object storage. storage: deltalake's options for
+    that. Raises LakeMissingError and MisfitError."""
 
     def __init__(
         self, uri: str, *, partition_by: Sequence[str] = (),
@@ -116,7 +122,7 @@ class DeltaSink:
         return DeltaTable(self._uri, storage_options=self._storage)
 
     def _ready(self, batch: "pa.Schema") -> Any:
-        """The table, with all columns of the batch."""
+        """Return the table with all columns of the batch; creates it if there is none."""
         from deltalake import DeltaTable, Schema
 
         self._check_columns(batch)
@@ -151,13 +157,13 @@ class DeltaSink:
         generated = [one.name for one in fields if any(word in one.metadata for word in words)]
         unknown = sorted(features - FEATURES)
         if protocol.min_writer_version not in (*range(WRITER_MAX + 1), WRITER_FEATURES) or unknown:
-            told = ", ".join(unknown) or f"writer version {protocol.min_writer_version}"
-            raise MisfitError(f"{self._title} needs a writer that knows {told}, which this is not")
+            needed = ", ".join(unknown) or f"writer version {protocol.min_writer_version}"
+            raise MisfitError(f"{self._title} needs a writer with {needed}, which this one lacks")
         if constraints or generated:
-            told = ", ".join([name.removeprefix("delta.constraints.") for name in constraints])
-            told = told or ", ".join(generated)
-            raise MisfitError(f"{self._title} has constraints or generated columns ({told}), "
-                              "which nobody would check here")  # fmt: skip
+            found = ", ".join([name.removeprefix("delta.constraints.") for name in constraints])
+            found = found or ", ".join(generated)
+            raise MisfitError(f"{self._title} has constraints or generated columns ({found}), "
+                              "which this writer does not check")  # fmt: skip
 
     def _commit(self, table: Any, files: list[dict[str, Any]], query: str, batch_id: int) -> None:
         from deltalake import CommitProperties, Transaction
@@ -182,7 +188,7 @@ class DeltaSink:
         self._sync_log(version)
 
     def _sync_log(self, version: int) -> None:
-        """Commits behind this version are safe, on a disk of this machine."""
+        """Sync commits after this version, if the table is on this machine."""
         local = local_path(self._uri)
         if local is not None:
             log = Path(local) / "_delta_log"
@@ -223,7 +229,7 @@ class DeltaFiles:
     prefix: str
 
     def write(self, batches: "Iterable[pa.RecordBatch]") -> Iterator[bytes]:
-        """Of each file: {path, size, rows, partition, statistics}, as JSON."""
+        """Write the rows. Yield {path, size, rows, partition, statistics} of each file, as JSON."""
         for chunk in chunks(batches):
             rows = conformed(chunk, self.schema)
             columns = [codes_of(rows.column(name)) for name in self.partition_by]
@@ -232,16 +238,16 @@ class DeltaFiles:
 
     def _file(self, rows: "pa.Table", first: int, part: "pa.Table") -> bytes:
         values = {name: rows.column(name)[first].as_py() for name in self.partition_by}
-        told = {name: partition_text(value) for name, value in values.items()}
+        texts = {name: partition_text(value) for name, value in values.items()}
         directory = "".join(
-            f"{quote(name, safe='')}={directory_text(text)}/" for name, text in told.items()
+            f"{quote(name, safe='')}={directory_text(text)}/" for name, text in texts.items()
         )
         path = f"{directory}{self.prefix}-{uuid.uuid4().hex}.parquet"
         data = part.drop_columns(list(self.partition_by))
         size = self._put(path, data)
         statistics = statistics_of(data)
         fact = {
-            "path": path, "size": size, "rows": part.num_rows, "partition": told,
+            "path": path, "size": size, "rows": part.num_rows, "partition": texts,
             "statistics": statistics,
         }  # fmt: skip
         return json.dumps(fact).encode()
@@ -268,7 +274,7 @@ class DeltaFiles:
 
 
 def partition_text(value: object) -> str | None:
-    """As Delta's log has the value of a partition."""
+    """Return a partition's value as Delta's log has it."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -279,12 +285,13 @@ def partition_text(value: object) -> str | None:
 
 
 def directory_text(text: str | None) -> str:
-    """The name of its directory, which is for people: the log says what is in a file."""
+    """Return the name of a partition's directory. It is for people: the log says what is in
+    a file."""
     return NULL_DIRECTORY if text is None else quote(text, safe=" ")[:DIRECTORY_LETTERS]
 
 
 def statistics_of(data: "pa.Table") -> dict[str, Any]:
-    """As Delta's log has them, of columns that are not nested."""
+    """Return the statistics for Delta's log, of columns that are not nested."""
     import pyarrow.compute as pc
     import pyarrow.types as of
 
@@ -311,7 +318,7 @@ def statistics_of(data: "pa.Table") -> dict[str, Any]:
 
 
 def _bound(value: Any, *, is_most: bool = False) -> Any:
-    """Times to the millisecond, outwards, as Delta asks."""
+    """Return a bound for the log. Times are rounded outwards to milliseconds, as Delta asks."""
     if isinstance(value, datetime):
         if is_most and value.microsecond % 1000:
             value += timedelta(milliseconds=1)

@@ -1,19 +1,17 @@
 """IcebergSink: a batch becomes one snapshot of an Iceberg table, by the package pyiceberg.
 
-Tasks write data files as the table's metadata says, and tell of each what its manifest needs. The
-driver commits all of them in one transaction with whatever columns are new:
+Tasks write data files as the table's metadata asks, and describe each one for its manifest. The
+driver commits all of them in one transaction, with any new columns:
 
     snapshot     appended files; summary  penstock.query = <query>, penstock.batch = <batch>
     property     penstock.batch.<query> = <batch>       of the table
 
-Before a commit, and again before each try of it, both are looked for: a batch that is there is not
-written again. The property is for those who expire snapshots. pyiceberg's own retries are off, for
-they would not look.
+Before a commit, and before each retry, the driver looks for both: a batch that is there is not
+written again. The property is for tables whose snapshots are expired. pyiceberg's own retries are
+off, because they do not look.
 
-The catalog is any of pyiceberg's, by the properties in [catalog]; without a type or uri it is a
-database of sqlite in the warehouse's directory: `catalog.db`, beside the tables.
-
-Not here: who asks when (pipeline.py), the tasks' chunks (lake_task.py).
+The catalog is any of pyiceberg's, by the properties in [catalog]; without a type or uri it is an
+SQLite database in the warehouse's directory, `catalog.db`, beside the tables.
 """
 
 import os
@@ -24,25 +22,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
-from penstock.spark.lake_files import absolute
-from penstock.spark.lake_schema import (
+from penstock.spark.file_sink import absolute
+from penstock.spark.lake_table import (
+    BATCH,
+    QUERY,
     TIMES,
     Division,
     MisfitError,
     added_fields,
     arrow_schema,
+    by_tasks,
+    chunks,
+    codes_of,
+    conformed,
     divisions_of,
+    local_path,
+    needs,
+    pieces,
     same_divisions,
+    sync,
 )
-from penstock.spark.lake_table import BATCH, QUERY, by_tasks, needs
-from penstock.spark.lake_task import chunks, codes_of, conformed, local_path, pieces, sync
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-CATALOG: Final = "penstock"  # its name, where [catalog] has none
+CATALOG: Final = "penstock"  # the name of a catalog without one
 WAREHOUSE: Final = "warehouse"
 DATABASE: Final = "catalog.db"
 SQLITE: Final = "sqlite:///"
@@ -51,12 +57,12 @@ RETRIES: Final = "commit.retry.num-retries"  # a property of tables that pyicebe
 
 
 class IcebergCommitError(PenstockError):
-    """Others commit to a table again and again, and this one never gets through."""
+    """All attempts to commit collided with other commits to the table."""
 
 
 class IcebergSink:
-    """One table. name: "namespace.table". catalog: properties of pyiceberg's. LakeMissingError,
-    MisfitError."""
+    """One table. name: "namespace.table". catalog: pyiceberg's properties. Raises LakeMissingError
+    and MisfitError."""
 
     def __init__(
         self, name: str, *, partition_by: Sequence[str] = (),
@@ -120,7 +126,7 @@ class IcebergSink:
             if _has_batch(table, query, batch_id):
                 return 0
         raise IcebergCommitError(
-            f"{self._title}: {TRIES} commits in a row met another one: who else writes there?"
+            f"{self._title}: {TRIES} commits in a row collided with other commits to the table"
         )
 
     # ---- the table -------------------------------------------------------------------------------
@@ -129,7 +135,7 @@ class IcebergSink:
         columns = [one.column for one in divisions]
         for name in columns:
             if columns.count(name) > 1:
-                raise MisfitError(f"partition_by: {self._title}: {name!r} divides it twice")
+                raise MisfitError(f"partition_by: {self._title}: column {name!r} is given twice")
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -143,7 +149,7 @@ class IcebergSink:
         return self._catalog_kept
 
     def _database(self) -> str | None:
-        """The file of a catalog of our own; None: it is somebody else's."""
+        """Return the file of a catalog that this sink made, or None for any other."""
         path = self._properties.get("uri", "").removeprefix(SQLITE)
         return path if path.endswith(f"/{DATABASE}") and path.startswith("/") else None
 
@@ -152,14 +158,14 @@ class IcebergSink:
 
         database = self._database()
         if database is not None and not os.path.exists(database):
-            return None  # whoever only looks makes nothing
+            return None  # a check creates no database
         try:
             return self._catalog().load_table(self._name)
         except (NoSuchNamespaceError, NoSuchTableError):
             return None
 
     def _made(self, batch: "pa.Schema") -> Any:
-        """A new table, with its partitions, at once or not at all."""
+        """Create the table with its partitions, at once or not at all."""
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         catalog = self._catalog()
@@ -177,7 +183,7 @@ class IcebergSink:
         return self._opened()
 
     def _evolved(self, table: Any, batch: "pa.Schema") -> tuple[Any, Any]:
-        """A transaction that adds the columns which are new, and the metadata as it will be."""
+        """Return a transaction that adds new columns, and the metadata as it will be."""
         import pyarrow as pa
 
         same_divisions(self._given, _divisions(table.metadata), self._title)
@@ -191,15 +197,15 @@ class IcebergSink:
     def _commit(
         self, table: Any, batch: "pa.Schema", files: list[Any], query: str, batch_id: int
     ) -> bool:
-        """Whether it got through; False: another commit came first."""
+        """Commit, and return True; return False if another commit came first."""
         from pyiceberg.exceptions import CommitFailedException
 
         kept = table.metadata
         table.metadata = kept.model_copy(update={"properties": {**kept.properties, RETRIES: "0"}})
         transaction, _ = self._evolved(table, batch)
         transaction.set_properties({f"{BATCH}.{query}": str(batch_id)})
-        told = {QUERY: query, BATCH: str(batch_id)}
-        with transaction.update_snapshot(snapshot_properties=told).fast_append() as append:
+        summary = {QUERY: query, BATCH: str(batch_id)}
+        with transaction.update_snapshot(snapshot_properties=summary).fast_append() as append:
             for file in files:
                 append.append_data_file(file)
         try:
@@ -211,15 +217,15 @@ class IcebergSink:
 
 
 def catalog_properties(given: Mapping[str, str]) -> dict[str, str]:
-    """What pyiceberg is told; see the head of this module."""
+    """Return the properties for pyiceberg. See the head of this module."""
     found = dict(given)
     warehouse = found.get("warehouse")
     if "type" not in found and "uri" not in found and "py-catalog-impl" not in found:
         root = absolute(warehouse or WAREHOUSE)
         if "://" in root:
             raise MisfitError(
-                f"[catalog]: warehouse {root} is not on this machine: type and uri of the catalog "
-                "have to be said"
+                f"[catalog]: warehouse {root} is not on this machine: give type and uri of the "
+                "catalog"
             )
         found |= {
             "type": "sql",
@@ -232,7 +238,7 @@ def catalog_properties(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_batch(table: Any, query: str, batch_id: int) -> bool:
-    """The property, or the newest snapshot of the query, says so."""
+    """Return whether the property or a snapshot of the query has the batch."""
     last = table.metadata.properties.get(f"{BATCH}.{query}")
     if last is not None and int(last) >= batch_id:
         return True
@@ -245,7 +251,7 @@ def _has_batch(table: Any, query: str, batch_id: int) -> bool:
 
 
 def _arrow(schema: Any, *, has_ids: bool = False) -> "pa.Schema":
-    """has_ids: with the numbers of the fields, which files have to have."""
+    """Return the Arrow schema. has_ids: with the fields' numbers, which files need."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     return schema_to_pyarrow(schema, include_field_ids=has_ids)
@@ -267,8 +273,8 @@ def _transform(one: Division) -> Any:
 
 
 def _sync_metadata(table: Any) -> None:
-    """What a commit wrote is safe, on a disk of this machine: metadata, manifests and their list.
-    Data files were synced by the tasks."""
+    """Sync what a commit wrote on this machine: metadata, manifests, their list. Tasks synced data
+    files."""
     paths = [table.metadata_location]
     snapshot = table.current_snapshot()
     if snapshot is not None:
@@ -286,15 +292,14 @@ def _sync_metadata(table: Any) -> None:
 
 @dataclass(frozen=True)
 class IcebergFiles:
-    """What a task needs to write files of a table: its metadata, without history, and how to reach
-    its files. The files are written here and not by pyiceberg's `write_file`, which makes empty
-    lists of those that are null."""
+    """What a task needs to write files of a table: its metadata without history, and access to its
+    files. pyiceberg's `write_file` is not used, because it writes null lists as empty ones."""
 
     metadata: Any
     io: Any
 
     def write(self, batches: "Iterable[pa.RecordBatch]") -> Iterator[bytes]:
-        """Of each file: pyiceberg's DataFile, pickled."""
+        """Write the rows. Yield pyiceberg's DataFile of each file, pickled."""
         needs("pyiceberg", "Iceberg")
         schema = _arrow(self.metadata.schema(), has_ids=True)
         for chunk in chunks(batches):
@@ -305,8 +310,8 @@ class IcebergFiles:
                 yield pickle.dumps(self._file(part, values))
 
     def _codes(self, rows: "pa.Table", field: Any) -> "tuple[np.ndarray[Any, Any], list[Any]]":
-        """Of one of the things that divide the table: a number for each row, the same for rows of
-        one partition, and the values of the partitions, as Iceberg keeps them."""
+        """Return, for one field of the partition, a number for each row, equal for rows of one
+        partition, and the partitions' values as Iceberg keeps them."""
         import numpy as np
 
         source = self.metadata.schema().find_field(field.source_id)
@@ -318,7 +323,8 @@ class IcebergFiles:
         return np.array(of_value, dtype=np.int64)[codes], list(numbers)
 
     def _file(self, part: "pa.Table", values: list[Any]) -> Any:
-        """A DataFile. values: of the partition, as Iceberg keeps them."""
+        """Write one file and return its DataFile. values: the partition's, as Iceberg keeps
+        them."""
         from pyiceberg.io.pyarrow import ParquetFormatModel
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
@@ -355,7 +361,7 @@ class IcebergFiles:
 
 
 def _nested(rows: "pa.Table", name: str) -> "pa.ChunkedArray":
-    """A column, or a field of structs: "a.b"."""
+    """Return a column, or a field of structs: "a.b"."""
     import pyarrow.compute as pc
 
     first, *rest = name.split(".")
@@ -364,8 +370,8 @@ def _nested(rows: "pa.Table", name: str) -> "pa.ChunkedArray":
 
 
 def _plain(column: "pa.ChunkedArray", transform: str) -> "pa.ChunkedArray":
-    """As Iceberg's transforms take it: times as numbers, and cut to what they ask, so that there
-    are few different ones."""
+    """Return the column as Iceberg's transforms take it: times as numbers, cut to the transform's
+    unit, so that there are few different ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as of

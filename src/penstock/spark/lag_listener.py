@@ -1,14 +1,15 @@
-"""LagListener: how far queries that read Penstock are behind, from Spark's own progress reports.
+"""LagListener: how far behind queries on Penstock are, from Spark's own progress reports.
 
     lag = LagListener(print)
     spark.streams.addListener(lag)
     ...
     lag.lags                    {"flights": QueryLag(records=120, partitions={("events", 0): 120})}
 
-Spark shows no metrics of a Python source, but the end of each batch and the newest offset beside
-it, which the source reports: the lag is what lies between. Sources of other kinds are passed over.
+Spark shows no metrics of a Python source, but it reports the end of each batch and the newest
+offset, which the source provides. The lag is the difference. Sources of other kinds are ignored.
 
-Reports come from Spark on a thread of its own, one at a time; one that cannot be read is no error.
+Spark calls a listener on a thread of its own, one report at a time. A report that cannot be parsed
+is ignored.
 """
 
 import json
@@ -29,8 +30,8 @@ from penstock.spark.offsets import Key, OffsetError, decode, lag
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """A query after a batch. records: how many it has still to read, of all partitions. batch_rows:
-    how many it read in that batch. rows_per_second: while it ran it."""
+    """A query after a batch. records: how many records are left, of all partitions. batch_rows:
+    rows of that batch. rows_per_second: its rate."""
 
     query: str
     batch_id: int
@@ -41,17 +42,17 @@ class QueryLag:
 
 
 class LagListener(StreamingQueryListener):
-    """See the head of this module. on_lag is called after each batch of each query."""
+    """Keeps the lag of each query in `lags`. on_lag is called after each batch of each query."""
 
     def __init__(self, on_lag: Callable[[QueryLag], object] | None = None) -> None:
         self.lags: dict[str, QueryLag] = {}
         self._on_lag = on_lag
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known of it yet."""
+        """Do nothing: there is no report yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """After a batch."""
+        """Update the query's lag after a batch."""
         progress = event.progress
         partitions: dict[Key, int] = {}
         rows, per_second = 0, 0.0
@@ -66,22 +67,23 @@ class LagListener(StreamingQueryListener):
         if not is_ours:
             return
         query = progress.name or str(progress.id)
-        told = QueryLag(
+        query_lag = QueryLag(
             query, progress.batchId, sum(partitions.values()), partitions, rows, per_second
         )
-        self.lags[query] = told
+        self.lags[query] = query_lag
         if self._on_lag is not None:
-            self._on_lag(told)
+            self._on_lag(query_lag)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """It waits for records."""
+        """Do nothing: the lag has not changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Its last lag stays known."""
+        """Do nothing: the last lag stays in `lags`."""
 
 
 def source_lag(end: str | None, latest: str | None) -> dict[Key, int] | None:
-    """The lag of one source by the JSON of its offsets; None if they are not of this source."""
+    """Return the lag of one source from the JSON of its offsets; None for another kind of
+    source."""
     if not end or not latest:
         return None
     try:

@@ -1,29 +1,29 @@
-"""Offsets of a query: what Spark keeps in its checkpoint, and what options of start and end mean.
+"""Offsets of a query: what Spark keeps in its checkpoint, and what the start and end options mean.
 
-Spark asks for an offset as a dictionary, writes it as JSON into the checkpoint, and compares two by
-their text. So the keys stand in one fixed order, streams by name, partitions by number:
+Spark gets an offset as a dictionary, writes it as JSON into the checkpoint, and compares two by
+their text. So the keys are in a fixed order, streams by name and partitions by number:
 
     {"flights": {"0": 5000, "1": 4711, "id": "9f31c2d4e5a60718"}, "orders": {"0": 12, "id": "..."}}
 
-An offset is the next one to be read. "id" tells a stream from another one of that name: it is made
-of the ids of its partitions, which are drawn when it is declared. A query whose stream was deleted
-and declared again finds another id, and is told of the loss instead of reading from the middle of
-something else.
+An offset is the next one to be read. "id" tells streams of one name apart: it is made of the ids of
+the stream's partitions, which are random and drawn when the stream is declared. A query whose
+stream was deleted and declared again finds another id, and reports the loss instead of reading
+another stream from the middle.
 
-The offsets of a classic queue are the ordinals of the messages that its reader has leased, and its
-entry says whose they are; its id is that of the lease, so one that was released and begun again is
+Offsets of a classic queue are the ordinals of the messages that a reader has leased. The entry
+names the reader. Its id is that of the lease, so a lease that was released and begun again is
 another one:
 
     {"tasks": {"0": 812, "id": "77aa03b1c2d4e5f6", "reader": "spark-9b1c7f0e2a44"}}
 
-Two offsets are words, as in Kafka's JSON: -2, the earliest, and -1, the latest. A query begins with
-them as such, and they are turned into numbers by the first batch, whose end Spark writes down
-before it runs: asking for the first offset twice, or again after a crash, gives the same answer,
-and nothing can come in between two answers and be lost. The first batch of a query that begins at
-the latest is empty: what it says is where the next one begins. Classic queues have no words: theirs
-begin at what their reader has committed, and a place that it could not have is refused.
+Two offsets are words, as in Kafka's JSON: -2 is the earliest, -1 the latest. A query begins with
+words, and the first batch, whose end Spark writes down before it runs, turns them into numbers: the
+first offset is the same when Spark asks twice, or again after a crash, and no record between two
+answers is lost. The first batch of a query that begins at the latest offset is empty and says where
+the next one begins. A classic queue begins at what its reader has committed, without words, and
+refuses any other start.
 
-Not here: how much a batch may read (plan.py), where heads come from (access.py). Nothing of Spark.
+Nothing here is Spark's.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.errors import OptionError, PenstockError
-from penstock.spark.source_options import EARLIEST, LATEST, Bound
+from penstock.spark.options import EARLIEST, LATEST, Bound
 
 Key = tuple[str, int]  # stream, partition
 Find = Callable[[str, int, int], int]  # stream, partition, time in us -> first offset from then on
@@ -42,16 +42,17 @@ READER: Final = "reader"
 
 
 class OffsetError(PenstockError):
-    """Text that is no offset of this source, or one that a stream does not have."""
+    """Text is not an offset of this source."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionHead:
-    """What one partition holds: offsets [first, head), so many bytes of pages; the time of its last
-    record. stream_id: hex. path: of its directory at the broker.
+    """A partition with offsets [first, head). last_time_us: of its last record. bytes: of its
+    pages. stream_id: hex. path: its directory at the broker.
 
-    Of a classic queue: what its reader, who is named here only, has leased and not committed; ready
-    messages, and bytes of them, can be leased beyond that."""
+    For a classic queue: what `reader` has leased and not committed. ready, ready_bytes: messages
+    that can be leased beyond that.
+    """
 
     first: int
     head: int
@@ -65,12 +66,12 @@ class PartitionHead:
 
     @property
     def end(self) -> int:
-        """How far a query can get now."""
+        """Return the offset up to which a query can read now, leasing included."""
         return self.head + self.ready
 
     @property
     def record_bytes(self) -> float:
-        """Of a record, on average; 1 at least."""
+        """Return the average bytes of a record, at least 1."""
         return max((self.bytes + self.ready_bytes) / max(self.end - self.first, 1), 1.0)
 
 
@@ -79,7 +80,7 @@ Heads = dict[str, dict[int, PartitionHead]]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Offsets of partitions of streams, and the ids of the streams; readers: of classic queues."""
+    """Offsets by partition, ids by stream, and readers by classic queue."""
 
     offsets: dict[Key, int]
     ids: dict[str, str] = field(default_factory=dict)
@@ -87,18 +88,18 @@ class Positions:
 
 
 def stream_id_of(partitions: Mapping[int, PartitionHead]) -> str:
-    """One id for all partitions of a stream."""
+    """Return one id for all partitions of a stream."""
     ids = ",".join(f"{number}:{partitions[number].stream_id}" for number in sorted(partitions))
     return hashlib.blake2b(ids.encode(), digest_size=8).hexdigest()
 
 
 def is_classic(partitions: Mapping[int, PartitionHead]) -> bool:
-    """Whether they are those of a classic queue."""
+    """Return whether these are partitions of a classic queue."""
     return any(head.reader for head in partitions.values())
 
 
 def ids_of(heads: Heads) -> dict[str, str]:
-    """The id of each of these streams; a classic queue that nothing was leased of has none."""
+    """Return the id of each stream. A classic queue of which nothing was leased has none."""
     return {
         name: stream_id_of(partitions)
         for name, partitions in heads.items()
@@ -107,7 +108,7 @@ def ids_of(heads: Heads) -> dict[str, str]:
 
 
 def encode(positions: Positions) -> dict[str, dict[str, Any]]:
-    """As Spark keeps it; equal positions give equal text."""
+    """Return the offset as Spark keeps it. Equal positions give equal text."""
     found: dict[str, dict[str, Any]] = {}
     for (stream, partition), offset in sorted(positions.offsets.items()):
         found.setdefault(stream, {})[str(partition)] = offset
@@ -120,7 +121,7 @@ def encode(positions: Positions) -> dict[str, dict[str, Any]]:
 
 
 def decode(found: Mapping[str, Any]) -> Positions:
-    """Back from what Spark kept. OffsetError: this source did not write it."""
+    """Parse what Spark kept. Raises OffsetError for the offset of another source."""
     offsets: dict[Key, int] = {}
     ids: dict[str, str] = {}
     readers: dict[str, str] = {}
@@ -140,13 +141,13 @@ def decode(found: Mapping[str, Any]) -> Positions:
 
 
 def parse_offsets(found: Mapping[str, Any]) -> dict[Key, int]:
-    """{(stream, partition): offset} of an offset in a checkpoint or a progress report, as JSON has
-    it. OffsetError."""
+    """Return {(stream, partition): offset} for an offset in a checkpoint or a progress report, as
+    JSON has it. Raises OffsetError."""
     return decode(found).offsets
 
 
 def lag(end: Positions, latest: Positions) -> dict[Key, int]:
-    """How many records each partition is behind its head, 0 at least; a word counts as an end."""
+    """Return how many records each partition has after `end`; the word latest counts as the end."""
     found: dict[Key, int] = {}
     for key, head in latest.offsets.items():
         at = end.offsets.get(key, 0)
@@ -154,15 +155,15 @@ def lag(end: Positions, latest: Positions) -> dict[Key, int]:
     return found
 
 
-# ---- what options come to ------------------------------------------------------------------------
+# ---- start and end options -----------------------------------------------------------------------
 
 
 def starting(
     bound: Bound, heads: Heads, find: Find, *, is_strict: bool, is_streaming: bool
 ) -> Positions:
-    """Where a query begins. In a stream the earliest and the latest stay words; see the head of
-    this module. OptionError: a partition is named that there is not; or no record is as late as a
-    time that was given, and is_strict."""
+    """Return where a query begins. In a stream, earliest and latest stay words; see the head of
+    this module. Raises OptionError if a named partition does not exist, or, if is_strict, no record
+    is as late as a given time."""
     offsets = {}
     for key, head in _partitions(heads, bound, "startingOffsets"):
         if head.reader:
@@ -190,7 +191,7 @@ def starting(
 
 
 def _refuse_elsewhere(bound: Bound, key: Key) -> None:
-    """OptionError for a classic queue that is to begin elsewhere than at its first message."""
+    """Raise OptionError if a classic queue is to begin elsewhere than at its first message."""
     expected = (
         f"earliest: {key[0]!r} is a classic queue, which is read from its first message on; "
         "to begin a stream beside it elsewhere, name the stream in startingOffsets"
@@ -205,8 +206,8 @@ def _refuse_elsewhere(bound: Bound, key: Key) -> None:
 
 
 def ending(bound: Bound, heads: Heads, find: Find) -> Positions:
-    """Where a batch ends; a time later than all records means their end, as Kafka's source has
-    it. OptionError."""
+    """Return where a batch ends. A time after all records means their end, as in Kafka's source.
+    Raises OptionError."""
     offsets = {}
     for key, head in _partitions(heads, bound, "endingOffsets"):
         offset = _asked(bound, key, LATEST)
@@ -218,7 +219,7 @@ def ending(bound: Bound, heads: Heads, find: Find) -> Positions:
 
 
 def all_heads(heads: Heads) -> Positions:
-    """The end of everything there is, ready messages of classic queues included."""
+    """Return the end of everything, ready messages of classic queues included."""
     offsets = {
         (name, number): head.end
         for name, partitions in heads.items()
@@ -228,7 +229,7 @@ def all_heads(heads: Heads) -> Positions:
 
 
 def _partitions(heads: Heads, bound: Bound, option: str) -> Iterable[tuple[Key, PartitionHead]]:
-    """All partitions, after those that were named have been found among them."""
+    """Return all partitions. Raises OptionError if a named one is not among them."""
     for named in (bound.offsets, bound.times_us):
         for stream, partitions in (named or {}).items():
             for number in partitions:

@@ -1,23 +1,21 @@
-"""Pipeline: a file's spec as a Structured Streaming job, which can be stopped and goes on later.
+"""Pipeline: runs a pipeline file as a Structured Streaming job that can be stopped and resumed.
 
 Each micro-batch is one call of `_batch`:
 
-    parse, once, and keep the result   ->  how many rows, bytes, failures
+    parse once and keep the result     ->  number of rows, bytes, failures
     each sink of files                     exactly once (file_sink.py)
     each table of Delta or Iceberg         exactly once (delta_sink.py, iceberg_sink.py)
     the dead letters, if there are any     exactly once (sink.py)
     each queue or exchange                 exactly once; by `delivery` at least once
 
-Files and tables come first, and what may come twice last: a batch that fails half-way sends few
-messages in vain. When all is done Spark commits the batch in the checkpoint; a run that dies before
-that begins with the same batch again, with the same rows. Each sink knows the batch by the query's
-id, its own number in the file and the batch's: so it takes it once.
+Files and tables come first and at-least-once sinks last, so that a batch that fails half-way sends
+few messages in vain. Then Spark commits the batch in the checkpoint. A run that dies before that is
+followed by one that begins with the same batch and the same rows. A sink recognises the batch by
+the query's id, the sink's number in the file and the batch's number, and takes it once.
 
-`ask_stop` lets the batch that is under way end and be committed. With nothing under way the query
-is stopped. With one, the next call of `_batch` refuses its rows, which the next run will get:
-Spark has nothing that stops a query between two batches.
-
-Not here: the frames (pipeline_frames.py), what is drawn meanwhile (the command line).
+`ask_stop` lets the current batch end and commit. Between batches it stops the query. Otherwise the
+next call of `_batch` refuses its rows, which the next run gets again: Spark has no call that stops
+a query between two batches.
 """
 
 import re
@@ -34,24 +32,23 @@ from pyspark.sql import functions as F
 from penstock.clock import SystemClock
 from penstock.errors import PenstockError
 from penstock.spark import pipeline_frames as frames
-from penstock.spark.file_sink import FileSink
-from penstock.spark.lake_files import absolute, lake_files
-from penstock.spark.lake_schema import MisfitError
-from penstock.spark.lake_sinks import fitting_table, lake_table
-from penstock.spark.lake_table import LakeTable, ordered
+from penstock.spark.delta_sink import DeltaSink
+from penstock.spark.file_sink import FileSink, absolute, lake_files
+from penstock.spark.iceberg_sink import IcebergSink
+from penstock.spark.lake_table import LakeTable, MisfitError, arrow_schema, ordered
+from penstock.spark.options import AT_LEAST_ONCE
 from penstock.spark.pipeline_broker import broker_at, ensure_queue
 from penstock.spark.pipeline_file import ANY_EXCHANGE, PipelineFileError, PipelineSpec, SinkSpec
 from penstock.spark.pipeline_state import CHECKPOINT, RunFacts, StateLock, write_facts
-from penstock.spark.sink_options import AT_LEAST_ONCE
 
 POLL_S: Final = 0.2
-DEAD: Final = "dead"  # of the query's parts: the dead letters; the others are the sinks' numbers
+DEAD: Final = "dead"  # the query's part for dead letters; the others are the sinks' numbers
 QUERY_ID: Final = "sql.streaming.queryId"  # of Spark's job properties
 OURS: Final = re.compile(r"penstock\.[\w.]*?(\w+Error): ([^\n]*)")
 
 
 class PipelineError(PenstockError):
-    """A pipeline ended with an error: what it was, in a line. is_data: a row was the reason."""
+    """A pipeline failed. is_data: a row was the reason."""
 
     def __init__(self, text: str, *, is_data: bool = False) -> None:
         super().__init__(text)
@@ -64,9 +61,9 @@ class _StopAskedError(Exception):
 
 @dataclass(frozen=True)
 class Tick:
-    """What `run` tells now and then. facts: so far, of this run. progress: Spark's latest, as of
-    StreamingQueryProgress; None before the first batch. progress_rows: how many of the facts' rows
-    there were when that was made, for Spark makes it a little after the batch."""
+    """A progress report of `run`. facts: of this run so far. progress: Spark's latest, as of
+    StreamingQueryProgress; None before the first batch. progress_rows: rows in `facts` when
+    `progress` was made, which is a little after its batch."""
 
     facts: RunFacts
     progress: Any
@@ -74,8 +71,8 @@ class Tick:
 
 
 class Pipeline:
-    """One run of a pipeline. source: a stream to read in place of the spec's, for tests.
-    now_s: seconds since 1970."""
+    """One run of a pipeline. source: a stream to read instead of the file's, for tests. now_s:
+    returns seconds since 1970."""
 
     def __init__(
         self, spec: PipelineSpec, spark: SparkSession, *, source: DataFrame | None = None,
@@ -95,14 +92,15 @@ class Pipeline:
         self._rows_at: dict[int, int] = {}  # batch -> rows of the run at its end
 
     def ask_stop(self) -> None:
-        """Stop after the batch that is under way; from any thread, from a signal's handler too."""
+        """Stop after the current batch. May be called from any thread and from a signal handler."""
         self._stop_asked.set()
 
     def run(self, on_tick: Callable[[Tick], None] = lambda tick: None) -> RunFacts:
-        """Until the end of what there is, with the trigger available-now; else until `ask_stop`.
+        """Run until everything that exists is read (trigger available-now), or until `ask_stop`.
 
-        LockedError: it runs already. PipelineFileError: the file asks for what is not there.
-        PipelineError, PenstockError: it failed; the next run goes on with the same batch.
+        Raises LockedError if it runs already, PipelineFileError if the file asks for something that
+        does not exist, and PipelineError or another PenstockError if it failed; then the next run
+        continues with the same batch.
         """
         lock = StateLock(self._spec.state)
         try:
@@ -123,11 +121,11 @@ class Pipeline:
     # ---- the query -----------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """What must be there: queues, and columns."""
+        """Check columns and tables, and declare missing queues."""
         spec = self._spec
         data = frames.good(frames.staged(frames.empty_source(self._spark, spec), spec), spec)
         for number, sink in enumerate(spec.sinks, start=1):
-            place = place_of(spec, number)
+            place = spec.sink_place(number)
             rows = frames.sink_rows(data, sink, place)
             if sink.is_table:
                 self._tables[number] = fitting_table(spec, sink, rows, place)
@@ -153,7 +151,7 @@ class Pipeline:
         except PySparkException as error:
             if isinstance(self._failure, _StopAskedError):
                 return
-            raise self._told(error) from None
+            raise self._error_of(error) from None
         finally:
             if query.isActive:
                 query.stop()
@@ -164,8 +162,8 @@ class Pipeline:
         rows = 0 if progress is None else self._rows_at.get(progress["batchId"], self.facts.rows)
         return Tick(self.facts, progress, rows)
 
-    def _told(self, error: PySparkException) -> PenstockError:
-        """Our own error, wherever in Spark it was raised; else Spark's, in a line."""
+    def _error_of(self, error: PySparkException) -> PenstockError:
+        """Return our own error, wherever in Spark it was raised, or Spark's in one line."""
         if isinstance(self._failure, PenstockError):
             return self._failure
         text = f"{self._failure or ''}\n{error}"
@@ -173,7 +171,7 @@ class Pipeline:
         if ours:
             return PipelineError(f"{self._spec.name}: {ours[-1][1]}")
         cause = self._failure if isinstance(self._failure, PySparkException) else error
-        return PipelineError(f"{self._spec.name}: {frames.said(cause)}")
+        return PipelineError(f"{self._spec.name}: {frames.one_line(cause)}")
 
     # ---- a batch -------------------------------------------------------------------------------
 
@@ -207,7 +205,7 @@ class Pipeline:
         write_facts(spec, facts)
 
     def _measured(self, staged: DataFrame) -> tuple[int, int, int]:
-        """Rows, bytes of their values, and how many fail; parses the batch, once."""
+        """Parse the batch. Return its rows, the bytes of their values, and how many rows failed."""
         size = F.sum(frames.BYTES) if frames.BYTES in staged.columns else F.lit(0)
         found = staged.agg(
             F.count(F.lit(1)).alias("rows"), size.alias("bytes"),
@@ -231,7 +229,7 @@ class Pipeline:
             publish(frames.dead(staged, spec.name), options, spec.source.url)
         for number, sink in numbered:
             if sink.is_queue:
-                messages = frames.sink_rows(data, sink, place_of(spec, number))
+                messages = frames.sink_rows(data, sink, spec.sink_place(number))
                 http_url = spec.source.http_url if sink.url is None else None
                 options = self._delivery(
                     str(number), sink.delivery, batch_id, sink.http_url or http_url
@@ -246,13 +244,13 @@ class Pipeline:
         self.facts.sinks[sink.title] = self.facts.sinks.get(sink.title, 0) + rows
 
     def _write_files(self, data: DataFrame, number: int, sink: SinkSpec, batch_id: int) -> int:
-        """How many rows; 0 when the batch was decided by an earlier run."""
+        """Write the batch. Return its rows, 0 if an earlier run decided it."""
         files = lake_files(sink.target, self._spark)
         target = FileSink(files, absolute(sink.target), self._query_id(), self._run_word)
         directory = target.begin(batch_id)
         if directory is None:
             return 0
-        rows = frames.sink_rows(data, sink, place_of(self._spec, number))
+        rows = frames.sink_rows(data, sink, self._spec.sink_place(number))
         if sink.partition_by and sink.is_gathered:
             tasks = self._spark.sparkContext.defaultParallelism
             rows = rows.repartition(tasks, *sink.partition_by)
@@ -264,8 +262,8 @@ class Pipeline:
         return int(seen.get["rows"])
 
     def _write_table(self, data: DataFrame, number: int, sink: SinkSpec, batch_id: int) -> int:
-        """How many rows; 0 when the table has the batch, from an earlier run."""
-        place, query = place_of(self._spec, number), self._query_id()
+        """Write the batch. Return its rows, 0 if the table has it from an earlier run."""
+        place, query = self._spec.sink_place(number), self._query_id()
         table = self._tables.get(number) or lake_table(self._spec, sink, place)
         self._tables[number] = table
         if table.is_done(query, batch_id):
@@ -285,7 +283,7 @@ class Pipeline:
     def _delivery(
         self, which: str, delivery: str, batch_id: int, http_url: str | None
     ) -> dict[str, str]:
-        """Options of the sink: that this is that batch of one of the pipeline's queues."""
+        """Return the options that name the batch to a sink. which: of the query's parts."""
         options = {"delivery": delivery}
         if delivery != AT_LEAST_ONCE:
             options |= {"queryId": f"{self._query_id()}/{which}", "batchId": str(batch_id)}
@@ -313,13 +311,8 @@ class Pipeline:
         )
 
 
-def place_of(spec: PipelineSpec, number: int) -> str:
-    """Of a sink, for messages; counted from 1."""
-    return f"{spec.place}: [[sink]] {number}"
-
-
 def queues_written(spec: PipelineSpec) -> list[tuple[str | None, str]]:
-    """URL and name of each queue that it writes to."""
+    """Return URL and name of each queue that the pipeline writes to."""
     found = [
         (sink.url or spec.source.url, sink.target) for sink in spec.sinks if sink.kind == "queue"
     ]
@@ -329,12 +322,12 @@ def queues_written(spec: PipelineSpec) -> list[tuple[str | None, str]]:
 
 
 def has_bodies(data: DataFrame) -> bool:
-    """Whether its column `value` is a message's body as it is."""
+    """Return whether the column `value` is a message's body unchanged."""
     return any(f.name == "value" and f.dataType.typeName() == "binary" for f in data.schema.fields)
 
 
 def publish(messages: DataFrame, options: dict[str, str], url: str | None) -> int:
-    """Through the sink; how many rows."""
+    """Write messages through the sink. Return the number of rows."""
     seen = Observation()
     rows = messages.observe(seen, F.count(F.lit(1)).alias("rows"))
     writer = rows.write.format("penstock").options(**options)
@@ -342,3 +335,27 @@ def publish(messages: DataFrame, options: dict[str, str], url: str | None) -> in
         writer = writer.option("url", url)
     writer.mode("append").save()
     return int(seen.get["rows"])
+
+
+def lake_table(spec: PipelineSpec, sink: SinkSpec, place: str) -> LakeTable:
+    """Return a sink's table. place: the sink's, for messages. Raises LakeMissingError,
+    PipelineFileError."""
+    try:
+        if sink.kind == "delta":
+            return DeltaSink(
+                absolute(sink.target), partition_by=sink.partition_by, storage=spec.storage
+            )
+        return IcebergSink(sink.target, partition_by=sink.partition_by, catalog=spec.catalog)
+    except MisfitError as error:
+        raise PipelineFileError(place, str(error)) from None
+
+
+def fitting_table(spec: PipelineSpec, sink: SinkSpec, rows: "DataFrame", place: str) -> LakeTable:
+    """Return a sink's table after checking that rows of these columns fit it. The table is not
+    changed. Raises PipelineFileError."""
+    table = lake_table(spec, sink, place)
+    try:
+        table.check(arrow_schema(rows.schema))
+    except MisfitError as error:
+        raise PipelineFileError(place, str(error)) from None
+    return table

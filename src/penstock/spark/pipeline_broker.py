@@ -1,10 +1,8 @@
-"""What a pipeline asks a broker beside its rows: is it there, is a queue, how far is a stream.
+"""What a pipeline asks a broker beside its rows: does a queue exist, how far is a stream.
 
-All of it in the driver's process and by AMQP, with penstock.client. A queue that a pipeline writes
-to is declared if it is missing: durable, without arguments; one that is there stays as it is, be
-it a stream or have a limit.
-
-Not here: the rows, which the source and the sink carry (source.py, sink.py).
+All questions come from the driver's process, over AMQP, with penstock.client. The rows themselves
+go through the source and the sink. A missing queue that a pipeline writes to is declared durable,
+without arguments; an existing one stays as it is, be it a stream or a queue with limits.
 """
 
 from collections.abc import Iterator
@@ -20,12 +18,13 @@ NOT_FOUND = 404
 NAMES_MAX = 1000  # of one answer
 CLASSIC = "classic"
 
-Heads = dict[int, int]  # partition -> the offset behind its last record
+Heads = dict[int, int]  # partition -> the offset after its last record
 
 
 @contextmanager
 def broker_at(url: str | None) -> Iterator[ClientConnection]:
-    """A connection to there, for a few questions. UnreachableError and the broker's own."""
+    """Return a connection for a few questions. Raises UnreachableError and the broker's own
+    errors."""
     connection = connect(url)
     try:
         yield connection
@@ -34,24 +33,24 @@ def broker_at(url: str | None) -> Iterator[ClientConnection]:
 
 
 def has_queue(connection: ClientConnection, name: str) -> bool:
-    """Whether a queue or stream is there."""
+    """Return whether a queue or stream exists."""
     return messages_in(connection, name) is not None
 
 
 def messages_in(connection: ClientConnection, name: str) -> int | None:
-    """How many messages are ready in a queue; None: it is not there."""
+    """Return how many messages are ready in a queue, or None if it does not exist."""
     method = QueueDeclare(queue=name, passive=True)
     answer = _asked(connection, method)
     return answer.message_count if isinstance(answer, QueueDeclareOk) else None
 
 
 def has_exchange(connection: ClientConnection, name: str) -> bool:
-    """Whether an exchange is there."""
+    """Return whether an exchange exists."""
     return _asked(connection, ExchangeDeclare(exchange=name, passive=True)) is not None
 
 
 def ensure_queue(connection: ClientConnection, name: str) -> bool:
-    """Declare a queue if it is missing; whether it was."""
+    """Declare a queue if it is missing. Return whether it was."""
     if has_queue(connection, name):
         return False
     _asked(connection, QueueDeclare(queue=name, durable=True))
@@ -59,8 +58,8 @@ def ensure_queue(connection: ClientConnection, name: str) -> bool:
 
 
 def described(connection: ClientConnection, name: str) -> dict[str, Any]:
-    """What the broker says of a queue or stream: name, type ("classic", "stream"), ready, leases.
-    ChannelError: it is not there, or not for us to see."""
+    """Return the broker's description of a queue or stream: name, type ("classic", "stream"),
+    ready, leases. Raises ChannelError if it does not exist, or this user may not see it."""
     channel = connection.channel()
     try:
         found: Any = channel.call("describe_queue", {"queue": name}).result(ANSWER_S)
@@ -70,7 +69,8 @@ def described(connection: ClientConnection, name: str) -> dict[str, Any]:
 
 
 def names_at(connection: ClientConnection) -> list[str]:
-    """The names of queues and streams that this user may use, as many as one answer holds."""
+    """Return the names of queues and streams that this user may use, as many as one answer
+    holds."""
     channel = connection.channel()
     found: list[str] = []
     try:
@@ -83,8 +83,8 @@ def names_at(connection: ClientConnection) -> list[str]:
 
 
 def left_of(connection: ClientConnection, name: str, reader: str, done: int) -> int:
-    """How many messages or records a pipeline has not done with, that is behind `done` of them.
-    reader: under which name it leases. ChannelError."""
+    """Return how many messages or records are left after the first `done`. reader: the name under
+    which the pipeline leases. Raises ChannelError."""
     found = described(connection, name)
     if found["type"] != CLASSIC:
         return max(0, sum(heads_of(connection, name).values()) - done)
@@ -93,7 +93,8 @@ def left_of(connection: ClientConnection, name: str, reader: str, done: int) -> 
 
 
 def heads_of(connection: ClientConnection, stream: str) -> Heads:
-    """The heads of a stream's partitions. ChannelError: it is none, or not for us to see."""
+    """Return the heads of a stream's partitions. Raises ChannelError if it is not a stream, or not
+    visible."""
     channel = connection.channel()
     try:
         found: Any = channel.call("describe_stream", {"queue": stream}).result(ANSWER_S)
@@ -103,7 +104,7 @@ def heads_of(connection: ClientConnection, stream: str) -> Heads:
 
 
 def _asked(connection: ClientConnection, method: Any) -> Any:
-    """The answer; None: there is nothing of that name."""
+    """Return the broker's answer, or None if there is nothing of that name."""
     channel = connection.channel()
     try:
         return channel.ask(method).result(ANSWER_S)

@@ -1,54 +1,55 @@
-"""The pipeline file: TOML that says where rows come from, what becomes of them, and where they go.
+"""The pipeline file: TOML that says where rows come from, how they are transformed, where they go.
 
     [pipeline]
     name = "flights"                       # default: the file's name
     trigger = "available-now"              # or "10 seconds", "500 ms", "1 minute"
-    state = "state/flights"                # where it is: default state/<name>
+    state = "state/flights"                # the state directory, default state/<name>
     delivery = "exactly-once"              # into queues; or "idempotent", "at-least-once"
     [source]
-    queue = "flights.events"               # a stream or a classic queue; or files, each once:
+    queue = "flights.events"               # a stream or a classic queue; or files, each read once:
                                            # parquet = DIR, json = DIR
     url = "amqp://..."                     # the broker; default: PENSTOCK_URL, AMQP_URL, this host
     http_url = "http://..."                # default: port 15672 of the host of url
     path = "penstock-data"                 # or the store's directory, read beside the broker
-    start = "first"                        # of a first run; or "next", "2026-01-31T08:00:00Z"
-    records_max = 1_000_000                # of a batch; with files: how many of them
-    bytes_max = "256MiB"                   # of a batch
+    start = "first"                        # of the first run; or "next", "2026-01-31T08:00:00Z"
+    records_max = 1_000_000                # records of a batch; with files, files of a batch
+    bytes_max = "256MiB"                   # bytes of a batch
     columns = ["headers", "properties"]    # of messages, beside those that are always there
     [transform]
     schema = "month INT, carrier STRING"   # the value's JSON; without it: the message's columns
     keep = ["timestamp"]                   # columns of the message beside those of the schema
-    expect = ["carrier IS NOT NULL"]       # what must hold for each row
+    expect = ["carrier IS NOT NULL"]       # conditions that each row must meet
     sql = "SELECT * FROM source"           # or python = "module:function", DataFrame to DataFrame
-    on_error = "dead-letter"               # or "fail", "drop": rows that do not parse
+    on_error = "dead-letter"               # or "fail", "drop": for rows that fail
     dead_letter = "flights.dead"           # default: <queue>.dead
     [[sink]]
     parquet = "lake/flights"               # or orc, json
     partition_by = ["month"]
     where = "month > 1"
-    gather = true                          # a partition's rows in one task: few files, large ones
+    gather = true                          # a partition's rows in one task: few, large files
     [[sink]]
     delta = "lake/late"                    # or iceberg = "flights.late": a table, in one commit
     partition_by = ["month"]               # Iceberg: "day(timestamp)", "bucket(16, carrier)" too
     [[sink]]
-    queue = "flights.late"                 # or exchange; "*": the column `exchange` says which
+    queue = "flights.late"                 # or exchange; "*": the column `exchange` names it
     value = "to_json(struct(*))"           # SQL: the body; this is the default
     routing_key = "carrier"                # SQL: with exchange
     delivery = "at-least-once"             # default: that of [pipeline]; url, http_url: its broker
     [catalog]
-    warehouse = "warehouse"                # of Iceberg; type, uri ...: any catalog of pyiceberg's
+    warehouse = "warehouse"                # of Iceberg; type, uri ...: any catalog of pyiceberg
     [storage]
-    AWS_REGION = "eu-central-1"            # of Delta in object storage: options of deltalake's
+    AWS_REGION = "eu-central-1"            # of Delta in object storage: options of deltalake
     [spark]
-    "spark.sql.shuffle.partitions" = 4     # any setting of Spark's
+    "spark.sql.shuffle.partitions" = 4     # any setting of Spark
 
-What is read here is right as far as a file can be: an unknown key is an error that names the file,
-the table and the key that is probably meant; so is a value of a wrong kind. Whether columns exist
-only Spark can say (pipeline_check.py). Paths are as given: relative ones to where the command runs.
+Everything that can be checked without Spark is checked here. An unknown key is an error that names
+the file, the table and the key that was probably meant; so is a value of the wrong kind. Only Spark
+can say whether columns exist (pipeline_check.py). Relative paths start where the command runs.
 
-Not here: pyspark. This module is imported without it.
+This module imports no pyspark.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -60,9 +61,7 @@ from typing import Any, Final
 from penstock.client.amqp_url import DEFAULT, VARIABLES
 from penstock.errors import OptionError
 from penstock.queues.budget import parse_bytes
-from penstock.spark.sink_options import DELIVERIES, EXACTLY_ONCE
-from penstock.spark.toml_table import PipelineFileError as PipelineFileError
-from penstock.spark.toml_table import TomlTable
+from penstock.spark.options import DELIVERIES, EXACTLY_ONCE
 
 AVAILABLE_NOW: Final = "available-now"
 ON_ERROR: Final = ("dead-letter", "fail", "drop")
@@ -84,10 +83,20 @@ FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 BYTES_MAX_DEFAULT: Final = 256 << 20
 
 
+class PipelineFileError(OptionError):
+    """A value in a pipeline's file is wrong: where, and what is expected."""
+
+    def __init__(self, place: str, text: str) -> None:
+        Exception.__init__(self, f"{place}: {text}")
+        self.name = place
+        self.given = None
+        self.expected = text
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """kind: of SOURCE_KINDS, and its name or directory. start: FIRST, NEXT or a time. bytes_max,
-    records_max: of a batch; None: no limit. columns: of MORE_COLUMNS."""
+    """The [source]. kind: of SOURCE_KINDS; name: the queue or directory. start: FIRST, NEXT or a
+    time. bytes_max, records_max: limits of a batch, None for none. columns: of MORE_COLUMNS."""
 
     kind: str
     name: str
@@ -101,13 +110,13 @@ class SourceSpec:
 
     @property
     def is_queue(self) -> bool:
-        """Whether messages come from there, and not files."""
+        """Return whether messages come from there, not files."""
         return self.kind == "queue"
 
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """See the head of this module; None for what is not there."""
+    """The [transform]; None for keys that are not given."""
 
     schema: str | None = None
     keep: tuple[str, ...] = ()
@@ -120,7 +129,7 @@ class TransformSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """kind: of FILE_KINDS, TABLE_KINDS or QUEUE_KINDS; target: directory or name."""
+    """A [[sink]]. kind: of FILE_KINDS, TABLE_KINDS or QUEUE_KINDS; target: directory or name."""
 
     kind: str
     target: str
@@ -135,29 +144,29 @@ class SinkSpec:
 
     @property
     def is_files(self) -> bool:
-        """Whether it is a directory of files."""
+        """Return whether the sink is a directory of files."""
         return self.kind in FILE_KINDS
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table of Delta or Iceberg."""
+        """Return whether the sink is a table of Delta or Iceberg."""
         return self.kind in TABLE_KINDS
 
     @property
     def is_queue(self) -> bool:
-        """Whether messages are sent there."""
+        """Return whether the sink sends messages."""
         return self.kind in QUEUE_KINDS
 
     @property
     def title(self) -> str:
-        """For people: "parquet lake/flights"."""
+        """Return a name for people: "parquet lake/flights"."""
         return f"{self.kind} {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """A whole pipeline. place: its file, for messages. interval_ms: of the trigger; None: what is
-    there now, and then it ends. delivery: of dead letters. catalog, storage: Iceberg's, Delta's."""
+    """A whole pipeline. place: its file, for messages. interval_ms: of the trigger, None for
+    available-now. delivery: for dead letters. catalog, storage: for Iceberg and Delta."""
 
     place: str
     name: str
@@ -173,14 +182,18 @@ class PipelineSpec:
 
     @property
     def dead_letter(self) -> str | None:
-        """The queue of rows that failed, if they go to one."""
+        """Return the queue for rows that failed, or None if they do not go to one."""
         if self.transform.on_error != "dead-letter":
             return None
         return self.transform.dead_letter or f"{self.source.name}.dead"
 
+    def sink_place(self, number: int) -> str:
+        """Return where a sink is in the file, for messages. number: from 1 on."""
+        return f"{self.place}: [[sink]] {number}"
+
     @property
     def trigger(self) -> str:
-        """For people: "available-now", "10 seconds"."""
+        """Return the trigger for people: "available-now", "10 seconds"."""
         if self.interval_ms is None:
             return AVAILABLE_NOW
         return f"{self.interval_ms / 1000:g} seconds"
@@ -189,8 +202,11 @@ class PipelineSpec:
 def parse_pipeline(
     place: str, text: str, stem: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> PipelineSpec:
-    """A file's text. stem: the name of a pipeline that says none. given: what is said beside the
-    file and wins, such as {"source.url": "amqp://..."}. PipelineFileError."""
+    """Parse a file's text. Raises PipelineFileError.
+
+    place: the file, for messages. stem: the name of a pipeline that gives none. given: values that
+    override the file, such as {"source.url": "amqp://..."}.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -208,7 +224,7 @@ def parse_pipeline(
     source = _source(root.table("source", is_needed=True))
     sinks = tuple(_sink(one, delivery) for one in root.tables("sink"))
     if not sinks:
-        raise PipelineFileError(place, "it has no [[sink]]: where the rows go")
+        raise PipelineFileError(place, "no [[sink]]: the file needs one or more, for the rows")
     for number, one in enumerate(sinks):
         if not one.is_queue and any(
             one.target.rstrip("/") == x.target.rstrip("/") for x in sinks[:number]
@@ -233,18 +249,134 @@ def parse_pipeline(
 
 
 def with_url(spec: PipelineSpec, environment: Mapping[str, str]) -> PipelineSpec:
-    """With the broker's URL, where the file has none: what the environment says, or this host."""
+    """Return the spec with the broker's URL: the file's, else the environment's, else this
+    host's."""
     if spec.source.url is not None:
         return spec
     url = next((environment[name] for name in VARIABLES if environment.get(name)), DEFAULT)
     return replace(spec, source=replace(spec.source, url=url))
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- one table, with errors that say where it is -------------------------------------------------
+
+
+class TomlTable:
+    """A table of the file. Each method reads one key as a certain kind, and raises
+    PipelineFileError with file, table, key, given and expected value. place: the file; name: of the
+    table, such as "[sink]"."""
+
+    def __init__(self, place: str, name: str, values: Mapping[str, Any]) -> None:
+        self._place = place
+        self._name = name
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return the value as it is."""
+        return self._values.get(key, default)
+
+    @property
+    def where(self) -> str:
+        """Return where the table is, for messages: "flights.toml: [source]"."""
+        return f"{self._place}: {self._name}" if self._name else self._place
+
+    def wrong(self, key: str, given: object, expected: str) -> PipelineFileError:
+        """Return the error for a wrong value."""
+        return PipelineFileError(self.where, f"{key}: given {given!r}, expected {expected}")
+
+    def known(self, names: tuple[str, ...]) -> None:
+        """Raise PipelineFileError for a key that is not among `names`, with the nearest one."""
+        for key in self._values:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+                what = "key" if self._name else "table"
+                raise PipelineFileError(self.where, f"unknown {what} {key!r}, {hint}")
+
+    def table(self, key: str, *, is_needed: bool = False) -> "TomlTable":
+        """Return an inner table, empty if there is none and none is needed."""
+        if is_needed and key not in self._values:
+            raise PipelineFileError(self.where, f"no [{key}]: the file needs one")
+        values = self._values.get(key, {})
+        if not isinstance(values, dict):
+            raise self.wrong(key, values, f"a table [{key}]")
+        return TomlTable(self._place, f"[{key}]", values)
+
+    def tables(self, key: str) -> list["TomlTable"]:
+        """Return the tables of an array."""
+        values = self._values.get(key, [])
+        values = [values] if isinstance(values, dict) else values  # [sink] is a single one
+        if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
+            raise self.wrong(key, values, f"tables [[{key}]]")
+        return [
+            TomlTable(self._place, f"[[{key}]] {number}", one)
+            for number, one in enumerate(values, start=1)
+        ]
+
+    def one_of(self, kinds: tuple[str, ...]) -> tuple[str, str]:
+        """Return the one key of `kinds` that is given, and its text."""
+        found = [kind for kind in kinds if kind in self._values]
+        if len(found) != 1:
+            given = f"has {' and '.join(found)}" if found else "has none"
+            raise PipelineFileError(self.where, f"{given} of {', '.join(kinds)}: expected one")
+        text = self.text(found[0])
+        assert text is not None
+        return found[0], text
+
+    def text(self, key: str) -> str | None:
+        """Return a text that is not blank, or None."""
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts; a single text counts as a list."""
+        value = self._values.get(key, [])
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list) or not all(isinstance(x, str) and x for x in values):
+            raise self.wrong(key, value, "a list of texts")
+        return tuple(values)
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number from 1 on, or None."""
+        value = self._values.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.wrong(key, value, "a whole number, 1 or more")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return true or false."""
+        value = self._values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def flat(self) -> list[tuple[str, object]]:
+        """Return (name, value) pairs with dotted names, whether written as tables or in quotes."""
+
+        def flatten(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, object]]:
+            rows: list[tuple[str, object]] = []
+            for name, value in values.items():
+                if isinstance(value, dict):
+                    rows += flatten(f"{prefix}{name}.", value)
+                else:
+                    rows.append((prefix + name, value))
+            return rows
+
+        return flatten("", self._values)
+
+
+# ---- the tables ----------------------------------------------------------------------------------
 
 
 def _put(table: dict[str, Any], place: str, name: str, value: str) -> None:
-    """What is said beside the file: "table.key", and the value as TOML if it is some."""
+    """Set a value that overrides the file: name is "table.key", the value is TOML or a string."""
     first, dot, key = name.partition(".")
     inner = table.setdefault(first, {}) if dot else None
     if not isinstance(inner, dict):
@@ -281,7 +413,7 @@ def _source(table: TomlTable) -> SourceSpec:
     if kind != "queue":
         for key in of_queues:
             if key in table:
-                raise table.wrong(key, table[key], f"none: it goes with queue, and not with {kind}")
+                raise table.wrong(key, table[key], f"none: it is for queue, not for {kind}")
     return SourceSpec(
         kind=kind,
         name=name,
@@ -337,7 +469,7 @@ def _transform(table: TomlTable, source: SourceSpec) -> TransformSpec:
         raise table.wrong("on_error", on_error, f'"fail" or "drop": the source is {source.kind}')
     dead_letter = table.text("dead_letter")
     if dead_letter is not None and on_error != "dead-letter":
-        raise table.wrong("dead_letter", dead_letter, 'on_error = "dead-letter" with it')
+        raise table.wrong("dead_letter", dead_letter, 'on_error = "dead-letter"')
     keep = table.texts("keep")
     if schema is not None and not source.is_queue:
         raise table.wrong("schema", schema, f"none: {source.kind} files have their own")
@@ -374,9 +506,9 @@ def _sink(table: TomlTable, delivery: str) -> SinkSpec:
     for key in of_files if is_queue else of_queues:
         if key in table:
             kinds = (*FILE_KINDS, *TABLE_KINDS) if is_queue else QUEUE_KINDS
-            raise table.wrong(key, table[key], f"none: it goes with {' or '.join(kinds)}")
+            raise table.wrong(key, table[key], f"none: it is for {' or '.join(kinds)}")
     if kind == "queue" and "routing_key" in table:
-        raise table.wrong("routing_key", table["routing_key"], "none: it goes with exchange")
+        raise table.wrong("routing_key", table["routing_key"], "none: it is for exchange")
     return SinkSpec(
         kind=kind,
         target=target,

@@ -1,19 +1,16 @@
 """Frames of a pipeline: from the rows of a source to those of each sink, as Spark's plans.
 
     source    columns of messages, or of files
-    staged    + parsed by the schema; a column with the reason why a row fails, null if it does not
-    good      those without a reason, through sql or python
-    rows      of a sink: where; for a queue value, routing_key, headers
-    dead      those with a reason: value, headers {reason, stream, partition, offset}
+    staged    + parsed by the schema; + a column with the reason why a row fails, or null
+    good      staged rows without a reason, through sql or python
+    rows      for a sink: through where; for a queue value, routing_key, headers
+    dead      staged rows with a reason: value, headers {reason, stream, partition, offset}
 
-A transform sees one batch at a time: in `sql`, what is aggregated is aggregated within a batch.
-Everything here is lazy and works on an empty frame of the same columns, which is how a file is
-checked before anything runs.
+A transform sees one batch at a time: `sql` aggregates within a batch. Everything here is lazy and
+works on an empty frame with the same columns, which is how a file is checked before it runs.
 
-Spark is in ANSI mode: a cast in `sql` that fails ends the pipeline, so `try_cast` is what one
-writes there. Parsing never raises: what does not parse has a reason.
-
-Not here: running (pipeline.py), what stands in a file (pipeline_file.py).
+Spark is in ANSI mode: a cast in `sql` that fails ends the pipeline; try_cast does not. Parsing
+never raises: a row that cannot be parsed has a reason.
 """
 
 import importlib
@@ -26,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from penstock.spark.lake_files import absolute
-from penstock.spark.lake_schema import MisfitError, divisions_of
+from penstock.spark.file_sink import absolute
+from penstock.spark.lake_table import MisfitError, divisions_of
 from penstock.spark.pipeline_file import (
     ANY_EXCHANGE,
     MESSAGE_COLUMNS,
@@ -49,11 +46,12 @@ MESSAGE_SCHEMA: Final = (
 )
 PASSED_ON: Final = ("message_id", "headers", "properties")  # of messages that go on as they are
 BODY_AND_KEY: Final = "value or routing_key"
-SAID_MAX: Final = 300
+TEXT_MAX: Final = 300
 
 
 def source_options(source: SourceSpec, reader: str) -> dict[str, str]:
-    """Those of the Spark source for a queue; reader: the name its offsets are kept under."""
+    """Return the options of Spark's source for a queue. reader: the name under which it keeps
+    offsets."""
     options = {"subscribe": source.name, "readerId": reader}
     for name, value in (
         ("url", None if source.path else source.url),
@@ -74,7 +72,7 @@ def source_options(source: SourceSpec, reader: str) -> dict[str, str]:
 
 
 def read_stream(spark: SparkSession, spec: PipelineSpec) -> DataFrame:
-    """The source, as a stream."""
+    """Return the source as a stream."""
     source = spec.source
     if source.is_queue:
         options = source_options(source, spec.name)
@@ -86,24 +84,24 @@ def read_stream(spark: SparkSession, spec: PipelineSpec) -> DataFrame:
 
 
 def files_schema(spark: SparkSession, spec: PipelineSpec) -> StructType:
-    """That of the files which are there now. PipelineFileError: there are none to learn it from."""
+    """Return the schema of the files that exist now. Raises PipelineFileError if there are none."""
     source = spec.source
     try:
         return spark.read.format(source.kind).load(absolute(source.name)).schema
     except PySparkException as error:
         raise PipelineFileError(
-            f"{spec.place}: [source]", f"{source.kind}: {source.name}: {said(error)}"
+            f"{spec.place}: [source]", f"{source.kind}: {source.name}: {one_line(error)}"
         ) from None
 
 
 def message_schema(spec: PipelineSpec) -> str:
-    """The columns of a queue's messages, as the source gives them."""
+    """Return the columns of a queue's messages, as the source gives them."""
     more = "".join(f", {name} MAP<STRING, STRING>" for name in spec.source.columns)
     return MESSAGE_SCHEMA + more
 
 
 def empty_source(spark: SparkSession, spec: PipelineSpec) -> DataFrame:
-    """A frame of the source's columns, without rows."""
+    """Return a frame with the source's columns and no rows."""
     schema: Any = message_schema(spec) if spec.source.is_queue else files_schema(spark, spec)
     return spark.createDataFrame([], schema)
 
@@ -112,14 +110,16 @@ def empty_source(spark: SparkSession, spec: PipelineSpec) -> DataFrame:
 
 
 def data_schema(spec: PipelineSpec) -> StructType | None:
-    """The schema that values are parsed by. PipelineFileError: it is none."""
+    """Return the schema for parsing values, or None. Raises PipelineFileError if it is invalid."""
     text = spec.transform.schema
     if text is None:
         return None
     try:
         schema = StructType.fromDDL(text)
     except PySparkException as error:
-        raise PipelineFileError(f"{spec.place}: [transform]", f"schema: {said(error)}") from None
+        raise PipelineFileError(
+            f"{spec.place}: [transform]", f"schema: {one_line(error)}"
+        ) from None
     if not isinstance(schema, StructType):
         kind = schema.simpleString()
         raise PipelineFileError(
@@ -129,7 +129,8 @@ def data_schema(spec: PipelineSpec) -> StructType | None:
 
 
 def staged(source: DataFrame, spec: PipelineSpec) -> DataFrame:
-    """See the head of this module. PipelineFileError: a column that `expect` names is not there."""
+    """Return the source's rows parsed, with the reason of each failure. Raises PipelineFileError if
+    `expect` names a missing column."""
     schema = data_schema(spec)
     reasons: list[Any] = []
     rows = source
@@ -159,14 +160,14 @@ def staged(source: DataFrame, spec: PipelineSpec) -> DataFrame:
         rows = rows.select(*names, *hidden, F.coalesce(F.lit(None), *reasons).alias(REASON))
     except PySparkException as error:
         raise _unknown(f"{spec.place}: [transform]", "expect", error, names) from None
-    if spec.source.is_queue:  # the whole value is needed of those that fail, and of no others
+    if spec.source.is_queue:  # only failed rows need the whole value
         value = F.when(F.col(REASON).isNotNull(), F.col(HIDDEN + "value"))
         rows = rows.withColumn(HIDDEN + "value", value)
     return rows
 
 
 def _parsed(rows: DataFrame, schema: StructType) -> tuple[DataFrame, Any]:
-    """With the column PARSED, and the reason why a row could not be parsed."""
+    """Return the rows with the column PARSED, and the reason why a row could not be parsed."""
     with_corrupt = StructType([*schema.fields, StructField(CORRUPT, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     text = F.col("value").cast("string")
@@ -192,7 +193,7 @@ def _parsed(rows: DataFrame, schema: StructType) -> tuple[DataFrame, Any]:
 
 
 def dead(rows: DataFrame, pipeline: str) -> DataFrame:
-    """Of staged rows those that fail, as messages."""
+    """Return the failed rows of a staged frame as messages."""
     headers: list[Any] = [
         F.lit("reason"), F.col(REASON),
         F.lit("stream"), F.col(HIDDEN + "queue"),
@@ -209,7 +210,7 @@ def dead(rows: DataFrame, pipeline: str) -> DataFrame:
 
 
 def good(rows: DataFrame, spec: PipelineSpec) -> DataFrame:
-    """Of staged rows those that do not fail, through the transform. PipelineFileError."""
+    """Return the good rows of a staged frame, through the transform. Raises PipelineFileError."""
     names = [name for name in rows.columns if not name.startswith(HIDDEN)]
     data = rows.where(F.col(REASON).isNull()).select(*(F.col(f"`{name}`") for name in names))
     transform = spec.transform
@@ -225,6 +226,7 @@ def good(rows: DataFrame, spec: PipelineSpec) -> DataFrame:
 
 
 def _by_python(data: DataFrame, spec: PipelineSpec) -> DataFrame:
+    """Return the frame that the user's function makes. Raises PipelineFileError."""
     place, name = f"{spec.place}: [transform]", spec.transform.python
     assert name is not None
     module, _, function = name.partition(":")
@@ -241,7 +243,7 @@ def _by_python(data: DataFrame, spec: PipelineSpec) -> DataFrame:
     except PySparkException as error:
         raise _unknown(place, f"python: {name}", error, data.columns) from None
     if not isinstance(made, DataFrame):
-        raise PipelineFileError(place, f"python: {name} gave {made!r}, expected a DataFrame")
+        raise PipelineFileError(place, f"python: {name} returned {made!r}, expected a DataFrame")
     return made
 
 
@@ -249,7 +251,7 @@ def _by_python(data: DataFrame, spec: PipelineSpec) -> DataFrame:
 
 
 def sink_rows(data: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
-    """What a sink is given of the transform's rows; place: the sink's, for messages."""
+    """Return the rows for a sink. place: the sink's, for messages. Raises PipelineFileError."""
     try:
         rows = data if sink.where is None else data.where(sink.where)
     except PySparkException as error:
@@ -263,13 +265,13 @@ def sink_rows(data: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
             and sink.partition_by
             and len(sink.partition_by) == len(data.columns)
         ):
-            raise PipelineFileError(place, "partition_by: names all columns, and leaves no data")
+            raise PipelineFileError(place, "partition_by: names all columns, so no data is left")
         return rows
     return _messages(rows, sink, place)
 
 
 def _divided_by(sink: SinkSpec, place: str) -> list[str]:
-    """The columns of partition_by."""
+    """Return the columns of partition_by."""
     if not sink.is_table:
         return list(sink.partition_by)
     try:
@@ -307,24 +309,24 @@ def _messages(rows: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
     return made
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
-def said(error: PySparkException) -> str:
-    """What Spark said, in a line."""
+def one_line(error: PySparkException) -> str:
+    """Return Spark's error in one line."""
     text = " ".join((error.getMessage() or str(error)).split())
     text = text.partition(" SQLSTATE: ")[0]
-    return text if len(text) <= SAID_MAX else text[: SAID_MAX - 4] + " ..."
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 4] + " ..."
 
 
 def _unknown(
     place: str, key: str, error: PySparkException, columns: Iterable[str]
 ) -> PipelineFileError:
-    """An error of analysis; for a column that is not there, those that are."""
+    """Return the error of an analysis; for a missing column with the existing ones."""
     parameters = error.getMessageParameters() or {}
     if "objectName" in parameters and "UNRESOLVED_COLUMN" in (error.getCondition() or ""):
         return _missing(place, key, parameters["objectName"].replace("`", ""), columns)
-    return PipelineFileError(place, f"{key}: {said(error)}")
+    return PipelineFileError(place, f"{key}: {one_line(error)}")
 
 
 def _missing(place: str, key: str, name: str, columns: Iterable[str]) -> PipelineFileError:

@@ -1,15 +1,13 @@
-"""Where a pipeline is, as its state directory tells: read without Spark, and while it runs.
+"""A pipeline's state directory: how far it is and how its last run went, read without Spark.
 
     state/flights/
         checkpoint/            Spark's: metadata {"id": the query}, offsets/<batch>, commits/<batch>
-        pipeline.json          ours: what it is, and how its last run went
-        lock                   held while it runs
+        pipeline.json          ours: the pipeline, and how its last run went
+        lock                   held during a run
 
 An offsets file is a line "v1", a line of Spark's own, and a line of JSON for each source: the
-offset where the batch ends. A batch is done when commits/ has its number; one that is in offsets/
-alone was planned and is done again, the same, by the next run.
-
-Not here: what a source's offset means (offsets.py).
+offset where the batch ends. A batch is done when commits/ has its number. A batch that is only in
+offsets/ was planned, and the next run does it again. What the offsets mean: offsets.py.
 """
 
 import fcntl
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import LockedError
-from penstock.spark.lake_files import LocalFiles
+from penstock.spark.file_sink import LocalFiles
 from penstock.spark.pipeline_file import PipelineSpec
 
 CHECKPOINT: Final = "checkpoint"
@@ -31,9 +29,8 @@ LOCK: Final = "lock"
 
 @dataclass
 class RunFacts:
-    """What a run has done. outcome: "running", "done", "stopped" or "failed". sinks: title -> rows;
-    those of a batch that a replay found in files or tables are not
-    counted again. Times in seconds since 1970."""
+    """What a run has done. outcome: "running", "done", "stopped" or "failed". sinks: title -> rows,
+    without rows that a replay found in files or tables already. Times are seconds since 1970."""
 
     started_s: float
     ended_s: float | None = None
@@ -48,8 +45,9 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """Of one directory. planned, committed: the last batch in offsets/ and commits/, None without
-    one. offsets: of the last committed batch, one for each source. is_running: its lock is held."""
+    """The state in one directory. planned, committed: the last batch in offsets/ and commits/, or
+    None. offsets: of the last committed batch, one for each source. is_running: whether the lock is
+    held."""
 
     directory: str
     name: str
@@ -62,26 +60,26 @@ class PipelineState:
 
 
 def is_remote(path: str) -> bool:
-    """Whether it is no directory of this machine."""
+    """Return whether the path is not a directory of this machine."""
     return "://" in path
 
 
 def write_facts(spec: PipelineSpec, run: RunFacts) -> None:
-    """For those who look; a remote state directory has none."""
+    """Write pipeline.json. A remote state directory has none."""
     if is_remote(spec.state):
         return
-    told = {
+    facts = {
         "name": spec.name, "file": spec.place, "trigger": spec.trigger,
         "source": {"kind": spec.source.kind, "name": spec.source.name, "path": spec.source.path},
         "sinks": [sink.title for sink in spec.sinks],
         "dead_letter": spec.dead_letter,
         "run": asdict(run),
     }  # fmt: skip
-    LocalFiles().write(f"{spec.state}/{FACTS}", json.dumps(told, indent=1))
+    LocalFiles().write(f"{spec.state}/{FACTS}", json.dumps(facts, indent=1))
 
 
 def read_state(directory: str) -> PipelineState | None:
-    """None: it is not the state of a pipeline."""
+    """Return the state in a directory, or None if it has no pipeline's state."""
     root = Path(directory)
     facts = _json(root / FACTS)
     checkpoint = root / CHECKPOINT if (root / CHECKPOINT).is_dir() else root
@@ -102,7 +100,7 @@ def read_state(directory: str) -> PipelineState | None:
 
 
 def find_states(root: str) -> list[PipelineState]:
-    """Those in a directory or below it, by name."""
+    """Return the states in a directory or directly below it, by name."""
     top = Path(root)
     found = [read_state(str(top))] if top.is_dir() else []
     if found == [None]:
@@ -144,7 +142,8 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 class StateLock:
-    """One run at a time. LockedError: there is another. Of a remote directory there is none."""
+    """Allows one run at a time. Raises LockedError if there is another. A remote directory has no
+    lock."""
 
     def __init__(self, state: str) -> None:
         self._descriptor = -1
@@ -163,14 +162,14 @@ class StateLock:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give it back; again: nothing."""
+        """Release the lock. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds it."""
+    """Return whether a process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

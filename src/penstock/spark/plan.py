@@ -1,27 +1,27 @@
 """The plan of a batch: how far it reads, what of that is lost, and into which tasks it is cut.
 
-All pure functions of offsets, heads, tables of pages and options: Spark asks for the partitions of
-the same range again after a failure, and must get the same records.
+All functions are pure, of offsets, heads, tables of pages and options: Spark asks for the
+partitions of the same range again after a failure, and must get the same records.
 
-**How far.** `limited` takes the backlog, all of it or as much as the limits allow: the rows of
-maxOffsetsPerTrigger are shared among partitions by what each has to give, as Kafka's source does,
-and what still is more than maxBytesPerTrigger is cut in proportion. A batch that may read anything
-reads one record at least. Of a classic queue `limited` says how many messages may be leased, by the
-average of those that are ready, and `shares` how many bytes, which the broker keeps to; what is
-leased already comes first, alone: no more is leased before it is read.
+**How far.** `limited` takes the whole backlog, or as much as the limits allow.
+maxOffsetsPerTrigger is shared among partitions in proportion to their backlogs, as in Kafka's
+source; what still exceeds maxBytesPerTrigger is cut in proportion to bytes. A batch with a backlog
+reads at least one record. For a classic queue, `limited` says how many messages to lease, by the
+average size of ready ones, and `shares` how many bytes, which the broker enforces. Messages that
+are leased already are read alone, before more are leased.
 
-**What is lost.** `ranges` holds start and end against what is there: records that retention took,
-a head behind the start (a power cut in `os` mode, a restored backup), another stream of the same
-name, a stream that is gone. Each is a Loss, for the caller to raise or to warn of; the ranges are
-what can still be read.
+**What is lost.** `ranges` compares start and end with what exists. A Loss is: records that
+retention deleted, a head before the start (a power cut in `os` mode, a restored backup), another
+stream of the same name, a missing stream. The caller raises it or warns; the ranges are what can
+still be read.
 
-**Which tasks.** A task reads maxBytesPerPartition at most, and there are minPartitions of them at
-least as far as there are records. Cuts are at borders of pages where one is near (a page is opened
-and mapped once then), and within pages elsewhere: any offset can be found in the index.
+**Which tasks.** A task reads at most maxBytesPerPartition, and there are at least minPartitions
+tasks if there are enough records. Cuts are at a border of pages if one is near, so that a page is
+opened and mapped once; otherwise within a page, where the index finds any offset.
 
-Bytes of a range are those of its pages, and within a page what the average of its records says.
+The bytes of a range are those of its pages; within a page, by the average of its records.
 
-Not here: where pages and heads come from (access.py). Nothing of Spark.
+Nothing here is Spark's.
 """
 
 from bisect import bisect_right
@@ -31,13 +31,13 @@ from math import ceil
 from typing import NamedTuple
 
 from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
-from penstock.spark.source_options import EARLIEST, LATEST
+from penstock.spark.options import EARLIEST, LATEST
 
-NEAR = 0.25  # of a task's bytes: a border that near to a cut takes its place
+NEAR = 0.25  # of a task's bytes: a cut moves to a border of pages that is this near
 
 
 class PageSpan(NamedTuple):
-    """A page: offsets [base, base + records), so many bytes."""
+    """A page: offsets [base, base + records), and its bytes."""
 
     base: int
     records: int
@@ -55,8 +55,8 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records that a query should have read and that are not there. why: a sentence. reader: of the
-    lease, if it is one of a classic queue."""
+    """Records that a query should have read and that do not exist. why: a sentence. reader: the
+    lease's, for a classic queue."""
 
     stream: str
     partition: int
@@ -70,7 +70,7 @@ class Loss:
 
 
 class PageTable:
-    """Bytes and offsets of a partition, by its pages, the oldest first; at least one."""
+    """Bytes and offsets of a partition by its pages, oldest first; at least one page."""
 
     def __init__(self, pages: Sequence[PageSpan]) -> None:
         self._pages = pages
@@ -80,21 +80,22 @@ class PageTable:
             self._bytes_at.append(self._bytes_at[-1] + page.bytes)
 
     def bytes_before(self, offset: int) -> float:
-        """How many bytes of pages lie before it."""
+        """Return the bytes of pages before that offset."""
         at = max(bisect_right(self._bases, offset) - 1, 0)
         page = self._pages[at]
         part = min(max(offset - page.base, 0), page.records) / max(page.records, 1)
         return self._bytes_at[at] + part * page.bytes
 
     def offset_at(self, position: float) -> int:
-        """The offset that so many bytes lie before, rounded down."""
+        """Return the offset that has so many bytes before it, rounded down."""
         at = min(max(bisect_right(self._bytes_at, position) - 1, 0), len(self._pages) - 1)
         page = self._pages[at]
         part = (position - self._bytes_at[at]) / max(page.bytes, 1)
         return page.base + min(int(part * page.records), page.records)
 
     def border_near(self, offset: int) -> int:
-        """The border of pages that is nearest in bytes; the first page has none before it."""
+        """Return the border of pages nearest to that offset, in bytes; the first page has none
+        before it."""
         at = max(bisect_right(self._bases, offset) - 1, 0)
         page = self._pages[at]
         is_later = offset - page.base > page.records / 2
@@ -105,48 +106,49 @@ Pages = Callable[[str, int], PageTable]
 
 
 def table_of_average(first: int, head: int, size_bytes: int) -> PageTable:
-    """For a partition whose pages are not known: one page of it all."""
+    """Return a table of one page, for a partition whose pages are unknown."""
     return PageTable([PageSpan(first, max(head - first, 1), max(size_bytes, 1))])
 
 
-# ---- what is there of it -------------------------------------------------------------------------
+# ---- what is lost --------------------------------------------------------------------------------
 
 
 def _gone(key: Key, reader: str) -> Loss:
-    return Loss(*key, "it is not there any more", reader)
+    """Return the loss of a partition that no longer exists."""
+    return Loss(*key, "it no longer exists", reader)
 
 
 def _replaced(key: Key, reader: str) -> Loss:
-    """It has another id."""
+    """Return the loss of a stream that now has another id."""
     if reader:
-        why = "that lease is gone: it was released, or the queue was deleted and declared again"
+        why = "its lease is gone: it was released, or the queue was deleted and declared again"
         return Loss(*key, why, reader)
     return Loss(*key, "it was deleted and declared again")
 
 
 def _behind(key: Key, head: PartitionHead, offset: int, reader: str) -> Loss:
-    """It ends before an offset that was there."""
+    """Return the loss of a partition that ends before an offset that existed."""
     if reader:
         why = (
-            f"messages up to {offset} were leased, there are {head.head}: it was released, or the "
+            f"it ends at message {head.head}, expected at least {offset}: it was released, or the "
             "queue was deleted and declared again"
         )
         return Loss(*key, why, reader)
-    return Loss(*key, f"it ends at offset {head.head}, before {offset}, which was there before")
+    return Loss(*key, f"it ends at offset {head.head}, expected at least {offset}")
 
 
 def _taken(key: Key, first: int, last: int, reader: str) -> Loss:
-    """What came first is not there any more."""
+    """Return the loss of records at the start that no longer exist."""
     if reader:
-        why = f"messages {first} to {last - 1} were committed, so the queue has them no more"
+        why = f"messages {first} to {last - 1} were committed, so the queue no longer has them"
         return Loss(*key, why, reader)
     return Loss(*key, f"records {first} to {last - 1} were reclaimed by retention")
 
 
 def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range], list[Loss]]:
-    """What there is to read from start to end, and what there is not. Empty ranges are left out.
+    """Return what there is to read from start to end, without empty ranges, and what is lost.
 
-    A partition that start does not have is new: it is read from its first record on.
+    A partition that start does not have is new: it is read from its first record.
     """
     found: list[Range] = []
     losses: list[Loss] = []
@@ -184,7 +186,7 @@ def ranges(start: Positions, end: Positions, heads: Heads) -> tuple[list[Range],
 
 
 def behind(start: Positions, heads: Heads) -> list[Loss]:
-    """Partitions that end before where a query stands, or that are gone."""
+    """Return the losses of partitions that end before the query's offset, or no longer exist."""
     losses = []
     ids = ids_of(heads)
     for key, offset in sorted(start.offsets.items()):
@@ -204,7 +206,7 @@ def behind(start: Positions, heads: Heads) -> list[Loss]:
 
 
 def backlog(start: Positions, target: Positions, heads: Heads) -> dict[Key, Range]:
-    """What each partition of target has from start on. Words and what is reclaimed are seen to."""
+    """Return what each partition of target has after start. Words become numbers."""
     found = {}
     ids = ids_of(heads)
     for key, end in target.offsets.items():
@@ -227,7 +229,7 @@ def limited(
     there: Mapping[Key, Range], heads: Heads, pages: Pages, *, max_rows: int | None,
     max_bytes: int | None,
 ) -> dict[Key, int]:  # fmt: skip
-    """Where a batch ends that reads what is there, within the limits."""
+    """Return where a batch ends that reads this backlog within the limits."""
     ends = {key: one.end for key, one in there.items()}
     total = sum(one.end - one.start for one in there.values())
     if max_rows is not None and total > max_rows:
@@ -260,7 +262,7 @@ def limited(
 
 
 def _table(one: Range, heads: Heads, pages: Pages) -> PageTable:
-    """The pages of what is to be read; messages that are to be leased have none yet."""
+    """Return the pages of a range; messages that are yet to be leased have none."""
     head = heads[one.stream][one.partition]
     if one.start < head.head or not head.reader:
         return pages(one.stream, one.partition)
@@ -271,7 +273,8 @@ def _table(one: Range, heads: Heads, pages: Pages) -> PageTable:
 def shares(
     there: Mapping[Key, Range], ends: Mapping[Key, int], heads: Heads, max_bytes: int
 ) -> dict[Key, int]:
-    """How many bytes of a batch's each partition may have, by what it is to read: 1 at least."""
+    """Return how many bytes of a batch each partition may have, in proportion to what it is to
+    read; at least 1."""
     sizes = {
         key: (ends[key] - one.start) * heads[key[0]][key[1]].record_bytes
         for key, one in there.items()
@@ -287,7 +290,7 @@ def tasks(
     found: Sequence[Range], heads: Heads, pages: Pages, *, max_bytes: int,
     max_rows: int | None = None, min_count: int | None = None,
 ) -> list[Range]:  # fmt: skip
-    """The ranges, cut into what tasks read, in order."""
+    """Return the ranges, cut into what tasks read, in order."""
     if not found:
         return []
     tables: dict[Key, PageTable] = {}
@@ -317,7 +320,7 @@ def tasks(
 
 
 def _cut(one: Range, count: int, table: PageTable | None, max_rows: int | None) -> list[Range]:
-    """A range in so many pieces of about the same size."""
+    """Cut a range into so many pieces of about equal bytes."""
     if count <= 1:
         return [one]
     starts = [one.start]

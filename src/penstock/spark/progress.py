@@ -1,28 +1,42 @@
-"""StreamProgress: where a streaming query begins, how far a batch of it goes, what it reads.
+"""StreamProgress: where a streaming query begins, how far each batch goes, and what its tasks read.
 
-This is the driver's side of a stream, without Spark: the thin reader of source.py calls it. What
-Spark does with it, and what follows from that:
+This is the driver's side of a stream, without Spark; the reader in source.py calls it. Its methods
+are named after Spark's. What Spark does, and what follows from it:
 
-* the first offset is asked for twice, and again after a restart when no batch was committed: so
-  words (earliest, latest) stay words until a batch has an end (offsets.py);
-* the latest offset is asked for fifty times a second when nothing happens: heads are believed for a
-  moment, and nothing new gives back the very offset that was given;
-* after a failure the same start and end come again, without a question for the latest offset:
-  `batch` is a function of the two;
-* `commit(end)` comes when the next batch is built, and in a run with AvailableNow not at all for
-  the last one. But the latest offset is asked for only when the batch before is done, so its start
-  says the same, and sooner;
-* retention must not take what may be replayed, so the reader's kept_from at the broker stands at
-  the start of the oldest batch that was not committed, and is said again every RENEW_S, by a
-  thread, for a batch may take hours and Spark asks nothing meanwhile. Ten minutes after it was last
-  said the broker lets go: a job that was killed holds nothing for ever.
+* Spark asks for the initial offset twice, and again after a restart without a committed batch. So
+  words (earliest, latest) stay words until a batch has an end (offsets.py).
+* Spark asks for the latest offset fifty times a second while nothing happens. So heads are cached
+  briefly, and with no new data `latest_offset` returns its argument unchanged.
+* After a failure the same start and end come again, without a question for the latest offset. So
+  `partitions` is a function of the two.
+* `commit(end)` comes when the next batch is built, and for the last batch of an AvailableNow run
+  not at all. But Spark asks for the latest offset only when the batch before is done, so the start
+  in that question says the same, and sooner.
+* Retention must keep what may be replayed. So the reader's kept_from at the broker is the start of
+  the oldest uncommitted batch. A thread renews it every RENEW_S, because a batch may take hours.
+  The broker drops it ten minutes after the last renewal, so a killed job holds nothing for ever.
 
-A query without a readerId holds under a name of its own, which is deleted when it ends.
+A query without a readerId holds under a random name, which is deleted when the query stops.
 
-Classic queues go the same way, with messages leased where heads are looked up (query_leases.py).
+minOffsetsPerTrigger waits at most maxTriggerDelay. It does not apply to AvailableNow, and never
+delays the batch that turns "latest" into a number.
 
-The least that a batch should have (minOffsetsPerTrigger) waits for maxTriggerDelay at most, does
-not count for AvailableNow, and never holds up the batch that pins down where "latest" was.
+**Classic queues.** A batch of a stream is a range that exists anyway; a batch of a classic queue
+must be leased. `latest_offset` leases as much as the batch may have, and Spark writes the end down
+before the batch runs. So
+
+* messages that were leased but are in no batch (after a crash between the two) are the next batch,
+  before anything more is leased;
+* a batch that runs again finds its ordinals in the lease, and they are the same messages;
+* a lease belongs to a reader, whose name must outlive the process: the readerId, or a random name
+  that a first, empty batch writes into the checkpoint. Nothing is leased under another name, so
+  nothing is left under a name that nobody knows;
+* a question for the next batch means that the one before is in Spark's checkpoint: its messages are
+  acknowledged then.
+
+A query owns its readers while it runs, so a second one with the same readerId fails before it
+leases or reads anything (classic_queues.py). With AvailableNow it leases as many messages as were
+ready when the run began.
 """
 
 import logging
@@ -32,105 +46,48 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.errors import PenstockError
+from penstock.errors import OptionError, PenstockError
 from penstock.spark import offsets, plan
 from penstock.spark.access import Source
 from penstock.spark.catalog import Catalog
-from penstock.spark.offsets import Heads, Key, Positions
+from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
+from penstock.spark.options import LATEST, SourceOptions
 from penstock.spark.plan import Loss, Range
-from penstock.spark.query_leases import QueryLeases
-from penstock.spark.source_options import LATEST, SourceOptions
 
 RENEW_S: Final = 60.0
+PARTITION: Final = 0  # the one that a classic queue has
 
 logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 
 
 class DataLossError(PenstockError):
-    """Records that a query should have read are not there."""
+    """Records that a query should have read no longer exist."""
 
     def __init__(self, losses: Sequence[Loss]) -> None:
-        told = "; ".join(str(loss) for loss in losses)
-        super().__init__(f"{told}. With failOnDataLoss=false a query goes on with what there is")
+        texts = "; ".join(str(loss) for loss in losses)
+        super().__init__(f"{texts}. With failOnDataLoss=false the query continues with the rest")
         self.losses = losses
 
 
 class Losses:
-    """What becomes of losses: an error, or a warning, once for each."""
+    """Handles losses: raises DataLossError, or logs a warning once for each."""
 
     def __init__(self, *, is_error: bool) -> None:
         self._is_error = is_error
-        self._told: set[Loss] = set()
+        self._reported: set[Loss] = set()
 
     def __call__(self, losses: Sequence[Loss]) -> None:
         if losses and self._is_error:
             raise DataLossError(losses)
         for loss in losses:
-            if loss not in self._told:
-                self._told.add(loss)
+            if loss not in self._reported:
+                self._reported.add(loss)
                 logger.warning("%s", loss)
 
 
-class ReaderHold:
-    """What a query holds at the broker under its reader's name; see the head of this module."""
-
-    def __init__(self, catalog: Catalog, reader_id: str | None) -> None:
-        self._catalog = catalog
-        self._is_own = reader_id is None
-        self.name = reader_id or f"spark-{secrets.token_hex(6)}"
-        self._held: dict[Key, int] = {}
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, found: Sequence[Range]) -> None:
-        """A batch reads these of streams: partitions that are not held yet are, from there on."""
-        new = {(one.stream, one.partition): one.start for one in found}
-        new = {key: at for key, at in new.items() if key not in self._held}
-        if new:
-            with self._lock:
-                self._held.update(new)
-            self._say()
-
-    def move(self, end: Positions) -> None:
-        """All before `end` is committed. What is not held is not, and no hold goes back."""
-        with self._lock:
-            at_streams = {k: at for k, at in end.offsets.items() if k[0] not in end.readers}
-            later = {key: at for key, at in at_streams.items() if at > self._held.get(key, at)}
-            self._held.update(later)
-        if later:
-            self._say()
-
-    def end(self) -> None:
-        """Nothing is held any more; a named reader's offsets stay."""
-        self._ended.set()
-        if self._is_own and self._held:
-            try:
-                self._catalog.release(self.name)
-            except PenstockError as error:
-                logger.warning("reader %s could not be deleted: %s", self.name, error)
-
-    def _say(self) -> None:
-        with self._lock:
-            by_stream: dict[str, dict[str, int]] = {}
-            for (stream, partition), at in sorted(self._held.items()):
-                by_stream.setdefault(stream, {})[str(partition)] = at
-        self._catalog.hold(self.name, by_stream, by_stream)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._renew, name="penstock-hold", daemon=True)
-            self._thread.start()
-
-    def _renew(self) -> None:
-        while not self._ended.wait(RENEW_S):
-            try:
-                self._say()
-            except PenstockError as error:  # the next time, or Spark's own question, may go better
-                logger.warning("reader %s could not be renewed: %s", self.name, error)
-
-
 class StreamProgress:
-    """See the head of this module. now: seconds of a clock that only goes on."""
+    """The progress of one query. now: seconds of a monotonic clock."""
 
     def __init__(
         self, options: SourceOptions, catalog: Catalog, now: Callable[[], float] = time.monotonic
@@ -144,8 +101,8 @@ class StreamProgress:
         self.hold = ReaderHold(catalog, options.reader_id)
         self.leases = QueryLeases(catalog, options, self.hold.name)
 
-    def initial(self) -> dict[str, Any]:
-        """Where the query begins."""
+    def initial_offset(self) -> dict[str, Any]:
+        """Return where the query begins."""
         options = self._options
         begun = offsets.starting(
             options.starting, self._catalog.heads(is_fresh=True), self._catalog.find,
@@ -153,18 +110,18 @@ class StreamProgress:
         )  # fmt: skip
         return offsets.encode(begun)
 
-    def until_now(self) -> None:
-        """AvailableNow: what is there now is read, and nothing later."""
+    def prepare_for_available_now(self) -> None:
+        """Begin an AvailableNow run: only what exists now is read."""
         heads = self._catalog.heads(is_fresh=True)
         self._target = offsets.all_heads(heads)
         self.leases.until_now(heads)
 
-    def newest(self) -> dict[str, Any]:
-        """The heads, whatever the limits."""
+    def report_latest_offset(self) -> dict[str, Any]:
+        """Return the heads, whatever the limits."""
         return offsets.encode(offsets.all_heads(self._catalog.heads()))
 
-    def latest(self, given: Json, *, is_limited: bool) -> dict[str, Any]:
-        """Where the batch ends that begins at `given`; `given` itself if there is none."""
+    def latest_offset(self, given: Json, *, is_limited: bool) -> dict[str, Any]:
+        """Return where the batch ends that begins at `given`; `given` itself if there is none."""
         start = offsets.decode(given)
         self._recognise(start)
         self.hold.move(start)
@@ -187,12 +144,12 @@ class StreamProgress:
             return dict(given)
         ends = self._ends(backlog, heads, is_limited=is_limited)
         if not must and all(ends[key] == one.start for key, one in backlog.items()):
-            return dict(given)  # others were faster
+            return dict(given)  # other consumers took the messages
         self._triggered = self._now()
         return offsets.encode(Positions(ends, offsets.ids_of(heads), self.leases.readers(heads)))
 
-    def batch(self, given_start: Json, given_end: Json) -> list[Source]:
-        """What the tasks of a batch read."""
+    def partitions(self, given_start: Json, given_end: Json) -> list[Source]:
+        """Return what the tasks of a batch read."""
         start, end = offsets.decode(given_start), offsets.decode(given_end)
         self._recognise(start, end)
         heads = self._catalog.heads()
@@ -204,21 +161,21 @@ class StreamProgress:
         self.hold.begin([one for one in found if one.stream not in end.readers])
         return sources(found, heads, self._options, self._catalog)
 
-    def committed(self, given: Json) -> None:
-        """All before `given` has been committed by the sink."""
+    def commit(self, given: Json) -> None:
+        """Note that the sink has committed everything before `given`."""
         end = offsets.decode(given)
         self._recognise(end)
         self.hold.move(end)
         if end.readers:
             self.leases.commit(end, self._catalog.heads())
 
-    def end(self) -> None:
-        """The query ends: nothing is held for it, and others may use its readers."""
+    def stop(self) -> None:
+        """Release holds and readers when the query stops."""
         self.hold.end()
         self.leases.end()
 
     def _recognise(self, *positions: Positions) -> None:
-        """What an offset tells of the query that wrote it."""
+        """Take the reader and the streams of this query from its offsets."""
         for one in positions:
             self.leases.recognise(one)
             self._catalog.known(name for name, _ in one.offsets)
@@ -226,19 +183,19 @@ class StreamProgress:
     def _ends(
         self, backlog: Mapping[Key, Range], heads: Heads, *, is_limited: bool
     ) -> dict[Key, int]:
-        """Where a batch ends that reads of this what the limits allow, and leases it."""
+        """Lease what the limits allow of this backlog, and return where the batch ends."""
         options = self._options
         if not is_limited:
             ends = {key: one.end for key, one in backlog.items()}
-            return self.leases.take(backlog, ends, heads, None)
+            return self.leases.lease(backlog, ends, heads, None)
         ends = plan.limited(
             backlog, heads, self._catalog.pages,
             max_rows=options.max_offsets_per_trigger, max_bytes=options.max_bytes_per_trigger,
         )  # fmt: skip
-        return self.leases.take(backlog, ends, heads, options.lease_bytes_per_trigger)
+        return self.leases.lease(backlog, ends, heads, options.lease_bytes_per_trigger)
 
     def _waits(self, rows: int) -> bool:
-        """Whether more records are to be waited for."""
+        """Return whether to wait for more records."""
         least = self._options.min_offsets_per_trigger
         if least is None or rows >= least or self._target is not None:
             return False
@@ -255,7 +212,7 @@ def _head(heads: Heads, key: Key) -> int:
 def sources(
     found: Sequence[Range], heads: Heads, options: SourceOptions, catalog: Catalog
 ) -> list[Source]:
-    """One for each task."""
+    """Return one Source for each task."""
     cut = plan.tasks(
         found, heads, catalog.pages, max_bytes=options.max_bytes_per_partition,
         max_rows=options.max_records_per_partition, min_count=options.min_partitions,
@@ -265,3 +222,174 @@ def sources(
         head = heads[one.stream][one.partition]
         made.append(Source(one, head.stream_id, head.path, head.reader))
     return made
+
+
+# ---- what a query holds at the broker ------------------------------------------------------------
+
+
+class ReaderHold:
+    """What a query holds at the broker under its reader's name. See the head of this module."""
+
+    def __init__(self, catalog: Catalog, reader_id: str | None) -> None:
+        self._catalog = catalog
+        self._is_own = reader_id is None
+        self.name = reader_id or f"spark-{secrets.token_hex(6)}"
+        self._held: dict[Key, int] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, found: Sequence[Range]) -> None:
+        """Hold the streams of a batch from its start on, unless they are held already."""
+        new = {(one.stream, one.partition): one.start for one in found}
+        new = {key: at for key, at in new.items() if key not in self._held}
+        if new:
+            with self._lock:
+                self._held.update(new)
+            self._send()
+
+    def move(self, end: Positions) -> None:
+        """Move holds to `end`, before which all is committed. Holds never move back."""
+        with self._lock:
+            at_streams = {k: at for k, at in end.offsets.items() if k[0] not in end.readers}
+            later = {key: at for key, at in at_streams.items() if at > self._held.get(key, at)}
+            self._held.update(later)
+        if later:
+            self._send()
+
+    def end(self) -> None:
+        """Release the hold. The offsets of a named reader stay."""
+        self._ended.set()
+        if self._is_own and self._held:
+            try:
+                self._catalog.release(self.name)
+            except PenstockError as error:
+                logger.warning("reader %s could not be deleted: %s", self.name, error)
+
+    def _send(self) -> None:
+        with self._lock:
+            by_stream: dict[str, dict[str, int]] = {}
+            for (stream, partition), at in sorted(self._held.items()):
+                by_stream.setdefault(stream, {})[str(partition)] = at
+        self._catalog.hold(self.name, by_stream, by_stream)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._renew, name="penstock-hold", daemon=True)
+            self._thread.start()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            try:
+                self._send()
+            except PenstockError as error:  # the next attempt may succeed
+                logger.warning("reader %s could not be renewed: %s", self.name, error)
+
+
+# ---- classic queues ------------------------------------------------------------------------------
+
+
+class QueryLeases:
+    """The leases of one query. own_name: the reader if neither options nor checkpoint name one."""
+
+    def __init__(self, catalog: Catalog, options: SourceOptions, own_name: str) -> None:
+        self._catalog = catalog
+        self._options = options
+        self._reader = options.reader_id or own_name
+        self._ready: dict[Key, int] | None = None  # with AvailableNow: messages it may lease
+        self._target: Positions | None = None
+        catalog.named(self._reader)
+
+    def recognise(self, positions: Positions) -> None:
+        """Continue as the reader that an offset of this query names. Raises OptionError if readerId
+        differs."""
+        for queue, reader in positions.readers.items():
+            asked = self._options.reader_id
+            if asked not in (None, reader):
+                expected = (
+                    f"{reader!r}, to which the checkpoint's messages of queue {queue!r} are leased"
+                )
+                raise OptionError("readerId", asked, expected)
+            self._reader = reader
+        self._catalog.named(self._reader)
+
+    def own(self, heads: Heads) -> None:
+        """Own the readers of these queues from now on. Raises ReaderTakenError."""
+        for name, _ in _leases(heads):
+            self._catalog.own(name)
+
+    def end(self) -> None:
+        """Release the readers when the query stops."""
+        self._catalog.disown()
+
+    def readers(self, heads: Heads) -> dict[str, str]:
+        """Return the reader of each classic queue, for the offset."""
+        return {name: self._reader for name in heads if _is_lease((name, PARTITION), heads)}
+
+    def until_now(self, heads: Heads) -> None:
+        """Begin an AvailableNow run: only what is ready now is read."""
+        self._ready = {(n, PARTITION): p[PARTITION].ready for n, p in _leases(heads)}
+        self._target = None
+
+    def target(self, of_streams: Positions | None, heads: Heads) -> Positions | None:
+        """Return how far an AvailableNow run goes, or None for any other run. Queues are added at
+        its first batch, because only then has the checkpoint named the reader."""
+        if of_streams is None or self._ready is None:
+            return of_streams
+        if self._target is None:
+            ends = dict(of_streams.offsets)
+            for key, ready in self._ready.items():
+                if _is_lease(key, heads):
+                    ends[key] = heads[key[0]][key[1]].head + ready
+            self._target = Positions(ends, of_streams.ids)
+        return self._target
+
+    def commit(self, done: Positions, heads: Heads) -> None:
+        """Acknowledge all messages before these ordinals."""
+        ids = ids_of(heads)
+        for key, at in done.offsets.items():
+            if key[0] not in done.readers or not _is_lease(key, heads):
+                continue
+            head = heads[key[0]][key[1]]
+            is_same = done.ids.get(key[0], ids.get(key[0])) == ids.get(key[0])
+            if is_same and head.first < at <= head.head:
+                self._catalog.commit(key[0], at)
+
+    def unpinned(
+        self, start: Positions, backlog: Mapping[Key, Range], heads: Heads, *, is_limited: bool
+    ) -> list[Key]:
+        """Return the queues that cannot be leased yet, because the checkpoint does not name the
+        reader. Raises OptionError if it never will, because there is only one batch."""
+        if self._options.reader_id is not None:
+            return []
+        found = [key for key in backlog if _is_lease(key, heads) and key[0] not in start.readers]
+        if found and not is_limited:
+            expected = (
+                f"a name: queue {found[0][0]!r} is leased to a reader, and a query with "
+                "trigger(once=True) has no batch before to note the name of one in"
+            )
+            raise OptionError("readerId", None, expected)
+        return found
+
+    def lease(
+        self, backlog: Mapping[Key, Range], ends: Mapping[Key, int], heads: Heads,
+        max_bytes: int | None,
+    ) -> dict[Key, int]:  # fmt: skip
+        """Lease what a batch is to read, and return where it ends. Updates `heads`."""
+        found = dict(ends)
+        allowed = {} if max_bytes is None else plan.shares(backlog, ends, heads, max_bytes)
+        for key, one in backlog.items():
+            messages = ends[key] - one.start
+            if not messages or not _is_lease(key, heads) or one.start < heads[key[0]][key[1]].head:
+                continue
+            head = self._catalog.lease(key[0], one.start, messages, allowed.get(key))
+            heads[key[0]] = {key[1]: head}
+            found[key] = min(head.head, ends[key])
+        return found
+
+
+def _leases(heads: Heads) -> list[tuple[str, Mapping[int, PartitionHead]]]:
+    return [(name, found) for name, found in heads.items() if _is_lease((name, PARTITION), heads)]
+
+
+def _is_lease(key: Key, heads: Heads) -> bool:
+    head = heads.get(key[0], {}).get(key[1])
+    return head is not None and bool(head.reader)

@@ -3,26 +3,39 @@
     df.write.format("penstock").option("queue", "flights.late").mode("append").save()
     df.writeStream.format("penstock").option("exchange", "flights").option(...).start()
 
-Three ways of delivery. Exactly once, the default: tasks stage pages of rows at the broker over
-HTTP, and the driver publishes the batch by one question (sink_staging.py). Idempotent: the same,
-but each task publishes its own. At least once: each task publishes row by row over AMQP, with
-confirms, and what was confirmed stays when the task fails and runs again (sink_publisher.py).
+**Delivery.** Exactly once is the default: tasks stage pages of rows at the broker over HTTP, and
+the driver publishes the batch with one request (staging.py). Idempotent: the same, but each task
+publishes its own pages. At least once: each task publishes row by row over AMQP, with confirms;
+confirmed rows stay when the task fails and runs again.
 
-Which batch of which query a task writes, it learns from properties that Spark sets for its jobs;
-their names are not of Spark's public interface, so a test asserts them. A batch write is a job of
-its own, with a random name made when its writer is; in foreachBatch the options queryId and batchId
-say what it belongs to.
+Spark sets properties of its jobs that name the query and the batch to a task. They are not part of
+Spark's public interface, so a test asserts them. A batch write is a job of its own, with a random
+name from the writer; in foreachBatch the options queryId and batchId name the batch.
 
-The writer is made at the driver, where options and columns are checked, and pickled to the tasks; a
-stream's is made anew for each batch, and again for each commit and abort. It holds no connection,
-and nothing from one batch to the next.
+Spark makes a writer at the driver, where options and columns are checked, and pickles it to the
+tasks. It makes a stream's writer again for each batch, each commit and each abort. A writer holds
+no connection and no state between batches.
 
-Not here: options (sink_options.py), columns (sink_columns.py).
+**At least once.** The broker confirms a message when it is as safe as its durability mode says. Up
+to `in_flight` rows wait for confirms, and the task succeeds when all are confirmed:
+
+    nack, returned (no queue took it)     the task fails, with the broker's reason
+    no confirm in `timeout` seconds       the task fails; if the broker blocks its publishers, for
+                                          want of memory or disk, the error has its reason
+    the connection is lost                the task connects again, for up to `timeout` seconds, and
+                                          sends unconfirmed rows again, which may duplicate them
+
+A Python worker of Spark keeps its connection for later tasks, each of which has a channel. Workers
+are forked, so a connection belongs to the process that made it.
 """
 
 import json
+import os
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,55 +49,63 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import OptionError
+from penstock.client import ClientChannel, ClientConnection, Received, connect
+from penstock.client.amqp_url import AmqpUrl
+from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
+from penstock.errors import AMQPConnectionError, OptionError, PenstockError
+from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from penstock.spark.sink_columns import SinkColumns
-from penstock.spark.sink_options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
-from penstock.spark.sink_publisher import Publisher
-from penstock.spark.sink_staging import StagedRows, Stager, abort_batch, commit_batch
-from penstock.spark.staging_link import SinkError
+from penstock.spark.staging import SinkError, StagedRows, Stager, abort_batch, commit_batch
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-# What Spark tells the tasks of a streaming batch, as local properties of its jobs.
+# Local properties of Spark's jobs that name the query and the batch to tasks.
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
+BACK_OFF_S: Final = 0.2
+IN_FLIGHT_BYTES: Final = 16 << 20
+GOING_DOWN: Final = (320, 541)  # reply codes of a broker that is stopping or failing
+
+Row = tuple[str, str, bytes, bytes]  # exchange, routing key, body, properties as on the wire
+_connections: dict[str, ClientConnection] = {}
 
 
 @dataclass
 class Published(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
-    """What a task did that published its rows by itself: how many."""
+    """Commit message of a task that published its own rows: how many."""
 
     rows: int
 
 
 @dataclass
 class Staged(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
-    """What a task staged."""
+    """Commit message of a task that staged its rows."""
 
     part: StagedRows
 
 
 class RowSink:
-    """Takes the rows of a task, and ends batches; what both writers share."""
+    """Writes the rows of a task, and commits and aborts batches, for both writers."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
         if is_overwrite:
             raise OptionError(
-                "mode", "overwrite", 'append: .mode("append"), or .outputMode("append") of a '
-                "stream; a queue's messages are not replaced"
+                "mode", "overwrite", 'append: .mode("append"), or .outputMode("append") for a '
+                "stream; the sink does not replace a queue's messages"
             )  # fmt: skip
         self.options = SinkOptions.of(given)
         self._schema = schema
-        SinkColumns(self.options, schema)  # whatever is wrong is told here
+        SinkColumns(self.options, schema)  # raises for wrong columns
 
     def write(
         self, batches: "Iterator[RecordBatch]", query: str, batch: int
     ) -> WriterCommitMessage:
-        """In a task: all rows; back when they are safe. SinkError, PublishError, OptionError."""
+        """Write all rows in a task; return when they are safe. Raises SinkError, PublishError and
+        OptionError."""
         options, columns = self.options, SinkColumns(self.options, self._schema)
         if not options.is_staged:
-            return publish(options, columns, batches)
+            return publish_rows(options, columns, batches)
         context = TaskContext.get()
         partition, attempt = 0, 0
         if context is not None:
@@ -98,8 +119,8 @@ class RowSink:
         return Published(part.rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], previous: int | None) -> None:
-        """At the driver, all tasks having ended well. previous: see `commit_batch`. SinkError,
-        BatchConflictError."""
+        """Publish the batch at the driver, when all tasks have succeeded. previous: see
+        `commit_batch`. Raises SinkError and BatchConflictError."""
         parts = [message.part for message in messages if isinstance(message, Staged)]
         if parts:
             commit_batch(self.options, parts, previous=previous)
@@ -107,7 +128,7 @@ class RowSink:
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int
     ) -> None:
-        """At the driver, when tasks or the commit failed. query: None if only messages can tell."""
+        """Drop the batch at the driver. query: None if only the messages can name it."""
         if self.options.delivery != EXACTLY_ONCE:
             return
         parts = [message.part for message in messages if isinstance(message, Staged)]
@@ -118,67 +139,101 @@ class RowSink:
 
 
 class PenstockWriter(DataSourceArrowWriter):
-    """Of `df.write`. options as in sink_options.py; schema: of the rows. OptionError."""
+    """The writer of `df.write`. Raises OptionError for wrong options or columns."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
         self._sink = RowSink(options, schema, is_overwrite)
-        said = self._sink.options
-        self._query = f"job-{uuid.uuid4().hex}" if said.query_id is None else said.query_id
-        self._batch = said.batch_id or 0
+        given = self._sink.options
+        self._query = f"job-{uuid.uuid4().hex}" if given.query_id is None else given.query_id
+        self._batch = given.batch_id or 0
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
-        """In a task: stage or publish its rows."""
+        """Stage or publish the rows of a task."""
         return self._sink.write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done: what they staged is published. In foreachBatch a program may leave
-        batches out, so it says itself whether it does not."""
+        """Publish what the tasks staged. In foreachBatch a program may skip batches, so missing
+        ones are errors only if failOnDataLoss is given."""
         is_gapless = self._sink.options.query_id is not None and self._sink.options.fails_on_loss
         self._sink.commit(messages, self._batch - 1 if is_gapless else None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A task has failed: what they staged is dropped."""
+        """Drop what the tasks staged, because one has failed."""
         self._sink.abort(messages, self._query, self._batch)
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`, as PenstockWriter."""
+    """The writer of `df.writeStream`. Raises OptionError for wrong options or columns."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, is_overwrite: bool) -> None:
         self._sink = RowSink(options, schema, is_overwrite)
         if self._sink.options.query_id is not None:
             raise OptionError(
-                "queryId", self._sink.options.query_id, "none for a stream: Spark has ids of its "
-                "own; it is for df.write in foreachBatch"
+                "queryId", self._sink.options.query_id, "none for a stream, which has Spark's ids: "
+                "queryId is for df.write in foreachBatch"
             )  # fmt: skip
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
-        """In a task: stage or publish its rows."""
+        """Stage or publish the rows of a task."""
         if not self._sink.options.is_staged:
             return self._sink.write(iterator, "", 0)
         query, batch = streaming_batch()
         return self._sink.write(iterator, query, batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks are done: what they staged is published. A replay is 'already done'."""
+        """Publish what the tasks staged. For a replay the broker says "already done"."""
         sink = self._sink
         options = sink.options
         is_gapless = options.delivery == EXACTLY_ONCE and options.fails_on_loss is not False
         if is_gapless and not any(isinstance(message, Staged) for message in messages):
-            # A batch without partitions has no task that told the query.
+            # A batch without partitions has no task to name the query.
             query = query_of_checkpoint(options.checkpoint)
             messages = [] if query is None else [Staged(StagedRows(query, batchId))]
         sink.commit(messages, batchId - 1 if is_gapless else None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """A task or the commit failed: what was staged is dropped, unless it was published."""
+        """Drop what was staged, unless it was published, because a task or the commit failed."""
         self._sink.abort(messages, query_of_checkpoint(self._sink.options.checkpoint), batchId)
 
 
-def publish(
+def streaming_batch() -> tuple[str, int]:
+    """Return the query and the batch of this task. Raises SinkError if Spark does not say."""
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY_ID) if context is not None else None
+    batch = context.getLocalProperty(BATCH_ID) if context is not None else None
+    if query is None or batch is None:
+        raise SinkError(
+            f"Spark did not set the query and batch of a task ({QUERY_ID}, {BATCH_ID}): use "
+            "foreachBatch, and df.write with the options queryId and batchId"
+        )
+    return query, int(batch)
+
+
+def query_of_checkpoint(checkpoint: str | None) -> str | None:
+    """Return a query's id from its checkpoint, or None if the option is not given or names a
+    directory of another machine. For a batch without any task's message."""
+    if checkpoint is None:
+        return None
+    parts = urlsplit(checkpoint)
+    path = unquote(parts.path) if parts.scheme == "file" else checkpoint
+    try:
+        found = json.loads((Path(path) / "metadata").read_text(encoding="utf-8"))
+        return str(found["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# ---- at least once, over AMQP --------------------------------------------------------------------
+
+
+class PublishError(PenstockError):
+    """Rows were not accepted: what was published where, and why it failed."""
+
+
+def publish_rows(
     options: SinkOptions, columns: SinkColumns, batches: "Iterator[RecordBatch]"
 ) -> Published:
-    """Row by row, and back when they are confirmed. PublishError."""
+    """Publish row by row; return when all rows are confirmed. Raises PublishError."""
     publisher = Publisher(options)
     try:
         for batch in batches:
@@ -190,28 +245,144 @@ def publish(
     return Published(publisher.confirmed)
 
 
-def streaming_batch() -> tuple[str, int]:
-    """The query and the batch that this task is of. SinkError: Spark does not say."""
-    context = TaskContext.get()
-    query = context.getLocalProperty(QUERY_ID) if context is not None else None
-    batch = context.getLocalProperty(BATCH_ID) if context is not None else None
-    if query is None or batch is None:
-        raise SinkError(
-            f"this Spark does not tell a task its query and batch ({QUERY_ID}, {BATCH_ID}): use "
-            "foreachBatch, and df.write with the options queryId and batchId"
+class Publisher:
+    """Publishes rows with confirms, on one channel. sleep, monotonic: those of `time`, except in
+    tests."""
+
+    def __init__(
+        self, options: SinkOptions, *, sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._url = AmqpUrl.of(options.url, os.environ)
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._waiting: deque[tuple[Future[bool], Row]] = deque()
+        self._waiting_bytes = 0
+        self._returned: Received | None = None
+        self._channel: ClientChannel | None = None
+        self.confirmed = 0
+
+    def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes) -> None:
+        """Send one row. Waits while too many rows are unconfirmed. Raises PublishError."""
+        row = (exchange, routing_key, body, properties)
+        self._waiting.append((self._send(row), row))
+        self._waiting_bytes += len(body)
+        while (
+            len(self._waiting) > self._options.in_flight_max
+            or self._waiting_bytes > IN_FLIGHT_BYTES
+        ):
+            self._settle_oldest()
+
+    def finish(self) -> None:
+        """Wait for all confirms, and close the channel. Raises PublishError."""
+        while self._waiting:
+            self._settle_oldest()
+        self._check_returned()
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel, whether or not all rows are confirmed."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    # ---- confirms ------------------------------------------------------------------------------
+
+    def _settle_oldest(self) -> None:
+        future, row = self._waiting[0]
+        try:
+            is_taken = future.result(self._options.timeout_s)
+        except TimeoutError:
+            raise self._failed(self._silence()) from None
+        except (ConnectionLostError, AMQPConnectionError) as error:
+            self._resend(error)
+            return
+        except PenstockError as error:
+            raise self._failed(str(error)) from None
+        self._check_returned()
+        if not is_taken:
+            raise self._failed("the broker refused it (basic.nack)")
+        self._waiting.popleft()
+        self._waiting_bytes -= len(row[2])
+        self.confirmed += 1
+
+    def _check_returned(self) -> None:
+        message = self._returned
+        if message is None:
+            return
+        if self._options.queue is not None:
+            raise self._failed("the queue does not exist: declare it first")
+        raise self._failed(
+            f"no queue got the row with routing key {message.routing_key!r} ({message.reply_text})"
         )
-    return query, int(batch)
+
+    def _silence(self) -> str:
+        reason = self._channel.connection.blocked_reason if self._channel is not None else ""
+        why = f": the broker blocks publishers, {reason}" if reason else ""
+        return f"no confirm in {self._options.timeout_s:g} s{why}"
+
+    def _failed(self, why: str) -> PublishError:
+        self.close()
+        place = f"{self._options.target} at {self._url}"
+        return PublishError(
+            f"publishing to {place}: {why}; {self.confirmed:,} rows of this task are confirmed"
+        )
+
+    # ---- connections ---------------------------------------------------------------------------
+
+    def _send(self, row: Row) -> "Future[bool]":
+        exchange, routing_key, body, properties = row
+        future = self._opened().publish(
+            exchange, routing_key, body, properties, mandatory=self._options.is_mandatory
+        )
+        assert future is not None
+        return future
+
+    def _resend(self, error: PenstockError) -> None:
+        """Send all unconfirmed rows again, on a new connection."""
+        if isinstance(error, AMQPConnectionError) and error.code not in GOING_DOWN:
+            raise self._failed(str(error))
+        self._channel = None
+        rows = []
+        for future, row in self._waiting:
+            is_confirmed = future.done() and future.exception() is None and future.result()
+            if is_confirmed:
+                self.confirmed += 1
+                self._waiting_bytes -= len(row[2])
+            else:
+                rows.append(row)
+        self._waiting = deque((self._send(row), row) for row in rows)
+
+    def _opened(self) -> ClientChannel:
+        if self._channel is None:
+            self._channel = self._open()
+        return self._channel
+
+    def _open(self) -> ClientChannel:
+        deadline = self._monotonic() + self._options.timeout_s
+        while True:
+            try:
+                channel = connection_to(self._url).channel()
+                channel.on_return = self._on_return
+                channel.select_confirms()
+                return channel
+            except (UnreachableError, ConnectionLostError, AMQPConnectionError) as error:
+                is_lasting = isinstance(error, AMQPConnectionError) and error.code not in GOING_DOWN
+                if is_lasting or self._monotonic() >= deadline:
+                    raise self._failed(str(error)) from None
+            self._sleep(BACK_OFF_S)
+
+    def _on_return(self, message: Received) -> None:
+        """Note a returned message, in the connection's thread; its confirm follows."""
+        self._returned = self._returned or message
 
 
-def query_of_checkpoint(checkpoint: str | None) -> str | None:
-    """The id of a query by its checkpoint, for who has no message of any task: None where the
-    option is not given, or is a directory of another machine."""
-    if checkpoint is None:
-        return None
-    parts = urlsplit(checkpoint)
-    path = unquote(parts.path) if parts.scheme == "file" else checkpoint
-    try:
-        found = json.loads((Path(path) / "metadata").read_text(encoding="utf-8"))
-        return str(found["id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def connection_to(url: AmqpUrl) -> ClientConnection:
+    """Return this process's connection to that broker, a new one if there is none that works."""
+    key = repr(url)
+    connection = _connections.get(key)
+    if connection is not None and connection.pid == os.getpid() and connection.is_open:
+        return connection
+    _connections[key] = connection = connect(url)
+    return connection

@@ -1,28 +1,26 @@
-"""SinkColumns: which columns a sink sends, and what they become: bodies, addresses, properties.
+"""SinkColumns: which columns a sink sends, and how they become bodies, addresses and properties.
 
     value         binary or string, never null    the body
     exchange      string                          where no option names queue or exchange
-    routing_key   string; null is ""              where an exchange routes it to; of a row for a
-                                                  queue its key: null is the queue's name
+    routing_key   string; null is ""              the routing key for an exchange; for a queue the
+                                                  row's key, where null is the queue's name
     message_id    string                          that property; null: none
     headers       map<string, T>                  that property; T: string, binary, a number,
                                                   boolean or timestamp
     properties    struct or map<string, string>   the other properties of AMQP, by their names in
                                                   penstock.codec.properties
 
-Other columns are not sent, as in Spark's sink for Kafka: who wants them in the body puts them
-there, with to_json. An option counts before the column of the same name; a delivery_mode among the
-properties before the option `persistent`.
+Other columns are not sent, as in Spark's sink for Kafka; to_json puts them into the body. An option
+overrides the column of the same name; a delivery_mode among the properties overrides the option
+`persistent`.
 
-A staged row has the header that a broker gives a message that is published (format 2 of
-penstock.queues.amqp_headers). Of rows that differ in nothing but their bodies it is made once;
-where exchange, key and message id differ it is joined for a whole batch in C++; headers and
-properties are encoded once for each different value, and looked up a row at a time.
+A staged row has the header that a broker gives a published message (format 2 of
+penstock.queues.amqp_headers). If rows differ only in their bodies, the header is made once. If
+exchange, key or message id differ, headers are joined for a whole batch in C++. Values of headers
+and properties are encoded once each and looked up for each row.
 
-What is wrong with a type is told at the driver, when the query starts; what is wrong with a value
-when it comes, with column, value and row: an OptionError, either way.
-
-Not here: frames (staging_frames.py), pyspark but for its types.
+A wrong type raises OptionError at the driver when the query starts; a wrong value when its row
+comes, with column, value and row.
 """
 
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ from pyspark.sql.types import (
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
 from penstock.errors import OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string, split_address
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -72,7 +70,7 @@ _NOTHING: Final = pa.scalar(b"", pa.binary())
 
 
 class Encoded:
-    """Properties, encoded: `plain` without a message id, and what stands before and behind one."""
+    """Encoded properties: `plain` without a message id, `before` and `after` around one."""
 
     __slots__ = ("after", "before", "plain")
 
@@ -87,13 +85,14 @@ class Encoded:
         self.plain = properties.encode()
 
     def with_id(self, message_id: bytes) -> bytes:
-        """Up to 255 bytes of it."""
+        """Return the properties with a message id of at most 255 bytes."""
         return self.before + short_string(message_id) + self.after
 
 
 class SinkColumns:
-    """See the head of this module. exchanges: those of the rows so far; keys: their different
-    (exchange, routing key), of a sink for exchanges whose rows must all be routed."""
+    """Turns batches of rows into messages. exchanges: those of the rows so far. keys: their
+    different pairs (exchange, routing key), if the sink is for exchanges and all rows must be
+    routed."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
@@ -107,7 +106,7 @@ class SinkColumns:
     # ---- a batch -------------------------------------------------------------------------------
 
     def bodies(self, batch: "RecordBatch") -> Any:
-        """A binary array. OptionError: one is null."""
+        """Return the bodies as a binary array. Raises OptionError if one is null."""
         values = batch.column("value")
         if values.null_count:
             row = pc.index(values.is_null(), pa.scalar(True)).as_py()
@@ -115,7 +114,7 @@ class SinkColumns:
         return values.cast(pa.binary())
 
     def metas(self, batch: "RecordBatch") -> Any:
-        """The headers of the messages: a binary array, or bytes that are each row's."""
+        """Return the messages' headers: a binary array, or bytes that all rows share."""
         if self.names & {"headers", "properties"}:
             return self._metas_of_rows(batch)
         exchange, key = self._exchange(batch), self._key(batch)
@@ -133,7 +132,7 @@ class SinkColumns:
         return _joined(FORMAT_BYTE, address, properties)
 
     def published(self, batch: "RecordBatch") -> Iterator[tuple[str, str, bytes, bytes]]:
-        """(exchange, routing key, body, properties) of each row, to be published by itself."""
+        """Return (exchange, routing key, body, properties) of each row, for AMQP."""
         bodies = self.bodies(batch).to_pylist()
         for body, (exchange, key, properties) in zip(bodies, self._rows(batch), strict=True):
             yield exchange, key, body, properties
@@ -153,7 +152,7 @@ class SinkColumns:
         return pa.array(metas, pa.binary())
 
     def _rows(self, batch: "RecordBatch") -> Iterator[tuple[str, str, bytes]]:
-        """(exchange, routing key, properties) of each row."""
+        """Return (exchange, routing key, properties) of each row."""
         options, count = self._options, batch.num_rows
         nothing: list[Any] = [None] * count
         ids = self._list(batch, "message_id") or nothing
@@ -185,26 +184,27 @@ class SinkColumns:
         return batch.column(name).to_pylist() if name in self.names else None
 
     def _properties(self, headers: Any, others: Any) -> Encoded:
-        """Of lists of pairs (maps), dicts (structs) or None; from those that were made before."""
-        told = others.items() if isinstance(others, dict) else others
+        """Return properties from lists of pairs (maps), dicts (structs) or None; from a cache if
+        possible."""
+        given = others.items() if isinstance(others, dict) else others
         key = (
             None if headers is None else tuple((type(one), name, one) for name, one in headers),
-            None if told is None else tuple(told),
+            None if given is None else tuple(given),
         )
         found = self._encoded.get(key)
         if found is None:
             if len(self._encoded) >= CACHED_MAX:
                 self._encoded.clear()
-            found = self._encoded[key] = self._encode(headers, told)
+            found = self._encoded[key] = self._encode(headers, given)
         return found
 
-    def _encode(self, headers: Any, told: Any) -> Encoded:
+    def _encode(self, headers: Any, given: Any) -> Encoded:
         options = self._options
         mode = PERSISTENT if options.is_persistent else TRANSIENT
         properties = BasicProperties(
             delivery_mode=mode, headers=None if headers is None else dict(headers)
         )
-        for name, value in told or ():
+        for name, value in given or ():
             if value is not None:
                 setattr(properties, name, self._property(name, value))
         if options.content_type is not None:
@@ -215,7 +215,7 @@ class SinkColumns:
             raise OptionError("column headers", _shown(dict(headers or ())), f"{error}") from None
 
     def _property(self, name: str, value: Any) -> Any:
-        """A property as AMQP has it. OptionError."""
+        """Return a property's value for AMQP. Raises OptionError."""
         column = f"column properties: {name}"
         if name not in PROPERTIES:
             raise OptionError(column, value, f"one of {', '.join(PROPERTIES)}")
@@ -237,7 +237,7 @@ class SinkColumns:
     # ---- addresses -----------------------------------------------------------------------------
 
     def _exchange(self, batch: "RecordBatch") -> Any:
-        """As short strings: bytes, or an array of them."""
+        """Return exchanges as short strings: bytes, or an array of them."""
         if self._options.exchange is not None:
             return _short("option exchange", self._options.exchange)
         column = batch.column("exchange")
@@ -246,6 +246,7 @@ class SinkColumns:
         return _shorts("exchange", column)
 
     def _key(self, batch: "RecordBatch") -> Any:
+        """Return routing keys as short strings: bytes, or an array of them."""
         options = self._options
         if options.routing_key is not None:
             return _short("option routing_key", options.routing_key)
@@ -255,7 +256,7 @@ class SinkColumns:
         return _shorts("routing_key", pc.fill_null(batch.column("routing_key"), given))
 
     def _seen(self, address: Any) -> None:
-        """Remember the exchange, and the key where it is to be told."""
+        """Remember the exchange, and the key if the commit must name it."""
         if self._options.queue is not None:
             return
         if not self._wants_keys and self._options.exchange is not None:
@@ -271,7 +272,7 @@ class SinkColumns:
 
 
 def check_keys(count: int) -> None:
-    """OptionError: too many to be told in a commit."""
+    """Raise OptionError if a commit would name too many keys."""
     if count > KEYS_MAX:
         expected = f"false, for a batch with more than {KEYS_MAX:,} different routing keys"
         raise OptionError("mandatory", "true", expected)
@@ -281,7 +282,8 @@ def check_keys(count: int) -> None:
 
 
 def checked_columns(schema: StructType, options: SinkOptions) -> frozenset[str]:
-    """The names of the columns that are sent. OptionError: none that can be, or of a wrong type."""
+    """Return the names of the columns that are sent. Raises OptionError if none can be, or for a
+    wrong type."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise OptionError("columns", ", ".join(types), COLUMNS)
@@ -335,6 +337,7 @@ def _check_properties(kind: DataType) -> None:
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:
+    """Return a whole number in a range. Raises OptionError."""
     text = str(value)
     if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
         raise OptionError(name, _shown(value), f"a whole number from {least} to {most}")
@@ -342,7 +345,7 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def _seconds(name: str, value: Any) -> int:
-    """Seconds since 1970 of them, or of a time."""
+    """Return seconds since 1970, from that number or a time. Raises OptionError."""
     if isinstance(value, str) and not value.isdecimal():
         try:
             value = datetime.fromisoformat(value)
@@ -355,7 +358,7 @@ def _seconds(name: str, value: Any) -> int:
 
 
 def _shown(value: Any) -> Any:
-    """The value, or the beginning of a long one."""
+    """Return the value, or the beginning of a long one, for an error."""
     text = value if isinstance(value, str) else repr(value)
     return value if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
@@ -381,7 +384,7 @@ def _short(name: str, text: str) -> bytes:
 
 
 def _shorts(name: str, texts: Any) -> Any:
-    """Short strings of an array without nulls."""
+    """Return the short strings of an array without nulls. Raises OptionError."""
     data = texts.cast(pa.binary())
     sizes = pc.binary_length(data)
     most = pc.max(sizes).as_py() or 0
@@ -392,7 +395,7 @@ def _shorts(name: str, texts: Any) -> Any:
 
 
 def _with_ids(ids: Any, plain: Encoded) -> Any:
-    """Properties of rows that differ in their message ids, of which some may be null."""
+    """Return properties for rows with different message ids, some of which may be null."""
     made = _joined(plain.before, _shorts("message_id", pc.fill_null(ids, "")), plain.after)
     if not ids.null_count:
         return made
@@ -400,6 +403,6 @@ def _with_ids(ids: Any, plain: Encoded) -> Any:
 
 
 def _joined(*parts: Any) -> Any:
-    """One binary array of arrays, and of bytes that are each row's."""
+    """Return one binary array from arrays, and bytes that all rows share."""
     scalars = [pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts]
     return pc.binary_join_element_wise(*scalars, _NOTHING)

@@ -1,23 +1,23 @@
-"""The readers that Spark sees, thin: a batch's, a stream's, and one that takes filters.
+"""The readers that Spark sees: a batch's, a stream's, and one that takes filters.
 
-What they do is in progress.py (the driver's side of a stream), plan.py, access.py and
-arrow_batches.py. Here is only what Spark wants of them:
+They are thin. The work is in progress.py (the driver's side of a stream), plan.py, access.py and
+arrow_batches.py. What Spark demands is here:
 
-* a reader that is sent to tasks is another object than the one whose latestOffset is asked: it is
-  pickled by the planner. So `read` uses nothing but options, columns and its partition, and no
-  reader has a connection or a thread before it is first asked something;
-* batches come with the very schema that Spark makes of the requested one;
-* a reader that has `pushFilters` is refused by Spark unless its own switch is on
-  (spark.sql.python.filterPushdown.enabled), so that one is a class of its own, for pushdown=true.
+* The reader in a task is not the one whose latestOffset is called: the planner pickles it. So
+  `read` uses only options, columns and its partition, and no reader opens a connection or starts a
+  thread before its first question.
+* Batches have exactly the schema that Spark makes of the requested one.
+* Spark refuses a reader with `pushFilters` unless spark.sql.python.filterPushdown.enabled is on. So
+  that reader is a class of its own, for pushdown=true.
 
-Taken are the bounds of offset and timestamp; they are exact, for times never go back within a
-partition. All other filters are given back for Spark to apply.
+Bounds of offset and timestamp are pushed down. They are exact, because times never go back within a
+partition. Spark applies all other filters itself.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -43,16 +43,15 @@ from penstock.spark import offsets, plan
 from penstock.spark.access import LeaseGoneError, Source, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
 from penstock.spark.offsets import Positions
+from penstock.spark.options import SourceOptions, microseconds
 from penstock.spark.progress import Losses, StreamProgress, sources
-from penstock.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NONE = -1  # as a bound: nothing was said
+_NONE = -1  # as a bound: not given
 
 
 class SourcePartition(InputPartition):
@@ -63,14 +62,14 @@ class SourcePartition(InputPartition):
 
 
 class TaskReader:
-    """`read`, which runs in tasks."""
+    """The part of a reader that runs in tasks."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self.options = options
         self.columns = tuple(columns)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """The batches of one partition."""
+        """Return the Arrow batches of one partition."""
         if partition.value is None:  # what Spark makes of no partitions
             return iter(())
         return batches(partition.value, self.options, self.columns)
@@ -79,8 +78,11 @@ class TaskReader:
 def batches(
     source: Source, options: SourceOptions, columns: Sequence[str]
 ) -> Iterator["pa.RecordBatch"]:
-    """The records of a range as batches. A gap is an error, or with failOnDataLoss=false a warning:
-    then the range goes on behind it. So are messages that are leased no more."""
+    """Return the records of a range as Arrow batches.
+
+    Lost records, and messages that are no longer leased, raise an error; with failOnDataLoss=false
+    they are logged as a warning, and the range continues after them.
+    """
     from penstock.arrow_batches import BatchMaker
 
     maker = BatchMaker(source.range.stream, source.range.partition, columns)
@@ -98,7 +100,7 @@ def batches(
 
 
 def _from(source: Source, start: int) -> Source:
-    """What is left of it."""
+    """Return the rest of a source, from `start` on."""
     return replace(source, range=source.range._replace(start=start))
 
 
@@ -106,10 +108,10 @@ def _from(source: Source, start: int) -> Source:
 
 
 class PenstockBatchReader(TaskReader, DataSourceReader):
-    """`spark.read`: from starting to ending offsets, as of when it is planned."""
+    """The reader of `spark.read`: from starting to ending offsets as of the time of planning."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Return the tasks."""
         options, catalog = self.options, catalog_of(self.options)
         heads = catalog.heads(is_fresh=True)
         start = offsets.starting(
@@ -127,13 +129,13 @@ class PenstockBatchReader(TaskReader, DataSourceReader):
     def narrowed(
         self, start: Positions, end: Positions, catalog: Catalog
     ) -> tuple[Positions, Positions]:
-        """The same, or less of it."""
+        """Return the same range or a part of it."""
         del catalog
         return start, end
 
 
 class PenstockFilterReader(PenstockBatchReader):
-    """The same with bounds of offset and timestamp taken from the query's filters."""
+    """A batch reader that takes bounds of offset and timestamp from the query's filters."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -141,7 +143,7 @@ class PenstockFilterReader(PenstockBatchReader):
         self._times = [_NONE, _NONE]  # us
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what can be taken, give back the rest."""
+        """Take the filters that can be taken, and return the rest."""
         return [one for one in filters if not self._take(one)]
 
     def _take(self, one: Filter) -> bool:
@@ -150,10 +152,10 @@ class PenstockFilterReader(PenstockBatchReader):
         if one.attribute == ("offset",) and isinstance(one.value, int):
             bounds, value = self._offsets, one.value
         elif one.attribute == ("timestamp",) and isinstance(one.value, datetime):
-            bounds, value = self._times, _us(one.value)
+            bounds, value = self._times, microseconds(one.value)
         else:
             return False
-        # All as [from, to): above n is from n + 1 on, at most n is below n + 1.
+        # All bounds as [from, to): above n is from n + 1 on, at most n is below n + 1.
         if isinstance(one, GreaterThan | LessThanOrEqual):
             value += 1
         value = max(value, 0)
@@ -181,26 +183,18 @@ class PenstockFilterReader(PenstockBatchReader):
         return Positions(starts, start.ids), Positions(ends, end.ids)
 
 
-def _us(moment: datetime) -> int:
-    """Microseconds since 1970 of a filter's value, which is in UTC if it says no zone."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-
-
 # ---- stream --------------------------------------------------------------------------------------
 
 
 class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`."""
+    """The reader of `spark.readStream`."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
         self._made: StreamProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to tasks: no connection, no thread, nothing that is known at the driver."""
+        """Return what goes to tasks, without the driver's state."""
         return {**self.__dict__, "_made": None}
 
     @property
@@ -210,43 +204,43 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAv
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query begins."""
-        return self._progress.initial()
+        """Return where the query begins."""
+        return self._progress.initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit that Spark hands to latestOffset, and shows; ours are all applied there."""
+        """Return the limit that Spark passes to latestOffset and shows. All limits apply there."""
         options = self.options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
         return ReadMaxBytes(options.max_bytes_per_trigger)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes. Without a limit (Trigger.Once) as far as there is."""
+        """Return where the next batch ends; without a limit (Trigger.Once) at the heads."""
         is_limited = not isinstance(limit, ReadAllAvailable)
-        return self._progress.latest(start, is_limited=is_limited)
+        return self._progress.latest_offset(start, is_limited=is_limited)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The heads, for the progress report."""
-        return self._progress.newest()
+        """Return the heads, for the progress report."""
+        return self._progress.report_latest_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes from now on belongs to the next run."""
-        self._progress.until_now()
+        """Begin a run that reads only what exists now."""
+        self._progress.prepare_for_available_now()
 
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
-        """The tasks of a batch."""
-        return [SourcePartition(source) for source in self._progress.batch(start, end)]
+        """Return the tasks of a batch."""
+        return [SourcePartition(source) for source in self._progress.partitions(start, end)]
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """The sink has all before `end`."""
-        self._progress.committed(end)
+        """Note that the sink has committed everything before `end`."""
+        self._progress.commit(end)
 
     def stop(self) -> None:
-        """The query ends."""
+        """Release what the query holds."""
         if self._made is not None:
-            self._made.end()
+            self._made.stop()
 
 
 __all__ = [

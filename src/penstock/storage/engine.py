@@ -41,11 +41,13 @@ from penstock.errors import (
     is_disk_full,
 )
 from penstock.message import Entry, Message
+from penstock.shared_body import SharedBody, SharedMessage
 from penstock.storage import lease_engine, record, recovery
 from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
-from penstock.storage.data_directory import sync_dir, vhost_number
+from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.lease_engine import Taken
@@ -56,6 +58,7 @@ from penstock.storage.parts import OneRecord, append_ops
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import StorageState
+from penstock.storage.stored_body import StoredBody
 from penstock.storage.stream_turns import Limits, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
@@ -84,7 +87,7 @@ class StorageEngine:
         options: StorageOptions | None = None,
         on_event: Callable[[str, str], None] | None = None,
     ) -> None:
-        self.fs = fs
+        self.fs: FileSystem = placed(fs, path)
         self.path: str = path
         self.clock = clock
         self.rng = rng
@@ -108,14 +111,15 @@ class StorageEngine:
         self._is_ticking: bool = False
         self.is_committing: bool = False  # TX_PARTs are out: no cut now
         self.gathering: OneRecord | None = None
+        self.sharing: SharedBody | None = None  # what new messages with this body share: Sharing
         self.on_head: Callable[[Stream], None] | None = None  # a head has moved
-        self._lock = fs.lock(path + "/LOCK")
+        self._lock = self.fs.lock(path + "/LOCK")
         try:
             self._open(vhost)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and is_disk_full(error):
-                raise DiskFullError(path, fs.free_bytes(path), 0) from error
+                raise self.disk_error(0) from error
             raise
 
     def _open(self, name: bytes) -> None:
@@ -147,10 +151,10 @@ class StorageEngine:
         self._finish_streams()
         self.log.start(found.end, found.end.next_number)
         if not self.upkeep.checkpoint():
-            free, needed = fs.free_bytes(path), self._needed_bytes()
+            full = self.disk_error(self._needed_bytes())
             self.log.abandon_start()
             self.state.close()
-            raise DiskFullError(path, free, needed)
+            raise full
         for queue in self.state.queues.values():
             queue.holder = DictHolder()
             for row in queue.section.values():
@@ -278,10 +282,33 @@ class StorageEngine:
             return False
         return copies != 1 or size >= self._inline_below
 
-    def new_message(self, header: bytes, body: bytes, expiry_ms: int = 0) -> Message:
-        """A message with a new id and its body in RAM."""
+    def new_message(
+        self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
+    ) -> Message:
+        """A message with a new id and its body in RAM, for so many queues."""
         id = self.state.factory.create()
+        if copies > 1 or self.sharing is not None:
+            shared = self.share_of(body, copies)
+            if shared is not None:
+                return SharedMessage(shared, id, header, self.time_s, expiry_ms)
         return Message(id, header, body, len(body), self.time_s, expiry_ms)
+
+    def message_on_disk(self, header: bytes, size: int, expiry_ms: int = 0) -> Message:
+        """A message with a new id whose body does not stay in RAM."""
+        return Message(self.state.factory.create(), header, None, size, self.time_s, expiry_ms)
+
+    def share_of(
+        self, body: bytes, copies: int, message: Message | None = None
+    ) -> SharedBody | None:
+        """How queues share this body: as those do that hold `message`, if that has it; as what is
+        published just now (Sharing); by a new SharedBody if it is for several queues. None: it is
+        for one queue alone, or empty."""
+        if message is not None and isinstance(message, SharedMessage) and message.body is body:
+            return message.shared
+        sharing = self.sharing
+        if sharing is not None and sharing.body is body:
+            return sharing
+        return SharedBody(body, copies) if copies > 1 and body else None
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
@@ -295,7 +322,7 @@ class StorageEngine:
             return self.publish_transient(queues, header, body, expiry_ms)
         check_targets(queues)
         size = len(body)
-        message = self.new_message(header, body, expiry_ms)
+        message = self.new_message(header, body, expiry_ms, len(queues))
         if self.places_in_store(size, len(queues)):
             try:
                 message.store_file = self.state.store.write(message.id, body, len(queues))
@@ -307,7 +334,8 @@ class StorageEngine:
     def publish_spooled(
         self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
     ) -> None:
-        """As publish, for a message whose body was spooled to the store (`MessageStore.spool`)."""
+        """As publish, for a message whose body was spooled to the persistent store
+        (`MessageStore.spool`). For the transient one there is `publish_stored`."""
         if self.failed is not None or self.blocked or self.is_closed:
             self.refuse()
         check_targets(queues)
@@ -342,6 +370,8 @@ class StorageEngine:
             raise self.full(error) if isinstance(error, DiskFullError) else error from None
         for queue in queues:
             queue.holder.add(Entry(queue.publish(size, file != 0, expiry_ms), message))
+        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
+            message.shared.complete()
         if self.log.is_full:
             self.wait_for_room()
 
@@ -352,19 +382,76 @@ class StorageEngine:
         for many queues, or a very large one, goes to the transient store until every queue has
         called `release`; any other is written by its queue, if it ever has to leave RAM."""
         self.check()
-        message = self.new_message(header, body, expiry_ms)
-        message.persistent = False
         size = len(body)
         is_shared = len(queues) > 1
         if (is_shared or size >= self._transient_below) and self.places_in_store(size, len(queues)):
+            message = self.message_on_disk(header, size, expiry_ms)
             try:
                 message.store_file = self.transient.write(message.id, body, len(queues))
             except OSError as error:
                 raise self.disk_full(error, size) from error
-            message.body = None
+        else:
+            message = self.new_message(header, body, expiry_ms, len(queues))
+        message.persistent = False
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
+        if isinstance(message, SharedMessage) and message.shared is not self.sharing:
+            message.shared.complete()
         return message
+
+    def publish_stored(
+        self, queues: list[QueueIndex], header: bytes, message: Message, expiry_ms: int = 0
+    ) -> None:
+        """As publish_transient, of a message whose body is in the transient store already; the
+        queues share it with whoever else has it."""
+        self.check()
+        new = Message(
+            message.id, header, None, message.size, message.time, expiry_ms, message.store_file,
+            persistent=False,
+        )  # fmt: skip
+        self.transient.ref(message.store_file, message.id, len(queues))
+        for queue in queues:
+            queue.holder.add(Entry(queue.take_seq(), new))
+
+    def store_of(self, message: Message) -> MessageStore:
+        """The store that the body of a message is in, if it is in one."""
+        return self.state.store if message.persistent else self.transient
+
+    def open_body(self, message: Message) -> StoredBody:
+        """The body, which is in the store, to be read in pieces, whatever becomes of the message;
+        the caller closes it. CorruptionError, OSError."""
+        return self.store_of(message).open_body(message.store_file, message.id)
+
+    def in_transient(self, message: Message) -> Message:
+        """The message, if its body is in the transient store; else a copy whose body was copied
+        there, in pieces, which the caller publishes in the same step. DiskFullError,
+        CorruptionError: there is no copy."""
+        return self._in_store(message, is_persistent=False)
+
+    def in_persistent(self, message: Message) -> Message:
+        """The same with the persistent store."""
+        return self._in_store(message, is_persistent=True)
+
+    def _in_store(self, message: Message, *, is_persistent: bool) -> Message:
+        if message.persistent == is_persistent:
+            return message
+        copy = message.copy()
+        copy.persistent = is_persistent
+        body = self.open_body(message)
+        spool = self.store_of(copy).spool(message.id)
+        try:
+            while body.left:
+                spool.write(body.read(SPOOL_BYTES))
+            copy.store_file = spool.finish()
+        except OSError as error:
+            spool.abort()
+            raise self.disk_full(error, message.size) from error
+        except BaseException:
+            spool.abort()
+            raise
+        finally:
+            body.close()
+        return copy
 
     def release(self, message: Message) -> None:
         """One queue is done with a transient message."""
@@ -411,7 +498,7 @@ class StorageEngine:
         if not queue.is_live_run(runs[0]):
             raise ValueError(f"seq {entry.seq} of queue {queue.number} is not alive")
         body = None if old.store_file else self.state.load_body(queue, entry.seq, old)
-        new = Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
+        new = self._moved(old, header, body, expiry_ms, len(targets))
         places = [(target.number, target.next_seq) for target in targets]
         flags = record.publish_flags(new.store_file, expiry_ms)
         published = record.publish_data(
@@ -430,7 +517,19 @@ class StorageEngine:
         except BaseException as error:
             self.stop(error)
             raise
+        if isinstance(new, SharedMessage) and new.shared is not self.sharing:
+            new.shared.complete()
         return lsn, new
+
+    def _moved(
+        self, old: Message, header: bytes, body: bytes | None, expiry_ms: int, copies: int
+    ) -> Message:
+        """The same message with another header and expiry, for so many queues."""
+        if body is not None:
+            shared = self.share_of(body, copies, old)
+            if shared is not None:
+                return SharedMessage(shared, old.id, header, old.time, expiry_ms, old.store_file)
+        return Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
         """All persistent entries die but `kept` (the unacknowledged, ascending). Returns the LSN
@@ -813,13 +912,23 @@ class StorageEngine:
     def refuse(self) -> None:
         self.check()
         if self.blocked:
-            free = self.fs.free_bytes(self.path)
-            raise DiskFullError(self.path, free, self.options.disk_free_limit)
+            raise self.disk_error(self.options.disk_free_limit)
 
     def disk_full(self, error: OSError, needed: int) -> Exception:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return error
-        return self.full(DiskFullError(self.path, self.fs.free_bytes(self.path), needed))
+        return self.full(self.disk_error(needed))
+
+    def fullest_disk(self) -> tuple[str, int]:
+        """A directory on the disk with the least room of those that the store uses, and the bytes
+        that are free there."""
+        found = [(self.fs.free_bytes(disk), disk) for disk in self.fs.disks(self.path)]
+        free, disk = min(found)
+        return disk, free
+
+    def disk_error(self, needed: int) -> DiskFullError:
+        """There is no room for so many bytes on one of the disks."""
+        return DiskFullError(*self.fullest_disk(), needed)
 
     def full(self, error: DiskFullError) -> DiskFullError:
         if not self.blocked:

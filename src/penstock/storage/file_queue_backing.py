@@ -36,6 +36,7 @@ from penstock.storage.queue_backing import Address, QueueBacking
 from penstock.storage.store_file import create_file, discard, make_directory
 from penstock.storage.store_state import OWN_FILE, OwnState
 from penstock.storage.store_sync import Unsynced, UnsyncedFile
+from penstock.storage.stored_body import StoredBody
 
 VERSION: Final = 1
 MAGIC: Final = b"POWN"
@@ -213,6 +214,27 @@ class FileQueueBacking(QueueBacking):
         if seen != crc:
             raise CorruptionError(path, HEADER_BYTES, f"the checksum of body {id} does not match")
         return body
+
+    def open_body(self, file: int, id: int) -> StoredBody:
+        """The body, to be read in pieces. CorruptionError: the file is missing, or its header is
+        damaged or another body's; OSError."""
+        path = self.file_path(file)
+        number = file & ~OWN_FILE
+        try:
+            handle = self.fs.open(path)
+        except FileNotFoundError:
+            raise CorruptionError(path, 0, f"body {id}: the file is missing") from None
+        try:
+            found, size, crc = self._decode(path, number, handle.pread(HEADER_BYTES, 0))
+            if found != id:
+                raise CorruptionError(path, 20, f"expected body {id}, found {found}")
+        except BaseException:
+            handle.close()
+            raise
+        return StoredBody(
+            handle, id, HEADER_BYTES, size, crc=self.body_seed(number, id),
+            suffix=_U64.pack(size), expected=crc,
+        )  # fmt: skip
 
     def has(self, file: int, id: int) -> bool:
         """Whether the body is there, whole and verified, alive or not."""

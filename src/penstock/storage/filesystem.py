@@ -58,7 +58,10 @@ from penstock.storage.zeros import write_zeros
 
 Names: TypeAlias = list[str]  # named because inside a FileSystem "list" is its method
 
-__all__ = ["NETWORK_KINDS", "File", "FileSystem", "Lock", "OsFile", "OsFileSystem", "OsLock"]
+__all__ = [
+    "NETWORK_KINDS", "File", "FileSystem", "Lock", "OsFile", "OsFileSystem", "OsLock",
+    "whole_path",
+]  # fmt: skip
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -198,6 +201,20 @@ class FileSystem(ABC):
     def kind(self, path: str) -> str:
         """Kind of file system of ``path``: "ext4", "tmpfs", "nfs" ...; "unknown" if untold."""
 
+    # Of a store that is in one directory, on one disk; PlacedFileSystem answers otherwise.
+
+    def real_path(self, path: str) -> str:
+        """``path``, absolute and without symbolic links; the file need not exist."""
+        return path
+
+    def place(self, path: str) -> str:
+        """Where the file of this name really lies, for other processes and for people."""
+        return path
+
+    def disks(self, path: str) -> Names:
+        """A directory on each disk that files below the directory ``path`` may lie on."""
+        return [path]
+
     @abstractmethod
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock on the file ``path``, made when missing.
@@ -219,6 +236,11 @@ class FileSystem(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish what is outstanding and end the workers; ``completed`` still answers after it."""
+
+
+def whole_path(path: str) -> str:
+    """``path``, absolute and without "." and ".."; symbolic links stay."""
+    return os.path.abspath(path)
 
 
 # ----------------------------------------------------------------------------------------
@@ -431,6 +453,9 @@ class OsFileSystem(FileSystem):
         except OSError:
             return UNKNOWN_KIND
         return mounted_kind(table, os.path.realpath(path))
+
+    def real_path(self, path: str) -> str:
+        return os.path.realpath(path)
 
     def permissions(self, path: str) -> int:
         """The permission bits of a file or directory, 0 if there is none."""

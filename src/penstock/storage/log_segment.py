@@ -276,7 +276,7 @@ def prepare(
     except OSError as error:
         _discard(fs, file, new)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(new, _free_bytes(fs, directory), size) from error
+            raise DiskFullError(fs.place(new), _free_bytes(fs, directory), size) from error
         raise SyncFailedError(new, error) from error
     try:
         file.sync()

@@ -47,6 +47,7 @@ from penstock.storage.queue_backing import Address, QueueBacking
 from penstock.storage.store_file import BODY_BYTES_MAX, make_directory
 from penstock.storage.store_state import OWN_FILE, FileState, OwnState
 from penstock.storage.store_sync import SyncOp, Unsynced
+from penstock.storage.stored_body import StoredBody
 
 __all__ = ["OWN_FILE", "FileState", "MessageStore", "Spool"]
 
@@ -99,6 +100,8 @@ class MessageStore(QueueBacking):
             fs, path, vhost, persistent=persistent, unsynced=self.unsynced
         )
         self._orphans: list[str] = []  # paths found by restore that belong to nothing
+        # Bodies that could not be read to their end, since the start: id -> what and where.
+        self._unreadable: dict[int, str] = {}
 
     # ---- bodies ----------------------------------------------------------------------------
 
@@ -139,6 +142,23 @@ class MessageStore(QueueBacking):
         if file & OWN_FILE:
             return self.own_files.read(file, id)
         return self.append_files.read(file, id)
+
+    def open_body(self, file: int, id: int) -> StoredBody:
+        """The body, alive or not, to be read in pieces; it can be read to its end whatever becomes
+        of the file. The caller closes it.
+
+        Raises CorruptionError when it is not there, or its header does not verify, or somebody
+        found that it cannot be read; OSError.
+        """
+        why = self._unreadable.get(id)
+        if why is not None:
+            raise CorruptionError(self.file_path(file), 0, f"body {id} was not readable: {why}")
+        if file & OWN_FILE:
+            body = self.own_files.open_body(file, id)
+        else:
+            body = self.append_files.open_body(file, id)
+        body.faults = self._unreadable
+        return body
 
     def has(self, file: int, id: int) -> bool:
         """Whether the body is there, whole and verified, alive or not."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, NotAStoreError
-from penstock.storage.data_directory import check_version, vhost_number
+from penstock.storage.data_directory import check_version, place_locks, placed, vhost_number
 from penstock.storage.filesystem import FileSystem, Lock
 
 USUAL_NAMES = (b"/",)
@@ -44,7 +44,7 @@ class Offline:
     vhosts may have, for those that have lost their `.vhost`."""
 
     def __init__(self, fs: FileSystem, path: str, names: Sequence[bytes] = ()) -> None:
-        self.fs = fs
+        self.fs = placed(fs, path)
         self._names = (*names, *USUAL_NAMES)
         self.path = path.rstrip("/") or "/"
         self.faults: list[CorruptionError] = []
@@ -54,6 +54,7 @@ class Offline:
         try:
             if self.is_data_directory:
                 self._locks.append(fs.lock(self.path + "/LOCK"))
+                self._locks += place_locks(fs, self.path)
                 directories = [f"{self.path}/vhosts/{d}" for d in self._directories()]
             else:
                 directories = [self.path]

@@ -6,6 +6,7 @@ has a good one; an unknown name is an error that suggests the right one.
 """
 
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import Final
 
 from penstock.errors import OptionError
@@ -20,7 +21,9 @@ class StorageOptions:
     """All sizes in bytes, times in seconds unless the name says ms. OptionError if out of range.
 
     segment_slots belongs to the directory: it is fixed when the store is made, and the store's
-    value wins when it is opened with another.
+    value wins when it is opened with another. So do log_directory and spill_directory, where the
+    log and what leaves RAM are: "" for wherever they are, and another than the store's is refused
+    (data_directory.py).
     """
 
     segment_slots: int = 4096
@@ -48,10 +51,15 @@ class StorageOptions:
     interval_ms: int = 200
     disk_free_limit: int = 50 * MIB
     replay_ram_bytes: int = 8 * MIB
+    log_directory: str = ""
+    spill_directory: str = ""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
+            if f.type is str:
+                check_directory(f.name, value)
+                continue
             if type(value) is not int and not (f.type is float and type(value) is float):
                 kind = "a number" if f.type is float else "a whole number"
                 raise OptionError(f.name, value, kind)
@@ -79,7 +87,19 @@ class StorageOptions:
         for name in values:
             if name not in names:
                 raise OptionError(name, values[name], names)
-        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+        texts = {k: str(v) if isinstance(v, PurePath) else v for k, v in values.items()}
+        return cls(**texts)  # type: ignore[arg-type]  # checked by __post_init__
+
+
+def check_directory(name: str, value: object) -> None:
+    """OptionError unless the value is "" or an absolute path."""
+    if value == "" and isinstance(value, str):
+        return
+    expected = "an absolute path of a directory"
+    if not isinstance(value, str) or not value.startswith("/") or not value.strip("/"):
+        raise OptionError(name, value, expected)
+    if any(ord(character) < 32 for character in value) or "/../" in f"{value}/":
+        raise OptionError(name, value, f"{expected}, without line breaks and '..'")
 
 
 _LOWEST = {

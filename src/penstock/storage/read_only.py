@@ -194,6 +194,15 @@ class ReadOnlyFileSystem(FileSystem):
     def kind(self, path: str) -> str:
         return self.below.kind(path)
 
+    def real_path(self, path: str) -> str:
+        return self.below.real_path(path)
+
+    def place(self, path: str) -> str:
+        return self.below.place(path)
+
+    def disks(self, path: str) -> Names:
+        return self.below.disks(path)
+
     def lock(self, path: str) -> Lock:
         raise StorageError(f"{path}: a read-only view takes no lock")
 

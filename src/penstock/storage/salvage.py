@@ -119,7 +119,7 @@ def salvage(
         fresh = FreshDirectory(fs, target, f"salvaged from {path}")
         try:
             for vhost in store.vhosts:
-                _VhostSalvage(fs, vhost, fresh, report, clock, rng, progress).run()
+                _VhostSalvage(store.fs, vhost, fresh, report, clock, rng, progress).run()
         except BaseException:
             fresh.abandon()
             raise

@@ -31,7 +31,7 @@ FILE_RAM: Final = 700
 KINDS: Final = {
     ".wal": "log", ".new": "log", ".qi": "slots", ".qs": "small bodies", ".rdq": "store",
     ".hint": "store tables", ".msg": "large bodies", "reserve": "reserve",
-    ".page": "stream pages", ".idx": "stream indexes",
+    "spill_reserve": "reserve", ".page": "stream pages", ".idx": "stream indexes",
 }  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def stats(fs: FileSystem, path: str) -> Stats:
             raise fault
         for vhost in store.vhosts:
             found.vhosts += 1
-            _count_files(fs, vhost.path, found.files)
-            _count_state(ReadOnlyFileSystem(fs), vhost, found)
+            _count_files(store.fs, vhost.path, found.files)
+            _count_state(ReadOnlyFileSystem(store.fs), vhost, found)
     return found
 
 

@@ -177,20 +177,24 @@ def encode_record(seed: int, id: int, body: bytes) -> bytes:
     return b"".join((head, _U32.pack(crc32(body, crc32(head, seed))), body))
 
 
+def begin_record(seed: int, head: bytes, id: int, size: int) -> tuple[str, int, int]:
+    """Of a record that begins with ``head`` and is to hold the body ``id`` of ``size`` bytes: what
+    is wrong so far ("" if nothing), what the body's checksum starts from, and what it must be."""
+    if len(head) < RECORD_BYTES:
+        return f"expected the record of body {id}, found the end of the file", 0, 0
+    length, found = _RECORD_HEAD.unpack_from(head)
+    if found != id or length != size:
+        return f"expected body {id} of {size} bytes, found {found} of {length} bytes", 0, 0
+    expected: int = _U32.unpack_from(head, 12)[0]
+    return "", crc32(head[:12], seed), expected
+
+
 def record_fault(seed: int, record: bytes, id: int) -> str:
     """What is wrong with ``record`` (one record, whole) as that of ``id``; "" if nothing."""
-    if len(record) < RECORD_BYTES:
-        return f"expected the record of body {id}, found the end of the file"
-    length, found = _RECORD_HEAD.unpack_from(record)
-    if found != id or length != len(record) - RECORD_BYTES:
-        return (
-            f"expected body {id} of {len(record) - RECORD_BYTES} bytes, "
-            f"found {found} of {length} bytes"
-        )
-    crc = crc32(memoryview(record)[RECORD_BYTES:], crc32(record[:12], seed))
-    if crc != _U32.unpack_from(record, 12)[0]:
-        return f"the checksum of body {id} does not match"
-    return ""
+    fault, crc, expected = begin_record(seed, record, id, len(record) - RECORD_BYTES)
+    if not fault and crc32(memoryview(record)[RECORD_BYTES:], crc) != expected:
+        fault = f"the checksum of body {id} does not match"
+    return fault
 
 
 def encode_header(vhost: int, number: int, lo: int, hi: int) -> bytes:

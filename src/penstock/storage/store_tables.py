@@ -33,6 +33,7 @@ from penstock.storage.store_file import (
     HINT_HEADER_BYTES,
     INDEX_BLOCK,
     StoreFile,
+    begin_record,
     block_offset,
     block_seed,
     decode_header,
@@ -46,6 +47,7 @@ from penstock.storage.store_file import (
 from penstock.storage.store_scan import StoreScan
 from penstock.storage.store_state import RECORD_BYTES
 from penstock.storage.store_sync import Unsynced
+from penstock.storage.stored_body import StoredBody
 
 HANDLES_MAX: Final = 64
 
@@ -103,6 +105,27 @@ class StoreTables:
         if fault:
             raise CorruptionError(handle.path, offset, fault)
         return record[RECORD_BYTES:]
+
+    def open_body(self, file: StoreFile, id: int, offset: int, size: int) -> StoredBody:
+        """The body of the record at ``offset``, to be read in pieces from a handle of its own.
+        CorruptionError: the file is missing, or its header or the record's is damaged; OSError."""
+        path = self.rdq_path(file.number)
+        try:
+            handle = self.fs.open(path)
+        except FileNotFoundError:
+            raise CorruptionError(path, 0, "the store file is missing") from None
+        try:
+            self._check_rdq(file, path, handle.pread(HEADER_BYTES, 0))
+            head = handle.pread(RECORD_BYTES, offset)
+            fault, crc, expected = begin_record(self._seed, head, id, size)
+            if fault:
+                raise CorruptionError(path, offset, fault)
+        except BaseException:
+            handle.close()
+            raise
+        return StoredBody(
+            handle, id, offset + RECORD_BYTES, size, crc=crc, suffix=b"", expected=expected
+        )
 
     def ends(self, file: StoreFile) -> list[int]:
         """For each place of the file's table, where the record ends. Raises CorruptionError."""

@@ -24,7 +24,7 @@ written any more.
 import errno
 from typing import TYPE_CHECKING
 
-from penstock.errors import DiskFullError, SyncFailedError
+from penstock.errors import SyncFailedError
 from penstock.storage.stream_meta import Head
 from penstock.storage.stream_retention import Hold
 from penstock.storage.streams import Stream, StreamTable, Turn
@@ -98,7 +98,7 @@ class StreamTurns:
             text = f"frames stay in RAM and in the log, to be written later: {error}"
             engine.event("stream_write", text)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                engine.full(DiskFullError(engine.path, engine.fs.free_bytes(engine.path), 0))
+                engine.full(engine.disk_error(0))
 
     def settle(self) -> None:
         """Move the heads to what is settled by now."""

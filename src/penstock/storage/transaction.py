@@ -27,6 +27,7 @@ from penstock.errors import (
     deleted_error,
 )
 from penstock.message import Entry, Message
+from penstock.shared_body import SharedMessage
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
 from penstock.storage.publish_run import run_of_publishes
@@ -95,11 +96,12 @@ class Transaction:
         self._check()
         check_targets(queues)
         engine = self._engine
-        message = engine.new_message(header, body, expiry_ms)
         spooled = self.body_bytes + len(body) > engine.options.tx_spool_bytes
         if spooled or engine.places_in_store(len(body), len(queues)):
+            message = engine.message_on_disk(header, len(body), expiry_ms)
             self._spool(message, body)
         else:
+            message = engine.new_message(header, body, expiry_ms, len(queues))
             self.log_bytes += len(body)
         self.body_bytes += len(body)
         self.log_bytes += 64 + len(header) + 12 * len(queues)
@@ -153,7 +155,6 @@ class Transaction:
         except OSError as error:
             raise engine.disk_full(error, len(body)) from error
         store.own(message.store_file, message.id)
-        message.body = None
 
     def progress(self, query: str, page: int, frame: int) -> None:
         """It is a slice of a query's batch that is being rolled forward: what comes after it is
@@ -308,6 +309,8 @@ class Transaction:
                 entry = Entry(seq, m)
                 queue.holder.add(entry)
                 published.entries.append((queue, entry))
+            if isinstance(m, SharedMessage) and m.shared is not self._engine.sharing:
+                m.shared.complete()
             if in_store:
                 state.store.ref(m.store_file, m.id, len(published.queues))
                 state.store.disown(m.store_file, m.id)

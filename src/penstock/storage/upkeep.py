@@ -18,6 +18,9 @@ consumers are done with. Publishers go on once there is room for the limit and f
 the log since the last checkpoint needs. The disk is looked at once a second, and when a quarter of
 the room above the limit has been written. On a small disk, by what is free above the limit, there
 is less log between two checkpoints and less reserve than it could have.
+
+Where log and messages are on two disks, all of this is about the one with less free space; the
+events name it.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -131,7 +134,7 @@ class Upkeep:
         return self._is_owed and is_time and self._free_bytes() > self._owed_free
 
     def _free_bytes(self) -> int:
-        return self._engine.fs.free_bytes(self._engine.path)
+        return self._engine.fullest_disk()[1]
 
     def _store_bytes(self) -> int:
         store = self._engine.state.store
@@ -288,7 +291,7 @@ class Upkeep:
     def check_disk(self) -> None:
         """Refuse publishers below the limit of free space, until there is enough again."""
         engine = self._engine
-        free = self._free_bytes()
+        disk, free = engine.fullest_disk()
         limit = engine.options.disk_free_limit
         self._room = max(0, free - limit)
         self._looked_bytes = self._bytes()
@@ -297,11 +300,12 @@ class Upkeep:
         if self.reserve.bytes - want > self._room // LOG_SHARE:
             self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not engine.blocked and free < limit:
-            engine.block(f"{free} bytes are free, the limit is {limit}: publishers are refused")
+            text = f"{disk}: {free} bytes are free, the limit is {limit}: publishers are refused"
+            engine.block(text)
         elif engine.blocked and free >= limit + self.reserve.missing():
             engine.blocked = False
             self._is_told = False
-            engine.event("disk_free", f"{free} bytes are free again: publishers go on")
+            engine.event("disk_free", f"{disk}: {free} bytes are free again: publishers go on")
         if not engine.blocked and engine.clock.monotonic() >= self._grow_at:
             growth = self.reserve.take_growth(free - limit)
             if growth is not None:

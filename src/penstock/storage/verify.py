@@ -150,7 +150,7 @@ def verify(
             report.add(fault)
         for vhost in store.vhosts:
             report.vhosts += 1
-            check = _VhostCheck(ReadOnlyFileSystem(fs), vhost, report, progress or _silent)
+            check = _VhostCheck(ReadOnlyFileSystem(store.fs), vhost, report, progress or _silent)
             check.run(has_streams=has_streams)
     return report
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.access import users as module
-from penstock.access.known_users import KnownUsers
-from penstock.access.passwords import hash_password, verify
+from penstock.access.known_users import KnownUsers, hash_password, verify
 from penstock.access.users import Users
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError

@@ -1,6 +1,14 @@
+import json
+
 import pytest
 
-from penstock.broker.connection_facts import CAPABILITIES, NO_PROPERTIES, capabilities, shown
+from penstock.broker.connection_facts import (
+    CAPABILITIES,
+    NO_PROPERTIES,
+    ConnectionFacts,
+    capabilities,
+    shown,
+)
 from penstock.codec.fields import encode_table
 
 
@@ -35,3 +43,13 @@ def test_a_long_table_is_not_decoded_for_a_listing() -> None:
     found = shown(long)
     assert found.pop("...") == f"{len(long)} bytes, of which the well-known ones are shown"
     assert found == {"product": "pika", "capabilities": {"basic.nack": True}}
+
+
+def test_all_that_is_known_of_a_client_comes_out_as_it_went_in() -> None:
+    opened = ConnectionFacts(
+        name="127.0.0.1:5 -> 127.0.0.1:6", peer_host="127.0.0.1", peer_port=5, host="127.0.0.1",
+        port=6, user="änn", vhost="v/\udcff", heartbeat_s=7, frame_max=4096, channel_max=9,
+        connected_at_ms=1_700_000_000_000,
+        client_properties=encode_table({"raw": b"\xff\x00", "capabilities": {"basic.nack": True}}),
+    )  # fmt: skip
+    assert ConnectionFacts.from_json(json.loads(json.dumps(opened.to_json()))) == opened

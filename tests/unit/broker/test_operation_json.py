@@ -1,11 +1,14 @@
 """Operation JSON: bytes travel, and what AMQP knows besides is told."""
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.broker.operation_json import dumps, loads
+from penstock.broker.operation_json import dumps, from_json, loads, to_json
 from penstock.errors import ChannelError
 
 
@@ -34,3 +37,24 @@ def test_what_is_no_object_is_a_syntax_error(data: bytes) -> None:
     with pytest.raises(ChannelError) as caught:
         loads(data)
     assert caught.value.code == 502
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("abcé\udcff") | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_between_our_own_programs_names_of_any_bytes_come_back(value: object) -> None:
+    sent = json.dumps(to_json(value, is_exact=True))
+    assert from_json(json.loads(sent), is_exact=True) == value
+
+
+def test_values_that_json_does_not_have() -> None:
+    assert to_json({1: (b"\xff", {"a"})}, is_exact=True) == {"1": [{"b64": "/w=="}, ["a"]]}
+    assert to_json(["a\ud800", "a\udcff"], is_exact=True) == ["a\ufffd", "a\udcff"]
+    assert to_json("a\udcff") == "a\ufffd"
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        from_json({"name": "a\udcff"})

@@ -321,7 +321,7 @@ def test_a_get_that_is_refused_later_closes_its_channel(
     monkeypatch.setattr(queue.amq, "held", lambda: (rig.vhost.engine.last_lsn, rig.vhost.mode))
     client.send(1, BasicGet(queue="q"))
 
-    def refused() -> None:
+    def refused(**_: object) -> None:
         raise ChannelError(406, "not any more")
 
     monkeypatch.setattr(queue.amq, "fetch", refused)

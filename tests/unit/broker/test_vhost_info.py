@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.broker import vhost_info
+from penstock.broker.fan_out import fan_out
+from penstock.broker.publish_facts import Facts
 from penstock.broker.topology import SYSTEM
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli.lists import COLUMNS
 from penstock.cli.main import cli
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
@@ -90,6 +92,20 @@ def test_where_the_messages_of_a_queue_are_and_why(rig: VHostRig) -> None:
     assert info_of(rig, "q")["paged_by"] == "duration"
     queue.amq.backing.set_queue_mode("lazy")
     assert info_of(rig, "q")["paged_by"] == "lazy"
+
+
+def test_what_other_queues_count_of_shared_bodies(rig: VHostRig) -> None:
+    queues = [rig.queue(name) for name in ("a", "b", "c", "d")]
+    fan_out(rig.vhost, queues, [], b"", b"x" * 12, Facts())
+    rig.put(queues[0], b"y" * 12)
+    found = [info_of(rig, name) for name in "abcd"]
+    assert [info["memory"] for info in found] == [2 * 256 + 12 + 3] + [256 + 3] * 3
+    assert [info["memory_elsewhere"] for info in found] == [9] * 4
+    assert [info["message_bytes"] for info in found] == [24, 12, 12, 12]
+    for info in found:
+        assert info["memory"] == info["memory_alphas"] + info["memory_rows"]  # type: ignore[operator]
+    rig.tick(2.5)
+    assert rig.vhost.monitor.counted_bytes - rig.vhost.monitor.other_bytes == 5 * 256 + 2 * 12
 
 
 def test_the_limits_of_a_queue_with_priorities_are_of_the_whole(rig: VHostRig) -> None:

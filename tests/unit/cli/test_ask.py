@@ -53,4 +53,6 @@ def test_a_socket_of_another_user_is_a_matter_of_permission(
 
     monkeypatch.setattr(ControlClient, "call", call)
     assert main(["status", "--data", str(tmp_path)]) == 77
-    assert "the control socket is for the user that runs the broker" in capsys.readouterr().err
+    assert (
+        "only the user that runs the broker may use its control socket" in capsys.readouterr().err
+    )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.cli import shown
-from penstock.cli.list_verbs import COLUMNS
+from penstock.cli import output
+from penstock.cli.lists import COLUMNS
 from tests.helpers.fake_control import FakeControl
 
 QUEUES = [
@@ -63,7 +63,7 @@ def test_nothing_to_list_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
 def test_on_a_terminal_a_table_is_drawn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     assert FakeControl(list_queues=[{"name": "[red]q", "messages": 3}]).run("list_queues") == 0
     out = capsys.readouterr().out
     assert "\t" not in out

@@ -35,7 +35,7 @@ def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     """Exit code of `penstock raise`, a command that raises the error."""
     command = raising(error)
     monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: command)
-    monkeypatch.setattr(cli, "GROUPS", {"raise": "never:imported"})
+    monkeypatch.setattr(cli, "VERBS", {"raise": cli.Verb("never_imported", "")})
     return cli.main(["raise"])
 
 
@@ -62,7 +62,7 @@ def test_the_installed_command_passes_the_exit_code_on() -> None:
 def test_help_lists_the_groups_without_importing_them(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "GROUPS", {"store": "no.such.module:store"})
+    monkeypatch.setattr(cli, "VERBS", {"store": cli.Verb("no_such_module", "")})
     assert cli.main(arguments) == 0
     assert "store" in capsys.readouterr().out
 
@@ -87,7 +87,7 @@ def test_a_wrong_word_is_64_with_the_nearest_right_one(
 
 def test_every_group_is_a_click_command() -> None:
     context = click.Context(cli.cli)
-    for name in cli.GROUPS:
+    for name in cli.VERBS:
         assert isinstance(cli.cli.get_command(context, name), click.Command), name
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.pipeline_progress import PipelineProgress, count_of, lag_of, line_of
+from penstock.cli.pipelines import PipelineProgress, count_of, lag_of
+from penstock.cli.pipelines import progress_line as line_of
 from penstock.spark.pipeline_state import RunFacts
 
 

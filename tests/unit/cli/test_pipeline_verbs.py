@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import pipeline_verbs
+from penstock.cli import pipelines
 from penstock.cli.main import main
-from penstock.cli.pipeline_verbs import options_of, stderr_into, stopping
+from penstock.cli.pipelines import options_of, stderr_into, stopping
 from penstock.spark.pipeline_file import parse_pipeline
 from penstock.spark.pipeline_state import RunFacts, StateLock, write_facts
 
@@ -91,7 +91,7 @@ def test_a_status_of_all(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_status_of_what_has_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "status", "flights.toml"]) == 66
-    assert "state/flights: no pipeline has its state there: it has not run" in (
+    assert "state/flights: no pipeline's state is there: it has not run" in (
         capsys.readouterr().err
     )
     assert main(["pipeline", "list"]) == 0
@@ -105,7 +105,7 @@ def test_without_pyspark_one_line_says_what_to_install(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        pipeline_verbs.importlib.util, "find_spec",
+        pipelines.importlib.util, "find_spec",
         lambda name, *more: None if name == "pyspark" else real(name, *more),
     )  # fmt: skip
     assert main(["pipeline", "run", "flights.toml"]) == 69
@@ -129,7 +129,7 @@ def test_without_pyspark_one_line_says_what_to_install(
     ("words", "code", "told"),
     [
         (["run", "none.toml"], 66, "none.toml: No such file"),
-        (["run", "archiv"], 66, "and no built-in pipeline (archive, audit, dead-letters, replay)"),
+        (["run", "archiv"], 66, "and not a built-in pipeline (archive, audit, "),
         (["run", "flights.toml", "-o", "url"], 64, "option 'url': expected NAME=VALUE"),
         (["run", "flights.toml", "-o", "source.ulr=x"], 64, "unknown key 'ulr', did you mean"),
         (["check", "archive", "-o", "stram=x"], 64, "unknown option 'stram', did you"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import RefusedError
-from penstock.cli.publish_verb import batches
+from penstock.cli.messages import batches
 from tests.helpers.fake_control import FakeControl
 
 

@@ -99,7 +99,7 @@ def test_the_ready_line_tells_the_interval(tmp_path: Path) -> None:
     ("error", "code", "told"),
     [
         (OSError(errno.EADDRINUSE, "in use"), 69, "127.0.0.1:80 is taken by another process"),
-        (OSError(errno.EADDRNOTAVAIL, "no"), 69, "no address of this machine"),
+        (OSError(errno.EADDRNOTAVAIL, "no"), 69, "not an address of this machine"),
         (PermissionError(errno.EACCES, "no"), 77, "below 1024"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "d/LOCK"), 74, "d/LOCK: No space left"),
     ],
@@ -107,7 +107,7 @@ def test_the_ready_line_tells_the_interval(tmp_path: Path) -> None:
 def test_an_error_of_listening_says_what_to_do(
     error: OSError, code: int, told: str, tmp_path: Path
 ) -> None:
-    said = serve.told(config(tmp_path, port=80), error)
+    said = serve.explained(config(tmp_path, port=80), error)
     assert exit_code(said) == code
     assert told in one_line(said)
     if code == 69:
@@ -116,8 +116,10 @@ def test_an_error_of_listening_says_what_to_do(
 
 def test_a_port_of_http_that_is_taken_is_told_by_its_option(tmp_path: Path) -> None:
     error = OSError(errno.EADDRINUSE, "in use", "127.0.0.1:15672")
-    said = serve.told(config(tmp_path), error)
+    said = serve.explained(config(tmp_path), error)
     assert exit_code(said) == 69
     assert "127.0.0.1:15672 is taken" in str(said)
     assert "--http-port 0 for a free one, or --http-port off" in str(said)
-    assert "--port 0" in str(serve.told(config(tmp_path), OSError(errno.EADDRINUSE, "", "x:5672")))
+    assert "--port 0" in str(
+        serve.explained(config(tmp_path), OSError(errno.EADDRINUSE, "", "x:5672"))
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import shown
+from penstock.cli import output
 from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
@@ -200,7 +200,7 @@ def test_a_store_in_use(data: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_version(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(data) / "VERSION").write_text("penstock 9\n")
     assert main(["store", "verify", data]) == 65
-    assert "expected version penstock 1, found penstock 9" in capsys.readouterr().err
+    assert "expected version penstock 1 or 2, found penstock 9" in capsys.readouterr().err
 
 
 def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 def test_on_a_terminal_tables_are_drawn(
     data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     assert main(["store", "stats", data]) == 0
     out = capsys.readouterr().out
     assert "\t" not in out
@@ -258,7 +258,7 @@ def test_there_is_no_path_of_what_there_is_not(
     assert refusal("nothing") == f"penstock: no vhost 'nothing' in {data}\n"
     assert refusal("/", r"a\\\x1b") == "penstock: no queue 'a\\\\x1b' in vhost '/'\n"
     place = Path(data) / "vhosts" / hash_name(VHOST)
-    told = f"has no files of its own: what it holds stands in those of {place}\n"
+    told = f"has no files of its own: its messages are in those of {place}\n"
     assert refusal("/", "small") == f"penstock: queue 'small' {told}"
     assert main(["store", "path", "/", "small", "--data", data, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["paths"] == []
@@ -270,3 +270,38 @@ def test_a_broker_that_runs_says_which_queues_there_are(data: str) -> None:
     assert broker.run("store", "path", "/", "new", "--data", data, "--format", "json") == 0
     assert broker.asked == [("list_queues", "/", {})]
     assert broker.run("store", "path", "/", "other", "--data", data, "--format", "json") == 66
+
+
+def test_move_and_back(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, spill = tmp_path / "log", tmp_path / "spill"
+    assert main(["store", "move", data, "--log-directory", str(log), "--spill-directory",
+                 str(spill)]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    assert f"{log}: has the log files of {data} now" in out
+    assert "files moved (" in out
+    assert main(["store", "verify", data]) == 0
+    assert main(["store", "stats", data]) == 0
+    assert main(["store", "dump", data + "/vhosts"]) == 0
+    assert ".wal" in capsys.readouterr().out
+    assert main(["store", "move", data]) == 0
+    assert "0 files moved (0 bytes)" in capsys.readouterr().out
+    assert main(["store", "move", data, "--spill-directory", data, "--log-directory", data]) == 0
+    assert list(log.iterdir()) == list(spill.iterdir()) == []
+    assert main(["store", "verify", data]) == 0
+
+
+def test_move_to_where_it_cannot_be(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for given, why in (
+        (tmp_path / "none" / "log", "whose parent exists"),
+        (tmp_path / "full", "an empty directory, it has 'x' in it"),
+        (Path(data) / "log", "outside the data directory"),
+    ):
+        assert main(["store", "move", data, "--log-directory", str(given)]) == 64
+        told = capsys.readouterr().err
+        assert f"option log_directory: given '{given}'" in told
+        assert why in told
+    assert main(["store", "move", str(tmp_path / "full"), "--log-directory", "/x"]) == 66

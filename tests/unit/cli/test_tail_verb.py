@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.tail_verb import since_us
+from penstock.cli.messages import since_us
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
@@ -171,4 +171,4 @@ def test_what_is_no_stream_is_told(
 
 def test_no_broker_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tail", "q", "--url", "amqp://127.0.0.1:1"]) == 69
-    assert "is the broker running? --url says which one" in capsys.readouterr().err
+    assert "is the broker running? --url sets the broker" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 import pytest
 from starlette.datastructures import Headers
 
-from penstock.http.admission import Admission, host_name
-from penstock.http.http_errors import HttpError
+from penstock.http.api import Admission, host_name
+from penstock.http.requests import HttpError
 from penstock.server.control import ControlError
 from tests.helpers.http_rig import HttpRig
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.http import answers, page_spans, range_answers
+from penstock.http import pages, ranges
 from penstock.http.api import Api
-from penstock.http.stream_pages import StreamPages
+from penstock.http.ranges import StreamPages
 from penstock.server.control import ControlError
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_records import chunk_sizes, records
@@ -199,7 +199,7 @@ def test_pages_and_what_is_in_them(rig: HttpRig) -> None:
 
 
 def test_frames_of_any_range(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_spans, "SPAN_BYTES", 1000)
+    monkeypatch.setattr(pages, "SPAN_BYTES", 1000)
     assert offsets(rig.ask(FRAMES)) == list(range(300))
     for first in range(0, 301, 23):
         for last in range(first, 301, 31):
@@ -228,8 +228,8 @@ def test_records_since_a_time(rig: HttpRig) -> None:
 def test_chunks_are_of_about_the_same_size_and_of_one_page(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_spans, "SPAN_BYTES", 1024)
-    monkeypatch.setattr(page_spans, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(pages, "SPAN_BYTES", 1024)
+    monkeypatch.setattr(pages, "BLOCK_BYTES", 1 << 20)
     reply = rig.ask(FRAMES)
     sizes = chunk_sizes(reply.body)
     assert len(sizes) > 5
@@ -375,7 +375,7 @@ def test_a_client_that_leaves_ends_the_work(rig: HttpRig, monkeypatch: pytest.Mo
             ended.append(done)
 
     rig.pages.spans = watched  # type: ignore[method-assign]
-    monkeypatch.setattr(page_spans, "SPAN_BYTES", 500)
+    monkeypatch.setattr(pages, "SPAN_BYTES", 500)
     reply = rig.ask(FRAMES, leaves_after=1)
     assert len(reply.pieces) == 1
     assert ended
@@ -385,7 +385,7 @@ def test_a_client_that_leaves_ends_the_work(rig: HttpRig, monkeypatch: pytest.Mo
 def test_a_client_that_takes_nothing_is_cut(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(answers, "STALL_S", 0.01)
+    monkeypatch.setattr(ranges, "STALL_S", 0.01)
 
     async def scenario(app: Api) -> Reply:
         async def stalled(scope: Any, receive: Any, send: Any) -> None:
@@ -404,7 +404,7 @@ def test_a_client_that_takes_nothing_is_cut(
 
 
 def test_only_so_many_long_answers_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_answers, "ANSWERS_MAX", 2)
+    monkeypatch.setattr(ranges, "ANSWERS_MAX", 2)
 
     async def scenario(app: Api) -> Reply:
         for address in (f"{FRAMES}?to=999", f"{FRAMES}?columns=x", f"{FRAMES}?partition=9"):
@@ -432,7 +432,7 @@ def test_without_pyarrow_it_is_501(rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 def test_arrow(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
 
-    monkeypatch.setattr(page_spans, "SPAN_BYTES", 1000)
+    monkeypatch.setattr(pages, "SPAN_BYTES", 1000)
 
     def table(query: str) -> Any:
         reply = rig.ask(f"/api/streams/%2F/events/arrow?{query}")

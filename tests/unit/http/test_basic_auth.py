@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.access.passwords import verify
+from penstock.access.known_users import verify
 from penstock.http.api import Api
 from tests.helpers.asgi_client import Reply, ask, basic
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
@@ -151,7 +151,7 @@ def test_who_would_have_to_wait_too_long_is_told_so(
             assert (await ask(app, "/api/overview", password="wrong")).status == 401
         # From here on its clock, which stands still, would have to reach the end of a brake.
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.http.basic_auth.LOGIN_S", 0.05)
+            patch.setattr("penstock.http.requests.LOGIN_S", 0.05)
             reply = await ask(app, "/api/overview", password="wrong")
         assert told(reply) == (429, "too_many_requests")
         assert reply.headers["retry-after"] == "10"

@@ -1,4 +1,4 @@
-from penstock.http.byte_cache import ByteCache
+from penstock.http.pages import ByteCache
 
 
 def test_the_most_recently_used_stay() -> None:

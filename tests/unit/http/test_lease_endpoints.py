@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http.http_errors import HttpError
+from penstock.http.requests import HttpError
 from penstock.server.control import ControlError
 from tests.helpers.asgi_client import Reply
 from tests.helpers.chunk_records import records

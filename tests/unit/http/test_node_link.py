@@ -6,8 +6,8 @@ import pytest
 
 from penstock.access.known_users import KnownUsers
 from penstock.http import node_link
-from penstock.http.http_errors import HttpError
 from penstock.http.node_link import NodeLink
+from penstock.http.requests import HttpError
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts
 

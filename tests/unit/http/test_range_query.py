@@ -1,8 +1,8 @@
 import pytest
 from starlette.datastructures import QueryParams
 
-from penstock.http.http_errors import HttpError
-from penstock.http.range_query import RANGE_NAMES, RangeQuery, given, range_query
+from penstock.http.ranges import RANGE_NAMES, RangeQuery, range_query
+from penstock.http.requests import HttpError, given
 
 
 def parsed(text: str) -> RangeQuery:

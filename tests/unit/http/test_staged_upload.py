@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http import chunk_upload, staged_upload
+from penstock.http import staged_upload
 from penstock.http.api import Api
 from penstock.storage.filesystem import OsFile
 from penstock.storage.page import PAGE_HEADER_BYTES, decode_header, page_seed, scan_frames
@@ -90,7 +90,7 @@ def test_no_rows_are_no_pages(rig: HttpRig) -> None:
 
 def test_a_large_record_is_a_chunk_of_its_own(rig: HttpRig) -> None:
     page = PageMaker(1)
-    large = b"x" * (chunk_upload.CHUNK_BYTES_MAX + 1)
+    large = b"x" * (staged_upload.CHUNK_BYTES_MAX + 1)
     body = page.chunk([(b"a", b"")]) + page.chunk([(large, b"m")]) + page.chunk([(b"b", b"")])
     assert post(rig, body).status == 201
     (file,) = rig.directory.rglob("*.page")
@@ -187,9 +187,9 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "gap": (second(first=4), 400, "chunk 1: it begins with record 4"),
     "page again": (again(), 400, "chunk 2: page 0000000000000001 has ended"),
     "payload": (changed(48 + 24), 400, "byte 64 of the page: the frame does not verify"),
-    "row start": (changed(16), 400, "its rows say otherwise"),
-    "row size": (changed(4), 400, "its rows say otherwise"),
-    "row time": (changed(8), 400, "its rows say otherwise"),
+    "row start": (changed(16), 400, "its rows differ"),
+    "row size": (changed(4), 400, "its rows differ"),
+    "row time": (changed(8), 400, "its rows differ"),
     "time": (PageMaker(1).chunk(RECORDS[:3], time_us=9), 400, "a record has a time"),
     "flags": (PageMaker(1).chunk(RECORDS[:3], flags=1), 400, "flags 0x1, expected 0"),
     "large": (broken(data_bytes=(4 << 20) + 1), 413, "expected at most 4194304"),

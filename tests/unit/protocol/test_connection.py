@@ -9,8 +9,7 @@ from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.frames import HEARTBEAT_FRAME, PROTOCOL_HEADER, header_frame
 from penstock.codec.method import Method
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.connection import CLIENT, SERVER, Connection
-from penstock.protocol.content import BodyRoom
+from penstock.protocol.connection import CLIENT, SERVER, BodyRoom, Connection
 from penstock.protocol.events import (
     AckRun,
     ChannelFault,
@@ -23,7 +22,7 @@ from penstock.protocol.events import (
     PublishPart,
     PublishRun,
 )
-from penstock.protocol.states import ChannelState, ConnectionState, ProtocolMistake
+from penstock.protocol.states import ChannelState, ConnectionState, LocalProtocolError
 from tests.helpers.wire_session import (
     PERSISTENT,
     frame,
@@ -506,22 +505,22 @@ MISTAKES: list[tuple[int, Method]] = [
 
 @pytest.mark.parametrize(("channel", "method"), MISTAKES, ids=repr)
 def test_what_we_may_not_send_is_a_mistake(channel: int, method: Method) -> None:
-    with pytest.raises(ProtocolMistake, match=method.NAME):
+    with pytest.raises(LocalProtocolError, match=method.NAME):
         opened().send(channel, method)
 
 
 def test_other_mistakes_of_ours() -> None:
     connection = opened()
-    with pytest.raises(ProtocolMistake, match="no content"):
+    with pytest.raises(LocalProtocolError, match="no content"):
         connection.send_content(1, spec.TxSelectOk(), b"", b"")
     connection.send(1, spec.ChannelClose())
-    with pytest.raises(ProtocolMistake, match="channel 1 is closed by the server"):
+    with pytest.raises(LocalProtocolError, match="channel 1 is closed by the server"):
         connection.send(1, spec.TxSelectOk())
     connection.send(0, spec.ConnectionClose())
-    with pytest.raises(ProtocolMistake, match="connection is closed by the server"):
+    with pytest.raises(LocalProtocolError, match="connection is closed by the server"):
         connection.send(1, spec.TxSelectOk())
     _, client = pair()
-    with pytest.raises(ProtocolMistake, match="channel 2048"):
+    with pytest.raises(LocalProtocolError, match="channel 2048"):
         client.send(2048, spec.ChannelOpen())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.protocol.content import ChannelInput, is_route, whole_publish
+from penstock.protocol.connection import ChannelInput, is_route, whole_publish
 from tests.helpers.wire_session import publish, route
 
 BODY_MAX = 1000

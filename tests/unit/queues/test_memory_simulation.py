@@ -113,6 +113,43 @@ def test_a_budget_that_shrinks_and_grows() -> None:
     sim.drain()
 
 
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_a_message_in_ten_queues_takes_the_room_of_one(mode: int) -> None:
+    """2,000 messages of 1 KiB in ten queues: 24 MiB if each counted them whole, 7 as it is."""
+    loads = [Load(between(0, 10, 200), steady(0), 1024, mode, fan="ten") for _ in range(10)]
+    sim = Simulator(8 * MIB, loads)
+    sim.run(14)
+    assert not any(one.history[-1].writes for one in sim.queues), "all of it fits"
+    used = sum(one.history[-1].ram_bytes for one in sim.queues)
+    assert used == 2000 * (1024 + 10 * ALPHA_BYTES)
+    sim.drain()
+
+
+def test_a_fan_that_does_not_fit_uses_what_it_may() -> None:
+    """Consumers of different speeds: what the fast ones are done with the slow ones count."""
+    loads = [
+        Load(between(0, 12, 400, 50), between(6, 1e9, per_s), 1024, fan="five")
+        for per_s in (0, 20, 100, 300, 600)
+    ]
+    sim = Simulator(2 * MIB, [*loads, Load(steady(50), steady(55), 200)])
+    sim.run(40)
+    assert sim.queues[0].history[-1].delta, "it is longer than RAM"
+    assert not sim.queues[4].history[-1].len, "and this one is empty"
+    sim.drain()
+
+
+def test_a_fan_of_which_one_queue_has_a_limit() -> None:
+    loads = [Load(between(0, 5, 200), between(10, 15, 300), 1024, fan="two") for _ in range(2)]
+    sim = Simulator(8 * MIB, loads)
+    sim.queues[0].queue.set_limits(128 << 10, 64 << 10)
+    sim.run(9)
+    assert sim.queues[0].history[-1].delta, "it is longer than its limit"
+    assert not sim.queues[1].history[-1].writes
+    assert sim.queues[1].history[-1].ram_bytes > 900 * 1024, "this one counts nearly all of it"
+    sim.run(10)
+    sim.drain()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_loads(seed: int) -> None:
     """Rates that change every few seconds, and budgets that do."""
@@ -131,6 +168,12 @@ def test_random_loads(seed: int) -> None:
             rng.choice(["eager", "ratio"]),
         )
         for _ in range(rng.randint(1, 6))
+    ]
+    size, mode = rng.choice([100, 2000]), rng.choice([OS, NONE])
+    published = changing(200)
+    loads += [
+        Load(published, changing(300), size, mode, rng.choice(["eager", "ratio"]), "fan")
+        for _ in range(rng.randint(2, 5))
     ]
     sim = Simulator(rng.choice([1, 2, 4]) * MIB, loads)
     for _ in range(4):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.access.users import Users
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import ManualClock
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER, method_frame
@@ -24,7 +25,6 @@ from penstock.codec.spec import (
 )
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
-from penstock.server.handoff import Opened
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login
 from penstock.server.serve_settings import ServeSettings
@@ -46,11 +46,11 @@ class Node:
         self.listener = Listener(
             bind("127.0.0.1", 0), settings, self.authenticator, clock, self._admit
         )
-        self.opened: list[tuple[Opened, bytes]] = []
+        self.opened: list[tuple[ConnectionFacts, bytes]] = []
         self.has_opened = asyncio.Event()
         self.error: AMQPConnectionError | None = None
 
-    async def _admit(self, login: Login, opened: Opened) -> None:
+    async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
         if self.error is not None:
             raise self.error
         self.opened.append((opened, login.leftover))

@@ -4,7 +4,14 @@ import logging
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.server.log_lines import ALL_BURST, BURST, ClientLines, Lines, client_line, teller
+from penstock.server.log_lines import (
+    ALL_BURST,
+    BURST,
+    ClientLines,
+    Lines,
+    client_line,
+    event_logger,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,7 +22,7 @@ def test_events_that_somebody_must_look_at_stand_out(
     kind: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        teller(logging.getLogger("penstock.test"))(kind, "something, 100 %")
+        event_logger(logging.getLogger("penstock.test"))(kind, "something, 100 %")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         (level, f"{kind}: something, 100 %")
     ]

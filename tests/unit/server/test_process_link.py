@@ -126,7 +126,7 @@ def test_what_cannot_be_understood_ends_the_link() -> None:
         theirs.send(b"\0\0\0\0\2[]")
         await end.ended()
         assert end.why is not None
-        assert "not understood" in end.why
+        assert "malformed message" in end.why
         theirs.close()
 
     asyncio.run(scenario())

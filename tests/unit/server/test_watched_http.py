@@ -24,7 +24,7 @@ class Rig:
         self.socks = [self.sock]
         self.users: list[list[object]] = [["guest", "hash", []]]
         self.asked: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
-        self.result: object = {"b": b"\xff"}
+        self.result: object = {"b": [1]}
         self.http = WatchedHttp(
             self.socks, settings, SystemClock(), lambda: {"users": self.users}, self.answer,
             PROGRAM,
@@ -57,7 +57,7 @@ def test_it_is_told_sockets_and_users_and_its_calls_are_answered() -> None:
         await rig.http.ready()
         port = rig.http.port
         assert await rig.asked.get() == ("seen", {"users": ["guest"], "ports": [port]})
-        told = {"result": {"b": b"\xff"}, "error": None}
+        told = {"result": {"b": [1]}, "error": None}
         assert await rig.asked.get() == ("told", told)
         rig.users.append(["ann", "hash", []])
         rig.http.push_users()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.access.permissions import everything
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.in_flight import MESSAGES, signature
 from penstock.clock import SystemClock
 from penstock.errors import AMQPConnectionError
 from penstock.server.control import ControlError
-from penstock.server.handoff import Opened
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
@@ -22,7 +22,7 @@ from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_vhost.py"))
-OPENED = Opened(
+OPENED = ConnectionFacts(
     name="a -> b", peer_host="127.0.0.1", peer_port=1, host="127.0.0.1", port=2, user="ann",
     vhost="/", client_properties=b"\0\0\0\0", frame_max=131072, channel_max=2047, heartbeat_s=0,
     connected_at_ms=0,
@@ -78,7 +78,7 @@ def test_it_is_started_when_somebody_wants_it_and_stops_in_order() -> None:
     async def scenario(rig: Rig) -> None:
         vhost = rig.vhost
         assert vhost.state == STOPPED
-        assert await vhost.call("echo", {"body": b"\xff"}) == ["echo", {"body": b"\xff"}, vhost.pid]
+        assert await vhost.call("echo", {"body": "b"}) == ["echo", {"body": "b"}, vhost.pid]
         assert vhost.state == RUNNING
         with pytest.raises(ControlError, match="NOT_FOUND - no"):
             await vhost.call("refuse", {})
@@ -108,7 +108,7 @@ def test_counters_come_with_pongs_and_memory_is_acknowledged() -> None:
         await vhost.ready()
         taken = asyncio.Event()
         vhost.on_memory = taken.set
-        vhost.tell_memory(77)
+        vhost.set_memory(77)
         await taken.wait()
         assert vhost.memory_bytes == 77
         while vhost.depth_bytes != 5:
@@ -266,7 +266,7 @@ def test_an_operator_restarts_one_that_runs() -> None:
     with_vhost("good", scenario)
 
 
-def test_one_that_an_operator_holds_is_started_by_nobody_until_it_is_let_go() -> None:
+def test_one_that_an_operator_holds_is_started_by_nobody_until_it_is_release() -> None:
     async def scenario(rig: Rig) -> None:
         vhost = rig.vhost
         assert vhost.reason() == "nobody has opened it yet"
@@ -281,7 +281,7 @@ def test_one_that_an_operator_holds_is_started_by_nobody_until_it_is_let_go() ->
         with pytest.raises(VhostDown, match="an operator has stopped it"):
             await vhost.restart()
         assert vhost.starts == 1
-        await vhost.let_go()
+        await vhost.release()
         assert await rig.pid() != first
         assert not rig.down.is_set()
 
@@ -294,7 +294,7 @@ def test_one_that_is_let_go_while_it_still_stops_runs_in_the_end() -> None:
         holding = asyncio.ensure_future(rig.vhost.hold())
         await asyncio.sleep(0)
         assert rig.vhost.reason() == "is stopped by an operator"
-        await rig.vhost.let_go()
+        await rig.vhost.release()
         await holding
         assert rig.vhost.state == RUNNING
         assert await rig.pid() != first
@@ -310,7 +310,7 @@ def test_one_that_is_down_can_be_held_and_is_not_tried_again() -> None:
         assert (rig.vhost.state, rig.vhost.retry_in_s) == (STOPPED, None)
         assert rig.vhost.reason() == "stopped by an operator"
         rig.vhost.path = "good"
-        await rig.vhost.let_go()
+        await rig.vhost.release()
         assert rig.vhost.state == RUNNING
 
     with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=100.0, ping_s=30.0)

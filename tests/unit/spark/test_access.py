@@ -18,8 +18,8 @@ from penstock.spark.access import (
     why_not_here,
 )
 from penstock.spark.http_link import LinkError, RefusedError
+from penstock.spark.options import parse_source_options
 from penstock.spark.plan import Range
-from penstock.spark.source_options import parse_source_options
 from tests.helpers.tiny_http import Answer, TinyHttp
 from tests.helpers.tiny_pages import Record, page_of
 from tests.helpers.tiny_streams import open_stream, stream_id_hex, write_stream
@@ -71,7 +71,7 @@ def test_records_are_read_while_more_are_appended(stream: Path) -> None:
     owner.write()
     found = read(source_of(stream, 400, 501), path=str(stream))
     assert found == [*EXPECTED[400:], (500, b"settled")]
-    with pytest.raises(CorruptionError, match="records up to 502 were planned, it ends at 501"):
+    with pytest.raises(CorruptionError, match="the stream ends at 501, expected records up to 502"):
         read(source_of(stream, 400, 502), path=str(stream))
     owner.close()
 
@@ -106,7 +106,7 @@ def test_a_page_of_another_stream_is_refused(stream: Path, tmp_path: Path) -> No
 def test_why_files_are_not_used(stream: Path, tmp_path: Path) -> None:
     assert why_not_here(str(stream), stream_id_hex(stream)) is None
     assert "does not say where" in str(why_not_here("", "00"))
-    assert "is not there" in str(why_not_here(str(tmp_path / "none"), "00"))
+    assert "does not exist" in str(why_not_here(str(tmp_path / "none"), "00"))
     assert "is stream" in str(why_not_here(str(stream), "ff" * 16))
 
 
@@ -129,7 +129,7 @@ def test_files_are_used_where_they_are_that_stream(stream: Path) -> None:
         assert read(source_of(stream), url=broker.url) == EXPECTED
         assert read(source_of(stream), url=broker.url, access="file") == EXPECTED
         assert broker.asked == []
-        with pytest.raises(AccessError, match="access=file: /nowhere is not there"):
+        with pytest.raises(AccessError, match="access=file: /nowhere does not exist"):
             read(NOWHERE, url=broker.url, access="file")
         with pytest.raises(RefusedError, match="404"):
             read(source_of(stream), url=broker.url, access="network")
@@ -235,7 +235,7 @@ LEASED = replace(NOWHERE, reader="job")
 def test_messages_of_a_lease_are_asked_for_where_its_pages_are_not() -> None:
     with TinyHttp({LEASE.format(0, 500): [Answer(200, TINY.chunk(0, 500))]}) as broker:
         assert read(LEASED, url=broker.url) == EXPECTED
-        with pytest.raises(AccessError, match="access=file: /nowhere is not there"):
+        with pytest.raises(AccessError, match="access=file: /nowhere does not exist"):
             read(LEASED, url=broker.url, access="file")
 
 
@@ -255,7 +255,7 @@ def test_pages_that_are_made_anew_are_left_for_the_broker(stream: Path) -> None:
     tiny = page_of([Record(i, payload) for i, payload in enumerate(longer)])
     with TinyHttp({LEASE.format(100, 520): [Answer(200, tiny.chunk(100, 520))]}) as broker:
         assert read(source, url=broker.url) == list(enumerate(longer))[100:]
-        with pytest.raises(AccessError, match="it ends at 500"):
+        with pytest.raises(AccessError, match="the stream ends at 500"):
             read(source, url=broker.url, access="file")
     pages = sorted(stream.glob("*.page"))
     base = int(pages[1].stem)
@@ -304,8 +304,8 @@ def test_what_a_lease_lacks_is_passed_over_if_the_query_says_so(
         options = parse_source_options({**given, **fast}, is_streaming=True)
         found = [n for batch in batches(LEASED, options, ["offset"]) for n in batch["offset"]]
     assert [n.as_py() for n in found] == list(range(120, 300))
-    assert "messages 0 to 119 are not leased any more (committed)" in caplog.text
-    assert "messages 300 to 499 are not leased any more (no such reader)" in caplog.text
+    assert "messages 0 to 119 are no longer leased (committed)" in caplog.text
+    assert "messages 300 to 499 are no longer leased (no such reader)" in caplog.text
 
 
 def test_pages_of_the_engine_are_what_the_columns_read(stream: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 from penstock.errors import NotAStoreError, OptionError, StorageError
 from penstock.spark.catalog import BrokerCatalog, StoreCatalog, catalog_of, stream_paths
 from penstock.spark.http_link import LinkError, RefusedError
-from penstock.spark.source_options import SourceOptions, parse_source_options
-from penstock.storage.data_directory import hash_name
+from penstock.spark.options import SourceOptions, parse_source_options
+from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.filesystem import OsFileSystem
 from tests.helpers.tiny_http import Answer, TinyHttp
 from tests.helpers.tiny_streams import in_vhost, open_stream, stream_id_hex, write_stream
 
@@ -97,26 +98,40 @@ def test_streams_of_a_whole_store(tmp_path: Path) -> None:
     write_stream(in_vhost(tmp_path / "vhosts" / hash_name(b"other"), b"x", 1), payloads(3))
     assert heads_of(path=str(tmp_path), subscribe="events") == {"events": {0: 10}}
     assert heads_of(path=str(tmp_path), vhost="other") == {"x": {0: 3}}
-    with pytest.raises(NotAStoreError, match="it has no vhost 'none'"):
+    with pytest.raises(NotAStoreError, match="no vhost 'none' in it"):
         heads_of(path=str(tmp_path), vhost="none")
 
 
+def test_streams_of_a_store_on_two_disks(tmp_path: Path) -> None:
+    data, spill = tmp_path / "data", tmp_path / "spill"
+    directory = DataDirectory(OsFileSystem(0), str(data), spill_directory=str(spill))
+    vhost = directory.vhost_path(b"/")
+    directory.close()
+    write_stream(in_vhost(spill / hash_name(b"/"), b"x", 1), payloads(3))
+    assert heads_of(path=str(data), vhost="/") == {"x": {0: 3}}
+    assert heads_of(path=vhost) == {"x": {0: 3}}
+    [(name, parts)] = stream_paths(str(data), "/").items()
+    assert name == "x"
+    assert Path(parts[0]).is_relative_to(spill)
+    assert heads_of(path=parts[0]) == {"x": {0: 3}}
+
+
 def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(NotAStoreError, match="no stream, no vhost, and no data directory"):
+    with pytest.raises(NotAStoreError, match="expected the directory of a stream, a vhost"):
         stream_paths(str(tmp_path), "/")
     with pytest.raises(NotAStoreError):
         stream_paths(str(tmp_path / "missing"), "/")
     bad = tmp_path / "streams" / "x.1"
     bad.mkdir(parents=True)
     (bad / ".queue_name").write_bytes(b"orders\0what")
-    with pytest.raises(StorageError, match="is no name of a partition"):
+    with pytest.raises(StorageError, match="is not the name of a partition"):
         stream_paths(str(tmp_path), "/")
 
 
 def test_a_classic_queue_of_a_store_is_refused_by_name(tmp_path: Path) -> None:
     path = vhost_of(tmp_path / "v")
     (path / "queues" / f"{hash_name(b'tasks')}.12").mkdir(parents=True)
-    with pytest.raises(OptionError, match=r"given 'tasks', expected 'url' of the broker.*leased"):
+    with pytest.raises(OptionError, match=r"given 'tasks', expected 'url' of the broker.*leases"):
         heads_of(path=str(path), subscribe="events,tasks")
     with pytest.raises(OptionError, match="classic queues need a 'url'"):
         heads_of(path=str(path), subscribe="task")

@@ -8,7 +8,7 @@ from penstock.errors import OptionError
 from penstock.spark.catalog import BrokerCatalog
 from penstock.spark.classic_queues import MESSAGES_MAX
 from penstock.spark.http_link import RefusedError
-from penstock.spark.source_options import parse_source_options
+from penstock.spark.options import parse_source_options
 from tests.helpers.tiny_http import Answer, TinyHttp
 
 QUEUE = "/api/leases/%2F/q"

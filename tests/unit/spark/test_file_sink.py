@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.file_sink import FileSink
-from penstock.spark.lake_files import LocalFiles
+from penstock.spark.file_sink import FileSink, LocalFiles
 
 QUERY = "0123456789-abc"
 CALLS = ("exists", "data_files", "sync", "write", "read", "move", "names", "delete")

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.spark import iceberg_sink
 from penstock.spark.iceberg_sink import IcebergSink, catalog_properties
-from penstock.spark.lake_schema import MisfitError
-from penstock.spark.lake_table import LakeMissingError
+from penstock.spark.lake_table import LakeMissingError, MisfitError
 from tests.unit.spark.lake_stand_in import rows_of, without_spark
 
 
@@ -89,7 +88,7 @@ def test_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog_properties({"type": "sql", "uri": "sqlite:///x", "warehouse": "./w"})[
         "warehouse"
     ] == f"file://{tmp_path}/w"  # fmt: skip
-    with pytest.raises(MisfitError, match="type and uri of the catalog have to be said"):
+    with pytest.raises(MisfitError, match="give type and uri of the catalog"):
         catalog_properties({"warehouse": "s3://lake"})
 
 

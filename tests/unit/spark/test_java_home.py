@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.java_home import JavaMissingError, ensure_java
+from penstock.spark.spark_session import JavaMissingError, ensure_java
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.spark.lake_files import LocalFiles, is_data, lake_files
+from penstock.spark.file_sink import LocalFiles, is_data, lake_files
 
 
 def test_hidden_names_are_not_data(tmp_path: Path) -> None:

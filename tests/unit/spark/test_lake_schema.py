@@ -4,7 +4,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from penstock.spark.lake_schema import (  # noqa: E402 - only where Arrow is
+from penstock.spark.lake_table import (  # noqa: E402 - only where Arrow is
     Division,
     MisfitError,
     added_fields,
@@ -83,12 +83,14 @@ def test_divisions() -> None:
     for text in ("week(at)", "bucket(at)", "day(3, at)", "day(at", "bucket(0, at)"):
         with pytest.raises(MisfitError, match="expected a column, year"):
             Division.of(text)
-    with pytest.raises(MisfitError, match=r"day\(at\): Delta has columns alone"):
+    with pytest.raises(MisfitError, match=r"day\(at\): Delta takes column names only"):
         divisions_of(texts, has_transforms=False)
 
 
 def test_a_table_keeps_its_divisions() -> None:
     same_divisions((), (Division("a"),), "delta t")
     same_divisions((Division("a"),), (Division("a"),), "delta t")
-    with pytest.raises(MisfitError, match="given a, expected nothing: delta t is divided by that"):
+    with pytest.raises(
+        MisfitError, match="given a, expected nothing: delta t is already divided by that"
+    ):
         same_divisions((Division("a"),), (), "delta t")

@@ -6,7 +6,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from penstock.spark.lake_task import (  # noqa: E402 - only where Arrow is
+from penstock.spark.lake_table import (  # noqa: E402 - only where Arrow is
     chunks,
     codes_of,
     conformed,

@@ -20,7 +20,7 @@ from penstock.spark.offsets import (
     starting,
     stream_id_of,
 )
-from penstock.spark.source_options import EARLIEST, LATEST, Bound
+from penstock.spark.options import EARLIEST, LATEST, Bound
 
 HEADS: Heads = {
     "b": {n: PartitionHead(n * 10, n * 10 + 100, 5_000_000, 3000, f"id{n}") for n in range(12)},

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.client import connect
 from penstock.codec.spec import QueueDeclare
-from penstock.spark import pipeline_needs
+from penstock.spark import pipeline_check
+from penstock.spark.pipeline_check import Finding, needs
 from penstock.spark.pipeline_file import parse_pipeline
-from penstock.spark.pipeline_needs import Finding, needs
 from tests.helpers.live_broker import LiveBroker
 
 pytestmark = pytest.mark.real
@@ -87,7 +87,7 @@ def test_everything_that_is_wrong_is_told_at_once(found: Desk) -> None:
     )  # fmt: skip
     assert [code for code, _ in problems] == [64, 64, 69]
     exchange, source, http = (text for _, text in problems)
-    assert "exchange: no 'no.exchange' there" in exchange
+    assert "exchange: 'no.exchange' does not exist" in exchange
     assert "fligths" in source
     assert "http_url: the broker does not answer at http://127.0.0.1:1" in http
     assert "Connection refused" in http
@@ -109,7 +109,7 @@ def test_no_python_of_the_pipeline_is_run(found: Desk) -> None:
     )
     findings = found(transform='python = "rows:double"')
     assert wrong(findings) == []
-    assert "it is not run" in findings[0].text
+    assert "does not run it" in findings[0].text
     ((code, text),) = wrong(found(transform='python = "rows:duoble"'))
     assert code == 64
     assert text.endswith("has no 'duoble', did you mean 'double'?")
@@ -119,9 +119,9 @@ def test_no_python_of_the_pipeline_is_run(found: Desk) -> None:
 
 
 def test_packages_of_a_sink(found: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline_needs.importlib.util.find_spec
+    real = pipeline_check.importlib.util.find_spec
     monkeypatch.setattr(
-        pipeline_needs.importlib.util, "find_spec",
+        pipeline_check.importlib.util, "find_spec",
         lambda name, *more: None if name == "deltalake" else real(name, *more),
     )  # fmt: skip
     text = FILE.format(transform="", sink='delta = "lake"', url=found.url, http_url=found.http_url)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.spark.offsets import Heads, PartitionHead, Positions, all_heads, ids_of
+from penstock.spark.options import EARLIEST, LATEST
 from penstock.spark.plan import (
     PageSpan,
     PageTable,
@@ -20,7 +21,6 @@ from penstock.spark.plan import (
     table_of_average,
     tasks,
 )
-from penstock.spark.source_options import EARLIEST, LATEST
 
 HEADS: Heads = {
     "s": {
@@ -91,9 +91,9 @@ def test_records_that_were_reclaimed() -> None:
 def test_a_head_that_went_back() -> None:
     found, losses = ranges(at(1000, 0), at(1200, 0), HEADS)
     assert found == [Range("s", 0, 1000, 1100)]
-    assert "it ends at offset 1100, before 1200" in str(losses[0])
+    assert "it ends at offset 1100, expected at least 1200" in str(losses[0])
     assert ranges(at(1150, 0), at(1200, 0), HEADS)[0] == []
-    assert "ends at offset 1100, before 1150" in str(behind(at(1150, 0), HEADS)[0])
+    assert "ends at offset 1100, expected at least 1150" in str(behind(at(1150, 0), HEADS)[0])
 
 
 def test_another_stream_of_that_name() -> None:
@@ -107,7 +107,7 @@ def test_another_stream_of_that_name() -> None:
 def test_a_stream_that_is_gone() -> None:
     found, losses = ranges(at(200, 0), at(300, 0), {})
     assert (found, len(losses)) == ([], 1)
-    assert "not there any more" in str(losses[0])
+    assert "no longer exists" in str(losses[0])
     assert len(behind(at(200, 0), {})) == 2
 
 
@@ -344,10 +344,10 @@ def test_losses_of_a_lease_name_queue_and_reader() -> None:
 
     assert losses(40, 100) == []
     assert losses(30, 100) == [
-        f"{told}messages 30 to 39 were committed, so the queue has them no more"
+        f"{told}messages 30 to 39 were committed, so the queue no longer has them"
     ]
-    assert losses(40, 120)[0].startswith(f"{told}messages up to 120 were leased, there are 100")
-    assert losses(40, 100, "other")[0].startswith(f"{told}that lease is gone")
+    assert losses(40, 120)[0].startswith(f"{told}it ends at message 100, expected at least 120")
+    assert losses(40, 100, "other")[0].startswith(f"{told}its lease is gone")
     start = Positions({("q", 0): 120}, ids_of(heads), READER)
-    assert "messages up to 120 were leased" in str(behind(start, heads)[0])
-    assert str(behind(start, {})[0]) == f"{told}it is not there any more"
+    assert "it ends at message 100, expected at least 120" in str(behind(start, heads)[0])
+    assert str(behind(start, {})[0]) == f"{told}it no longer exists"

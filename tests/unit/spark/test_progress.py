@@ -8,9 +8,9 @@ from penstock.errors import OptionError
 from penstock.spark.catalog import Catalog
 from penstock.spark.http_link import LinkError
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import Place, SourceOptions, parse_source_options
 from penstock.spark.plan import PageTable, table_of_average
 from penstock.spark.progress import DataLossError, ReaderHold, StreamProgress
-from penstock.spark.source_options import Place, SourceOptions, parse_source_options
 
 
 class ToyCatalog(Catalog):
@@ -62,10 +62,10 @@ class Query:
         self.progress = StreamProgress(self.options, self.catalog, lambda: self.now_s)
 
     def batch(self, start: dict[str, Any]) -> dict[str, Any]:
-        return self.progress.latest(start, is_limited=True)
+        return self.progress.latest_offset(start, is_limited=True)
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
-        found = [source.range for source in self.progress.batch(start, end)]
+        found = [source.range for source in self.progress.partitions(start, end)]
         return [(one.partition, one.start, one.end) for one in found]
 
 
@@ -90,27 +90,27 @@ def head_of(offset: dict[str, Any]) -> int:
 def test_the_first_offset_is_the_same_whenever_it_is_asked_for() -> None:
     for words, number in (("earliest", -2), ("latest", -1)):
         query = Query(startingOffsets=words)
-        first = query.progress.initial()
+        first = query.progress.initial_offset()
         query.catalog.set("s", 0, 10, 500)
-        assert query.progress.initial() == first
+        assert query.progress.initial_offset() == first
         assert head_of(first) == number
 
 
 def test_nothing_is_lost_between_two_questions_for_the_latest() -> None:
     query = Query(startingOffsets="latest")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     end = query.batch(start)  # written to the log before the batch runs
     assert (head_of(end), query.ranges(start, end)) == (100, [])
     query.catalog.set("s", 0, 0, 130)
     again = Query(query.catalog, startingOffsets="latest")  # a restart: no batch was committed
-    assert again.progress.initial() == start
+    assert again.progress.initial_offset() == start
     assert again.ranges(start, end) == []
     assert again.ranges(end, again.batch(end)) == [(0, 100, 130)]
 
 
 def test_batches_from_the_earliest_to_the_head() -> None:
     query = Query(startingOffsets="earliest", maxOffsetsPerTrigger="40")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     seen = []
     while True:
         end = query.batch(start)
@@ -120,31 +120,34 @@ def test_batches_from_the_earliest_to_the_head() -> None:
         start = end
     assert seen == [(0, 0, 40), (0, 40, 80), (0, 80, 100)]
     assert query.batch(start) == start
-    assert query.progress.newest() == start
+    assert query.progress.report_latest_offset() == start
 
 
 def test_nothing_new_gives_back_what_was_given() -> None:
     query = Query(startingOffsets="earliest")
     query.catalog.set("s", 0, 0, 0)
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     assert query.batch(start) == start
     assert head_of(start) == -2
 
 
 def test_without_limits_all_there_is() -> None:
     query = Query(startingOffsets="earliest", maxOffsetsPerTrigger="40", maxBytesPerTrigger="10")
-    assert head_of(query.progress.latest(query.progress.initial(), is_limited=False)) == 100
+    assert (
+        head_of(query.progress.latest_offset(query.progress.initial_offset(), is_limited=False))
+        == 100
+    )
 
 
 def test_bytes_limit_a_batch() -> None:
     query = Query(startingOffsets="earliest", maxBytesPerTrigger="2500")
-    assert head_of(query.batch(query.progress.initial())) == 25
+    assert head_of(query.batch(query.progress.initial_offset())) == 25
 
 
 def test_available_now_stops_at_what_was_there() -> None:
     query = Query(startingOffsets="earliest", maxOffsetsPerTrigger="60", minOffsetsPerTrigger="99")
-    query.progress.until_now()
-    start = query.progress.initial()
+    query.progress.prepare_for_available_now()
+    start = query.progress.initial_offset()
     query.catalog.set("s", 0, 0, 1000)
     query.catalog.set("t", 0, 0, 5)
     first = query.batch(start)
@@ -156,8 +159,8 @@ def test_available_now_stops_at_what_was_there() -> None:
 
 def test_available_now_pins_down_the_latest() -> None:
     query = Query(startingOffsets="latest")
-    query.progress.until_now()
-    start = query.progress.initial()
+    query.progress.prepare_for_available_now()
+    start = query.progress.initial_offset()
     query.catalog.set("s", 0, 0, 1000)
     end = query.batch(start)
     assert head_of(end) == 100
@@ -168,7 +171,7 @@ def test_a_batch_waits_for_its_least_and_no_longer_than_the_delay() -> None:
     query = Query(
         startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="30s",
     )  # fmt: skip
-    first = query.batch(query.progress.initial())  # the first one never waits
+    first = query.batch(query.progress.initial_offset())  # the first one never waits
     assert head_of(first) == 100
     query.catalog.set("s", 0, 0, 149)
     query.now_s = 29.0
@@ -182,7 +185,7 @@ def test_a_batch_waits_for_its_least_and_no_longer_than_the_delay() -> None:
 
 def test_a_new_stream_is_read_from_its_first_record() -> None:
     query = Query(startingOffsets="latest")
-    start = query.batch(query.progress.initial())
+    start = query.batch(query.progress.initial_offset())
     query.catalog.set("t", 0, 3, 8)
     end = query.batch(start)
     assert query.ranges(start, end) == [(0, 3, 8)]
@@ -190,7 +193,7 @@ def test_a_new_stream_is_read_from_its_first_record() -> None:
 
 def test_a_replayed_batch_reads_the_same_although_the_head_has_moved() -> None:
     query = Query(startingOffsets="earliest", minPartitions="3")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     end = query.batch(start)
     before = query.ranges(start, end)
     query.catalog.set("s", 0, 0, 5000)
@@ -212,7 +215,7 @@ def test_records_that_are_gone_are_an_error_or_a_warning(caplog: pytest.LogCaptu
 
 def test_a_head_that_went_back_is_an_error_or_goes_on_from_there() -> None:
     given = {"s": {"0": 150}}
-    with pytest.raises(DataLossError, match="it ends at offset 100, before 150"):
+    with pytest.raises(DataLossError, match="it ends at offset 100, expected at least 150"):
         Query().batch(given)
     query = Query(failOnDataLoss="false")
     end = query.batch(given)
@@ -224,7 +227,7 @@ def test_a_head_that_went_back_is_an_error_or_goes_on_from_there() -> None:
 
 def test_a_stream_that_was_replaced_is_an_error_or_is_read_anew() -> None:
     query = Query(startingOffsets="earliest")
-    end = query.batch(query.progress.initial())
+    end = query.batch(query.progress.initial_offset())
     query.catalog.set("s", 0, 0, 30, "another")
     with pytest.raises(DataLossError, match="deleted and declared again"):
         query.batch(end)
@@ -236,9 +239,9 @@ def test_a_stream_that_was_replaced_is_an_error_or_is_read_anew() -> None:
 
 def test_a_stream_that_was_deleted() -> None:
     query = Query(startingOffsets="earliest")
-    end = query.batch(query.progress.initial())
+    end = query.batch(query.progress.initial_offset())
     del query.catalog.there["s"]
-    with pytest.raises(DataLossError, match="not there any more"):
+    with pytest.raises(DataLossError, match="no longer exists"):
         query.batch(end)
     query = Query(query.catalog, failOnDataLoss="false")
     assert query.batch(end) == end
@@ -248,10 +251,10 @@ def test_a_stream_that_was_deleted() -> None:
 
 def test_a_time_after_all_records() -> None:
     with pytest.raises(OptionError, match="startingTimestamp"):
-        Query(startingTimestamp="101").progress.initial()
+        Query(startingTimestamp="101").progress.initial_offset()
     late = Query(startingTimestamp="101", startingOffsetsByTimestampStrategy="latest")
-    assert head_of(late.progress.initial()) == -1
-    assert head_of(Query(startingTimestamp="42").progress.initial()) == 42
+    assert head_of(late.progress.initial_offset()) == -1
+    assert head_of(Query(startingTimestamp="42").progress.initial_offset()) == 42
 
 
 # ---- what is held --------------------------------------------------------------------------------
@@ -259,20 +262,20 @@ def test_a_time_after_all_records() -> None:
 
 def test_the_oldest_batch_that_is_not_committed_is_held() -> None:
     query = Query(startingOffsets="earliest", readerId="job", maxOffsetsPerTrigger="40")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     first = query.batch(start)
     query.ranges(start, first)
     assert query.catalog.held == [("job", {"s": {"0": 0}})]
-    query.progress.committed(first)
+    query.progress.commit(first)
     assert query.catalog.held[1:] == [("job", {"s": {"0": 40}})]
     query.ranges(first, {"s": {"0": 80}})
-    query.progress.committed(first)
+    query.progress.commit(first)
     assert len(query.catalog.held) == 2
 
 
 def test_a_question_for_the_next_batch_says_that_the_one_before_is_done() -> None:
     query = Query(startingOffsets="earliest", readerId="job", maxOffsetsPerTrigger="60")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     first = query.batch(start)
     query.ranges(start, first)
     second = query.batch(first)
@@ -331,7 +334,7 @@ def test_a_hold_is_said_again_and_survives_a_broker_that_is_away(
 
 def test_words_are_not_held() -> None:
     query = Query(readerId="job", startingOffsets="latest")
-    start = query.progress.initial()
+    start = query.progress.initial_offset()
     query.ranges(start, query.batch(start))
     assert query.catalog.held == []
     ReaderHold(query.catalog, None).end()

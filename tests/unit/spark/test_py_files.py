@@ -16,7 +16,7 @@ from penstock.spark.py_files import NAME, PyFilesError, ship, write_py_files
 # What a task imports, the source's and the sink's; none of it may want a file beside it.
 OF_TASKS = (
     "penstock.spark.access", "penstock.arrow_batches", "penstock.page_frames",
-    "penstock.spark.staging_frames", "penstock.client.opening", "penstock.storage.page",
+    "penstock.spark.staging", "penstock.client.opening", "penstock.storage.page",
 )  # fmt: skip
 
 
@@ -40,14 +40,15 @@ def test_the_same_sources_are_the_same_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_it_works_where_nothing_is_installed_but_arrow(tmp_path: Path) -> None:
-    """An interpreter without site-packages, with the zip, and with pyarrow and numpy beside it."""
+def test_it_works_where_nothing_is_installed_but_spark_and_arrow(tmp_path: Path) -> None:
+    """An interpreter without site-packages, with the zip, and with what any executor has."""
     pytest.importorskip("pyarrow")
+    pytest.importorskip("pyspark")
     path = tmp_path / NAME
     write_py_files(str(path))
     beside = tmp_path / "beside"
     beside.mkdir()
-    for package in ("pyarrow", "numpy"):
+    for package in ("pyspark", "py4j", "pyarrow", "numpy"):
         spec = importlib.util.find_spec(package)
         assert spec is not None
         assert spec.origin is not None

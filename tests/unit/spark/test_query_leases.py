@@ -8,9 +8,9 @@ import pytest
 from penstock.errors import OptionError
 from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, PartitionHead
+from penstock.spark.options import SourceOptions, parse_source_options
 from penstock.spark.plan import PageTable, table_of_average
 from penstock.spark.progress import DataLossError, StreamProgress
-from penstock.spark.source_options import SourceOptions, parse_source_options
 
 BODY_BYTES = 100
 
@@ -114,15 +114,15 @@ class Query:
         self.progress = StreamProgress(self.options, self.broker, lambda: self.now_s)
 
     def start(self) -> dict[str, Any]:
-        return self.progress.initial()
+        return self.progress.initial_offset()
 
     def batch(self, start: dict[str, Any], *, is_limited: bool = True) -> dict[str, Any]:
-        return self.progress.latest(start, is_limited=is_limited)
+        return self.progress.latest_offset(start, is_limited=is_limited)
 
     def messages(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         """What the tasks of a batch would read."""
         found = []
-        for source in self.progress.batch(start, end):
+        for source in self.progress.partitions(start, end):
             queue = self.broker.queues[source.range.stream]
             for ordinal in range(source.range.start, source.range.end):
                 assert queue.leases[source.reader].committed <= ordinal
@@ -225,8 +225,8 @@ def test_a_commit_that_was_lost_is_made_at_the_next_question() -> None:
 def test_spark_commits_too_and_twice_is_once() -> None:
     query = Query(ready=50)
     end = query.batch(query.start())
-    query.progress.committed(end)
-    query.progress.committed(end)
+    query.progress.commit(end)
+    query.progress.commit(end)
     query.batch(end)
     assert query.broker.leased("commit") == [("q", 50)]
 
@@ -245,7 +245,7 @@ def test_once_takes_all_that_is_ready() -> None:
 
 def test_available_now_takes_as_many_as_were_ready() -> None:
     query = Query(ready=100, maxOffsetsPerTrigger="60", minOffsetsPerTrigger="90")
-    query.progress.until_now()
+    query.progress.prepare_for_available_now()
     query.broker.publish(50)
     seen, _ = query.run(query.start())
     assert [len(one) for one in seen] == [60, 40]
@@ -257,7 +257,7 @@ def test_available_now_counts_what_was_leased_before() -> None:
     start = query.start()
     query.batch(start)
     again = Query(query.broker)
-    again.progress.until_now()
+    again.progress.prepare_for_available_now()
     query.broker.publish(50)
     seen, _ = again.run(start)
     assert [len(one) for one in seen] == [60, 40]
@@ -265,7 +265,7 @@ def test_available_now_counts_what_was_leased_before() -> None:
 
 def test_others_that_were_faster_end_a_run() -> None:
     query = Query(ready=10)
-    query.progress.until_now()
+    query.progress.prepare_for_available_now()
     query.broker.queues["q"].ready.clear()
     start = query.start()
     assert query.batch(start) == start
@@ -318,11 +318,11 @@ def test_without_a_reader_id_the_checkpoint_names_the_reader_before_anything_is_
 
 def test_a_run_with_available_now_and_no_reader_id() -> None:
     query = Query(ready=10, readerId="")
-    query.progress.until_now()
+    query.progress.prepare_for_available_now()
     seen, at = query.run(query.start())
     assert seen == [[], list(range(10))]
     again = Query(query.broker, ready=4, readerId="")
-    again.progress.until_now()
+    again.progress.prepare_for_available_now()
     assert again.run(at)[0] == [[10, 11, 12, 13]]
 
 
@@ -369,7 +369,7 @@ def test_a_lease_that_was_released_is_told_by_name() -> None:
     queue = query.broker.queues["q"]
     del queue.leases["job"]
     queue.ready = list(range(100))
-    told = "queue 'q', leased by reader 'job': that lease is gone"
+    told = "queue 'q', leased by reader 'job': its lease is gone"
     with pytest.raises(DataLossError, match=told):
         query.batch(end)
     with pytest.raises(DataLossError, match=told):
@@ -386,7 +386,7 @@ def test_a_lease_that_was_begun_again_is_another_one() -> None:
     del query.broker.queues["q"].leases["job"]
     Query(query.broker, maxOffsetsPerTrigger="50").batch(query.start())
     assert query.broker.queues["q"].leases["job"].next == 50
-    with pytest.raises(DataLossError, match="that lease is gone"):
+    with pytest.raises(DataLossError, match="its lease is gone"):
         Query(query.broker).messages(query.start(), end)
 
 
@@ -394,7 +394,7 @@ def test_messages_that_were_committed_are_no_replay() -> None:
     query = Query(ready=100, maxOffsetsPerTrigger="40")
     start = query.start()
     end = query.batch(start)
-    query.progress.committed(end)
+    query.progress.commit(end)
     with pytest.raises(DataLossError, match="messages 0 to 39 were committed"):
         Query(query.broker).messages(start, end)
     assert Query(query.broker, failOnDataLoss="false").messages(start, end) == []
@@ -404,7 +404,9 @@ def test_a_queue_that_is_gone() -> None:
     query = Query(ready=10)
     end = query.batch(query.start())
     del query.broker.queues["q"]
-    with pytest.raises(DataLossError, match="queue 'q', leased by reader 'job': it is not there"):
+    with pytest.raises(
+        DataLossError, match="queue 'q', leased by reader 'job': it no longer exists"
+    ):
         query.batch(end)
     lenient = Query(query.broker, failOnDataLoss="false")
     assert lenient.batch(end) == end
@@ -427,7 +429,7 @@ def test_a_stream_and_a_queue_share_the_limits() -> None:
     assert (ordinal(end), ordinal(end, "s")) == (60, 20)
     assert "reader" not in end["s"]
     assert query.broker.leased("hold") == []
-    query.progress.batch(start, end)
+    query.progress.partitions(start, end)
     query.batch(end)
     assert query.broker.leased("hold") == [({"s": {"0": 0}},), ({"s": {"0": 20}},)]
     query = mixed(300, 100, maxBytesPerTrigger="8000", startingOffsets="earliest")
@@ -467,7 +469,7 @@ def test_what_a_stream_is_told_does_not_concern_a_queue() -> None:
 
 def test_a_reader_that_exists_goes_on_where_it_has_committed() -> None:
     query = Query(ready=50)
-    query.progress.committed(query.batch(query.start()))
+    query.progress.commit(query.batch(query.start()))
     query.broker.publish(10)
     again = Query(query.broker)
     start = again.start()
@@ -478,4 +480,4 @@ def test_a_reader_that_exists_goes_on_where_it_has_committed() -> None:
 def test_the_lag_counts_ready_messages() -> None:
     query = Query(ready=50, maxOffsetsPerTrigger="20")
     end = query.batch(query.start())
-    assert (ordinal(end), ordinal(query.progress.newest())) == (20, 50)
+    assert (ordinal(end), ordinal(query.progress.report_latest_offset())) == (20, 50)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ReaderTakenError
+from penstock.spark.classic_queues import ReaderOwner, taken_error
 from penstock.spark.http_link import LinkError, RefusedError
-from penstock.spark.reader_owner import ReaderOwner, taken_error
-from penstock.spark.source_options import Place
+from penstock.spark.options import Place
 
 PLACE = Place("http://h")
 MINE = {"is_owner": True, "renewals": 1, "expires_s": 15}
@@ -57,7 +57,9 @@ def test_a_reader_that_nobody_owns_is_owned_at_once() -> None:
 
 def test_one_that_runs_is_not_waited_for() -> None:
     broker = Asked(taken(3), taken(3, 11), taken(4))
-    with pytest.raises(ReaderTakenError, match="reader 'r' of queue 'q' belongs to another query"):
+    with pytest.raises(
+        ReaderTakenError, match="reader 'r' of queue 'q' belongs to another running query"
+    ):
         broker.owner.own("q", "r")
     assert broker.now_s < 15
     broker.owner.renew()

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
 from penstock.queues.amqp_headers import AmqpHeaders, split_address
+from penstock.spark.options import SinkOptions
 from penstock.spark.sink_columns import SinkColumns, check_keys
-from penstock.spark.sink_options import SinkOptions
 
 TYPES = {
     "value": ("binary", pa.binary()),

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import OptionError
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.options import SinkOptions
 
 AMQP = {"delivery": "at-least-once"}
 

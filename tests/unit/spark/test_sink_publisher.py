@@ -10,9 +10,9 @@ from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPConnectionError
 from penstock.protocol.events import PublishRun
-from penstock.spark import sink_publisher
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_publisher import Publisher, PublishError
+from penstock.spark import sink
+from penstock.spark.options import SinkOptions
+from penstock.spark.sink import Publisher, PublishError
 from tests.helpers.live_broker import wait_until
 from tests.helpers.scripted_broker import ScriptedBroker
 
@@ -44,8 +44,8 @@ class Confirming:
 def broker() -> Iterator[ScriptedBroker]:
     broker = ScriptedBroker()
     yield broker
-    while sink_publisher._connections:
-        sink_publisher._connections.popitem()[1].close()
+    while sink._connections:
+        sink._connections.popitem()[1].close()
     broker.close()
 
 
@@ -79,7 +79,7 @@ def test_a_connection_is_kept_for_the_next_task(broker: ScriptedBroker) -> None:
         publish(target, b"a")
         target.finish()
     assert broker.connections == 1
-    sink_publisher._connections.popitem()[1].close()
+    sink._connections.popitem()[1].close()
     again = publisher(broker)
     publish(again, b"a")
     again.finish()
@@ -138,7 +138,7 @@ def test_a_refused_row_is_an_error(broker: ScriptedBroker) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ({"queue": "q"}, "queue 'q' at .*: there is no such queue: declare it first"),
+        ({"queue": "q"}, "queue 'q' at .*: the queue does not exist: declare it first"),
         ({"exchange": "x"}, "no queue got the row with routing key 'q' .NO_ROUTE"),
     ],
 )

@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OptionError
-from penstock.spark.source_options import (
+from penstock.spark.options import (
     EARLIEST,
     LATEST,
-    OPTIONS,
     Bound,
     Place,
     SourceOptions,
     parse_place,
     parse_source_options,
+)
+from penstock.spark.options import (
+    SOURCE_NAMES as OPTIONS,
 )
 
 URL = {"url": "http://u:p%40ss@example.org:1234/my%2Fvhost"}
@@ -79,7 +81,7 @@ def test_the_http_address_beside_an_amqp_url() -> None:
         ({"url": "ftp://u:secret@a"}, r"given 'ftp://\*\*\*@a', expected http://user"),
         ({"url": "http://a:port"}, "expected http://user"),
         ({"url": "http://a", "vhost": "v"}, "the vhost at the end of 'url'"),
-        ({"path": "a", "httpUrl": "http://b"}, "'url', not 'path', beside it"),
+        ({"path": "a", "httpUrl": "http://b"}, "'url', not 'path', with it"),
     ],
 )
 def test_places_that_are_none(given: dict[str, str], text: str) -> None:
@@ -98,7 +100,7 @@ def test_streams_are_named_once_and_in_one_way() -> None:
     assert found.assign == {"s": (0, 1)}
     found = parse_source_options({**URL, "subscribePattern": "s.*"}, is_streaming=True)
     assert found.subscribe_pattern == "s.*"
-    assert "nothing beside 'subscribe'" in refused(assign='{"s": [0]}')
+    assert "none with 'subscribe'" in refused(assign='{"s": [0]}')
     assert "a regular expression" in _refused({"subscribePattern": "("})
     for wrong in ('{"s": []}', '{"s": 1}', "[]", "{", '{"s": ["0"]}', "{}"):
         assert 'JSON such as {"stream": [0, 1]}' in _refused({"assign": wrong})

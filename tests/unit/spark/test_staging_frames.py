@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import struct
 import zlib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.page_frames import PAGE_HEADER, PageMap
-from penstock.spark.staging_frames import FrameMaker, page_id_of
+from penstock.spark.staging import FrameMaker
 from tests.helpers.chunk_records import Record, records_of_chunk
 
 META = b"\x02\x00\x01q\x10\x00\x02"
@@ -29,7 +30,7 @@ def decoded(chunks: list[bytes]) -> list[list[Record]]:
     for chunk in chunks:
         records, rest = records_of_chunk(chunk)
         assert rest == b""
-        page = pages.setdefault(page_id_of(chunk), [])
+        page = pages.setdefault(int(struct.unpack_from("<Q", chunk, 16)[0]), [])
         assert records[0].offset == len(page)
         page += records
     return list(pages.values())

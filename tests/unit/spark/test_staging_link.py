@@ -10,12 +10,18 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from penstock.errors import BatchConflictError, OptionError
-from penstock.spark import sink_staging
+from penstock.spark import staging
+from penstock.spark.options import SinkOptions
 from penstock.spark.sink_columns import SinkColumns
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_staging import StagedRows, Stager, abort_batch, commit_batch
-from penstock.spark.staging_frames import FrameMaker
-from penstock.spark.staging_link import SinkError, StagingLink
+from penstock.spark.staging import (
+    FrameMaker,
+    SinkError,
+    StagedRows,
+    Stager,
+    StagingLink,
+    abort_batch,
+    commit_batch,
+)
 from tests.helpers.fake_staging import Early, FakeStaging
 
 QUERY = "9f/a b"
@@ -243,6 +249,6 @@ def test_a_row_that_fits_no_page_is_told(broker: FakeStaging) -> None:
 
 def test_a_link_of_its_own_is_made(broker: FakeStaging) -> None:
     sink = Sink(broker)
-    link = sink_staging.link_of(sink.options)
+    link = staging.link_of(sink.options)
     assert (link.place, link.timeout_s) == (sink.options.place, 30.0)
     assert commit_batch(sink.options, [sink.stage(some(2))]) == "committed"

@@ -111,11 +111,11 @@ def test_two_owners_are_one_too_many_and_the_second_is_told_who_the_first_is() -
     DataDirectory(fs, "/data").close()
 
 
-@pytest.mark.parametrize("text", [b"penstock 2\n", b"penstock 0"])
+@pytest.mark.parametrize("text", [b"penstock 3\n", b"penstock 0"])
 def test_another_version_is_refused_by_name(text: bytes) -> None:
     fs = made()
     fs.damage("/data/VERSION", lambda _: text)
-    with pytest.raises(VersionError, match=r"expected version penstock 1, found penstock \d"):
+    with pytest.raises(VersionError, match=r"expected version penstock 1 or 2, found penstock \d"):
         DataDirectory(fs, "/data")
     with pytest.raises(VersionError):
         check_version(fs, "/data")

@@ -1,0 +1,184 @@
+"""SharedBody: one body in RAM that several queues hold, and which part of it each of them counts.
+
+A message that goes to ten queues is one bytes object. So that all queues together count it once,
+each of them counts a part:
+
+    part     len(body) // weight; what everyone who holds it counts
+    first    whoever stands first in the list counts what the parts of the others leave
+
+So the counts always come to exactly len(body) while anybody holds it in RAM, and to 0 after that.
+A holder that leaves (its message was acknowledged, paged out, purged ...) gives its part to the
+first, so whoever is left alone counts the whole body. `weight` is the number of holders when the
+parts were made. They are made again once an eighth of these have left, or when there are too many
+for them: up to eight holders the parts are always equal, above that within an eighth, and the cost
+for each holder that comes or goes is bounded, however many they are.
+
+    make     StorageEngine.new_message, for several queues: nobody holds it
+    join     a queue takes the message into RAM. It counts its part
+    complete all queues for which it was published have had it: the first counts the rest too.
+             Before that it does not, or the first of ten queues would count the whole body for a
+             moment and page out for it
+    leave    the message leaves RAM in that queue
+
+A queue counts messages in RAM in full (vq_state.py) and subtracts what others count for it:
+`SharedBodies.elsewhere_bytes`, one for each queue. A message without a SharedBody costs nothing
+for all this but the look at its class.
+
+Bodies that were read back from disk are objects of their own, and are not shared. Headers are
+counted by each queue.
+"""
+
+from typing import Final
+
+from penstock.message import Message
+from penstock.native import mypyc_attr
+
+
+@mypyc_attr(acyclic=True)
+class SharedBodies:
+    """Of one queue. count: shared bodies that it holds in RAM, one that it holds twice counted
+    twice. elsewhere_bytes: of these bodies, what the other holders count."""
+
+    __slots__ = ("count", "elsewhere_bytes")
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.elsewhere_bytes: int = 0
+
+
+NOBODY: Final = SharedBodies()
+
+
+@mypyc_attr(acyclic=True)
+class SharedBody:
+    """body: not empty. weight: how many are expected to hold it, at least 1."""
+
+    __slots__ = ("_count", "_holders", "_is_complete", "_part", "_size", "_weight", "body")
+
+    def __init__(self, body: bytes, weight: int) -> None:
+        size = len(body)
+        self.body: bytes = body
+        self._size: int = size
+        # The first _count of them hold it. Made in one piece: a list that grows to ten takes 48
+        # bytes more.
+        self._holders: list[SharedBodies] = [NOBODY] * weight
+        self._count: int = 0
+        self._weight: int = weight
+        self._part: int = size // weight
+        self._is_complete: bool = False
+
+    def join(self, holder: SharedBodies) -> None:
+        """One more holds it; who holds it twice joins twice."""
+        holder.count += 1
+        if self._is_complete:
+            self._join_late(holder)
+            return
+        holder.elsewhere_bytes += self._size - self._part
+        self._add(holder)
+
+    def _add(self, holder: SharedBodies) -> None:
+        n = self._count
+        if n < len(self._holders):
+            self._holders[n] = holder
+        else:
+            self._holders.append(holder)
+        self._count = n + 1
+
+    def _join_late(self, holder: SharedBodies) -> None:
+        size = self._size
+        n = self._count
+        if n and (n + 1) * self._part > size:
+            self._share_anew(n + 1 + (n + 1) // 7)
+        part = self._part
+        holder.elsewhere_bytes += size - part
+        self._add(holder)
+        # The first counts the rest: this part less, or all of the rest if it came just now.
+        self._holders[0].elsewhere_bytes += part if n else part - size
+
+    def complete(self) -> None:
+        """Everybody for whom it was published has it, or never will in RAM. A second call does
+        nothing."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        n = self._count
+        if n:
+            self._holders[0].elsewhere_bytes -= self._size - n * self._part
+            if n > self._weight:
+                self._share_anew(n)
+            self._look_at_parts(n)
+
+    def leave(self, holder: SharedBodies) -> None:
+        """Who has joined holds it no more. ValueError: it has not joined."""
+        holders = self._holders
+        n = self._count
+        at = 0
+        while at < n and holders[at] is not holder:
+            at += 1
+        if at == n:
+            raise ValueError("a shared body was left by a queue that does not hold it")
+        size = self._size
+        part = self._part
+        rest = size - n * part if self._is_complete else 0
+        holder.count -= 1
+        holder.elsewhere_bytes -= size - part
+        n -= 1
+        self._count = n
+        if at < n:
+            holders[at] = holders[n]
+        holders[n] = NOBODY
+        if not self._is_complete:
+            return
+        if not at:  # it counted the rest
+            holder.elsewhere_bytes += rest
+        if not n:
+            return
+        holders[0].elsewhere_bytes -= part if at else rest + part
+        self._look_at_parts(n)
+
+    def _look_at_parts(self, n: int) -> None:
+        """Make the parts anew if an eighth of those that they were made for has left."""
+        if n * 8 <= self._weight * 7:
+            self._share_anew(n)
+
+    def _share_anew(self, weight: int) -> None:
+        """Parts for so many holders, at least as many as there are; the sum stays."""
+        part = self._size // weight
+        more = part - self._part
+        self._weight = weight
+        self._part = part
+        if not more:
+            return
+        holders = self._holders
+        n = self._count
+        for i in range(n):
+            holders[i].elsewhere_bytes -= more
+        holders[0].elsewhere_bytes += more * n
+
+    # ---- for tests -----------------------------------------------------------------------------
+
+    def times(self, holder: SharedBodies) -> int:
+        """How often it holds this."""
+        return sum([1 for each in self._holders if each is holder])
+
+    def counted_bytes(self, holder: SharedBodies) -> int:
+        """What it counts of this, for as often as it holds it."""
+        counted = self.times(holder) * self._part
+        if self._is_complete and self._count and self._holders[0] is holder:
+            counted += self._size - self._count * self._part
+        return counted
+
+
+@mypyc_attr(acyclic=True)
+class SharedMessage(Message):
+    """A Message whose body is that of `shared`, in RAM; other messages may have the same."""
+
+    __slots__ = ("shared",)
+
+    def __init__(
+        self, shared: SharedBody, id: int, header: bytes, time: int, expiry_ms: int,
+        store_file: int = 0, persistent: bool = True,
+    ) -> None:  # fmt: skip
+        body = shared.body
+        super().__init__(id, header, body, len(body), time, expiry_ms, store_file, persistent)
+        self.shared: SharedBody = shared

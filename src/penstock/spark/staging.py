@@ -1,0 +1,606 @@
+"""Staging: a task's rows become pages at the broker, and the driver publishes them as one batch.
+
+    task     rows -> frames -> pages, each a POST -> tokens              `Stager.stage`
+    driver   the tokens of all tasks -> one PUT decides the batch        `commit_batch`
+
+**Once.** No row is visible before the PUT, and all rows are after it. In the record that decides
+the batch, the broker writes the query, the batch's number, and the number and checksum of its rows;
+the same batch again is "already done". So it does not matter how often a task ran (retries,
+speculation: only the tokens of the attempts that Spark accepted are sent), nor how often the driver
+commits the same batch. Another batch with that number, or an older number, is a BatchConflictError:
+two jobs share a queryId, or a checkpoint was deleted, copied or restored. With sameRows=false any
+batch with the last number counts as the same: for queries whose rows differ when Spark repeats a
+batch.
+
+A streaming query reports every batch, empty ones too, with the number of the batch before. So the
+broker notices that it was restored from a backup older than the query's checkpoint, and that
+batches are missing. failOnDataLoss=false continues without them.
+
+    delivery=exactly-once    Spark's query and batch, committed by the driver
+    delivery=idempotent      each task commits its partition as query "<query>/<partition>": no step
+                             at the driver, and rows are visible earlier, partition by partition.
+                             Exactly once only if a replay gives each partition the same rows
+    a batch write            query "job-<random>", batch 0; or as queryId and batchId say
+
+**Pages.** Pages are made here, where the rows are; the broker checks, writes and syncs them, and
+does not parse messages. The formats are those of penstock.page_frames. A staged page does not
+belong to a stream yet:
+
+    page id       random; a chunk whose id differs from that of the chunk before begins a page
+    base offset   0. First offset of a chunk: the number of frames before it in the page
+    time          0: the broker sets the time of the commit
+    data start    the position in the page, after the page's header of 64 bytes
+
+A page ends before 64 MiB and a chunk before 1 MiB of frames, unless one row is larger; a row must
+fit in a page.
+
+The only Python object per row is the bytes object that its checksum is computed of. A chunk is two
+joins in C++: heads, bodies and headers into what a CRC covers, then CRCs and that into frames. The
+offsets of the second join are the rows of the index. Between them `map` calls crc32 for each frame,
+which takes about 0.15 us and is most of the cost.
+
+**Upload.** Each page is a POST of its own:
+
+    POST   /api/staging/<vhost>/<query>/<batch>/<partition>/<attempt>   chunks of one page -> token
+    PUT    /api/staging/<vhost>/<query>/<batch>      target, tokens: publish them, all or nothing
+    DELETE /api/staging/<vhost>/<query>/<batch>      drop what is staged, unless it is published
+
+Chunks are sent as they are made, so the broker writes while Spark still computes. They are kept
+until the page's token arrives: if the connection breaks before that, the whole page is sent again
+under another attempt name, because nothing is staged twice under one name. So a task holds one page
+at most, and a broker that is killed and restarted fails no task.
+
+    no connection, one that breaks, no answer     retried
+    503, 507 (not ready; staging is full)         retried, because it may pass
+    409 for a POST (the attempt exists)           retried under another name
+    409 `batch_conflict` for a PUT                BatchConflictError: the broker has another batch
+                                                  of that number, and a retry cannot change that
+    any other refusal                             SinkError with the broker's reason, at once
+
+Retries end with a SinkError after `timeout_s` without success. A commit waits for the batch before
+it; while the broker reports progress there (its reason changes), the time starts again. A PUT may
+be repeated whatever happened to the first: the broker answers "already done".
+"""
+
+import http.client
+import json
+import logging
+import random
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import BatchConflictError, OptionError, PenstockError
+from penstock.fast_crc import crc32
+from penstock.page_frames import (
+    CHUNK_HEADER,
+    CHUNK_MAGIC,
+    FRAME_BYTES,
+    HEADER_BYTES,
+    ROW,
+    VERSION,
+    page_seed,
+)
+from penstock.spark.http_link import (
+    CONFLICT,
+    STAGING,
+    LinkError,
+    RefusedError,
+    api_path,
+    authorization,
+    new_connection,
+    reason_of,
+    refused,
+)
+from penstock.spark.options import Place, SinkOptions
+from penstock.spark.sink_columns import SinkColumns, check_keys
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+T = TypeVar("T")
+Token = dict[str, Any]
+
+PAGE_BYTES: Final = 64 << 20
+CHUNK_BYTES: Final = 1 << 20
+MEDIA_TYPE: Final = "application/x-penstock-frames"
+BATCH_CONFLICT: Final = "batch_conflict"
+CONFLICTS_MAX: Final = 8
+PASSING: Final = (503, 507)
+BACK_OFF_S: Final = 0.2
+ABORT_TIMEOUT_S: Final = 5.0
+COMMIT_TIMEOUT_S: Final = 65.0  # a broker that has to wait says so after at most 60 s
+
+# Of a frame, after its CRC: payload bytes, meta bytes, flags, time.
+HEAD: Final = np.dtype([("payload", "<u4"), ("meta", "<u4"), ("flags", "<u4"), ("time", "<i8")])
+_NOTHING: Final = pa.scalar(b"", pa.binary())
+
+logger = logging.getLogger(__name__)
+
+
+class SinkError(PenstockError):
+    """Rows were not accepted: what was done where, and why it failed."""
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What a task staged: the broker's tokens, and the exchanges and keys of its rows."""
+
+    query: str
+    batch: int
+    tokens: tuple[Token, ...] = ()
+    rows: int = 0
+    exchanges: frozenset[str] = field(default_factory=frozenset)
+    keys: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+
+
+class Stager:
+    """Stages the rows of one task. partition, attempt: numbers of Spark's task."""
+
+    def __init__(
+        self, options: SinkOptions, columns: SinkColumns, query: str, batch: int, partition: int,
+        attempt: int, *, link: "StagingLink | None" = None,
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._columns = columns
+        self._key = (query, batch, partition, attempt)
+        self._link = link_of(options) if link is None else link
+        target = target_of(options, [] if options.exchange is None else [options.exchange])
+        self._target = {} if target.get("exchanges") == [] else {"target": json.dumps(target)}
+        self._rng = random.SystemRandom()
+        self._frames = FrameMaker()
+        self._upload: PageUpload | None = None
+        self._tokens: list[Token] = []
+        self._rows = 0
+
+    def stage(self, batches: "Iterable[RecordBatch]") -> StagedRows:
+        """Stage all rows; return when they are on the broker's disk. Raises SinkError and
+        OptionError."""
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    self._stage(batch)
+            self._end_page()
+        finally:
+            if self._upload is not None:
+                self._upload.close()
+        query, number, _, _ = self._key
+        exchanges, keys = frozenset(self._columns.exchanges), frozenset(self._columns.keys)
+        return StagedRows(query, number, tuple(self._tokens), self._rows, exchanges, keys)
+
+    def _stage(self, batch: "RecordBatch") -> None:
+        bodies, metas = self._columns.bodies(batch), self._columns.metas(batch)
+        chunks = self._frames.chunks(bodies, metas)
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except ValueError as error:
+                raise OptionError("column value", "too long", str(error)) from None
+            if chunk is None:
+                return
+            if chunk.has_new_page:
+                self._end_page()
+                self._upload = PageUpload(self._link, self._key, self._target, self._rng)
+            assert self._upload is not None
+            self._upload.send(chunk.data)
+            self._rows += chunk.rows
+
+    def _end_page(self) -> None:
+        if self._upload is not None:
+            self._tokens.append(self._upload.finish())
+            self._upload = None
+
+
+def commit_batch(
+    options: SinkOptions, parts: Sequence[StagedRows], *, previous: int | None = None,
+    link: "StagingLink | None" = None,
+) -> str:  # fmt: skip
+    """Publish what the tasks of one batch staged, in the order of the partitions.
+
+    Returns "committed" or "already done", or "" if there are no rows and nothing to report.
+    previous: the number of the batch before, if the broker is to notice missing batches. Raises
+    SinkError and BatchConflictError.
+    """
+    tokens = [token for part in parts for token in part.tokens]
+    if not tokens and (previous is None or not parts):
+        return ""
+    keys = {(part.query, part.batch) for part in parts}
+    if len(keys) != 1:
+        raise SinkError(f"parts of {len(keys)} batches in one: {sorted(keys)}")
+    ((query, batch),) = keys
+    exchanges = set[str]().union(*[part.exchanges for part in parts])
+    if not tokens and options.exchange:
+        exchanges.add(options.exchange)
+    target = target_of(options, exchanges)
+    pairs: list[tuple[str, str]] | None = None
+    if options.queue is None and options.is_mandatory:
+        pairs = sorted(set[tuple[str, str]]().union(*[part.keys for part in parts]))
+        check_keys(len(pairs))
+    link = link_of(options) if link is None else link
+    return link.commit(
+        query, batch, target if tokens or target.get("exchanges") != [] else None, tokens, pairs,
+        previous=previous, is_first_kept=not options.has_same_rows,
+    )  # fmt: skip
+
+
+def target_of(options: SinkOptions, exchanges: Iterable[str]) -> dict[str, Any]:
+    """Return the target of a batch as the broker expects it."""
+    target: dict[str, Any] = {"queue": options.queue}
+    if options.queue is None:
+        target = {"exchanges": sorted(exchanges)}
+    if options.dead_letter_to is not None:
+        target["dead_letter_to"] = options.dead_letter_to
+    return target
+
+
+def abort_batch(
+    options: SinkOptions, query: str, batch: int, *, link: "StagingLink | None" = None
+) -> None:
+    """Drop what tasks staged of a batch, unless it is decided. Never raises."""
+    link = link_of(options) if link is None else link
+    link.abort(query, batch)
+
+
+def link_of(options: SinkOptions) -> "StagingLink":
+    """Return a link to the broker that the options name."""
+    assert options.place is not None
+    return StagingLink(options.place, options.target, options.timeout_s)
+
+
+# ---- frames --------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """data: header, rows and frames, as they are sent. has_new_page: the chunk begins a page."""
+
+    data: bytes
+    rows: int
+    has_new_page: bool
+
+
+def random_page_id() -> int:
+    """Return a page id of 64 random bits."""
+    return random.SystemRandom().getrandbits(64)
+
+
+class FrameMaker:
+    """Makes the chunks of one task. row_bytes_max: limit of body and header of one row."""
+
+    def __init__(
+        self, page_bytes: int = PAGE_BYTES, chunk_bytes: int = CHUNK_BYTES,
+        new_page_id: Callable[[], int] = random_page_id,
+    ) -> None:  # fmt: skip
+        self._page_bytes = page_bytes
+        self._chunk_bytes = chunk_bytes
+        self._new_page_id = new_page_id
+        self._page_id = 0
+        self._seed = 0
+        self._position = page_bytes  # where the next frame begins; no page is begun yet
+        self._index = 0  # of the next frame in its page
+        self.row_bytes_max = page_bytes - HEADER_BYTES - FRAME_BYTES
+
+    def chunks(self, bodies: Any, metas: Any) -> Iterator[Chunk]:
+        """Return the frames of these rows, in chunks. bodies: a binary array without nulls. metas:
+        another one, or bytes that all rows share. Raises ValueError if a row is larger than
+        row_bytes_max."""
+        is_constant = isinstance(metas, bytes)
+        body_sizes = _sizes(bodies)
+        meta_sizes: Any = np.int64(len(metas)) if is_constant else _sizes(metas)
+        constant = pa.scalar(metas, pa.binary()) if is_constant else None
+        sizes = body_sizes + meta_sizes + FRAME_BYTES
+        ends = np.cumsum(sizes)
+        at, done, count = 0, 0, len(bodies)
+        while at < count:
+            room = self._page_bytes - self._position
+            to = int(np.searchsorted(ends, done + min(room, self._chunk_bytes), "right"))
+            if to == at and sizes[at] > room:
+                self._check_size(int(sizes[at]), at)
+                self._begin_page()
+                continue
+            to = max(to, at + 1)  # a row that is larger than a chunk has one of its own
+            meta = constant if is_constant else metas.slice(at, to - at)
+            metas_of = meta_sizes if is_constant else meta_sizes[at:to]
+            yield self._chunk(bodies.slice(at, to - at), meta, body_sizes[at:to], metas_of)
+            at, done = to, int(ends[to - 1])
+
+    def _check_size(self, frame_bytes: int, row: int) -> None:
+        if frame_bytes - FRAME_BYTES > self.row_bytes_max:
+            raise ValueError(
+                f"row {row} of its batch: body and header of {frame_bytes - FRAME_BYTES:,} bytes, "
+                f"expected at most {self.row_bytes_max:,}"
+            )
+
+    def _begin_page(self) -> None:
+        self._page_id = self._new_page_id()
+        self._seed = page_seed(self._page_id)
+        self._position = HEADER_BYTES
+        self._index = 0
+
+    def _chunk(self, bodies: Any, meta: Any, body_sizes: Any, meta_sizes: Any) -> Chunk:
+        n = len(bodies)
+        heads = np.zeros(n, HEAD)
+        heads["payload"] = body_sizes
+        heads["meta"] = meta_sizes
+        checked = pc.binary_join_element_wise(_fixed(heads), bodies, meta, _NOTHING)
+        seeds = np.arange(self._index, self._index + n) ^ self._seed
+        crcs = np.fromiter(map(crc32, checked.to_pylist(), seeds.tolist()), "<u4", n)
+        frames = pc.binary_join_element_wise(_fixed(crcs), checked, _NOTHING)
+        offsets = np.frombuffer(frames.buffers()[1], "<i4", n + 1)
+        size = int(offsets[n])
+        rows = np.zeros(n, ROW)
+        rows["start"] = offsets[:n] + self._position
+        rows["size"] = body_sizes
+        data = memoryview(frames.buffers()[2])[:size]
+        raw_rows: bytes = rows.tobytes()
+        crc = crc32(data, crc32(raw_rows, 0))
+        header = CHUNK_HEADER.pack(
+            CHUNK_MAGIC, VERSION, 0, n, self._page_id, 0, self._index, self._position, size,
+            len(raw_rows), crc,
+        )  # fmt: skip
+        is_first = self._index == 0
+        self._position += size
+        self._index += n
+        return Chunk(b"".join((header, raw_rows, data)), n, is_first)
+
+
+def _sizes(values: Any) -> Any:
+    """Return the bytes of each value."""
+    return pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _fixed(values: Any) -> Any:
+    """Return a binary array of the bytes of each element, without a copy."""
+    width = values.dtype.itemsize
+    bounds = np.arange(0, width * (len(values) + 1), width, dtype=np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+# ---- upload --------------------------------------------------------------------------------------
+
+
+class StagingLink:
+    """Commits and aborts batches, and decides on retries. target: for messages. sleep, monotonic:
+    those of `time`, except in tests."""
+
+    def __init__(
+        self, place: Place, target: str, timeout_s: float, *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.place = place
+        self.target = target
+        self.timeout_s = timeout_s
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._failing_since: float | None = None
+        self._last_reason = ""
+
+    def commit(
+        self, query: str, batch: int, target: Mapping[str, Any] | None, tokens: Sequence[Token],
+        mandatory_keys: Sequence[tuple[str, str]] | None, *, previous: int | None = None,
+        is_first_kept: bool = False,
+    ) -> str:  # fmt: skip
+        """Publish what the tokens name. Return "committed" or "already done".
+
+        previous: the number of the batch before, if the sink reports all batches. is_first_kept: a
+        batch of this number that was decided counts, whatever its rows. Raises SinkError and
+        BatchConflictError.
+        """
+        body: dict[str, Any] = {
+            "target": target, "tokens": list(tokens), "mandatory_keys": mandatory_keys,
+        }  # fmt: skip
+        if previous is not None:
+            body["previous"] = previous
+        if is_first_kept:
+            body["keep_first"] = True
+        what = f"committing batch {batch} of query {query!r} to {self.target}"
+        wait_s = max(self.timeout_s, COMMIT_TIMEOUT_S)
+        answer = self.again(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))
+        return str(answer["status"])
+
+    def abort(self, query: str, batch: int) -> None:
+        """Drop what is staged of a batch, in one attempt: the broker drops it by itself after a
+        day."""
+        try:
+            self._ask("DELETE", (query, str(batch)), None, min(self.timeout_s, ABORT_TIMEOUT_S))
+        except (LinkError, RefusedError) as error:
+            logger.warning("dropping batch %d of query %s: %s", batch, query, error)
+
+    def again(self, what: str, call: Callable[[], T]) -> T:
+        """Return the call's result, repeating the call while that may help. Raises SinkError."""
+        while True:
+            try:
+                found = call()
+            except (LinkError, RefusedError) as error:
+                self.may_go_on(what, error)
+            else:
+                self.succeeded()
+                return found
+
+    def succeeded(self) -> None:
+        """End the current series of failures."""
+        self._failing_since = None
+
+    def may_go_on(self, what: str, error: LinkError | RefusedError) -> None:
+        """Wait a little after a failure. Raises SinkError or BatchConflictError if a retry is
+        pointless or the time is over."""
+        if isinstance(error, RefusedError) and error.answer.get("error") == BATCH_CONFLICT:
+            raise BatchConflictError(f"{what}: {error}") from None
+        if isinstance(error, RefusedError) and error.status not in PASSING:
+            raise SinkError(f"{what}: {error}") from None
+        now = self._monotonic()
+        reason = str(error) if isinstance(error, RefusedError) else self._last_reason
+        if self._failing_since is None or reason != self._last_reason:
+            self._failing_since = now
+        self._last_reason = reason
+        if now - self._failing_since >= self.timeout_s:
+            raise SinkError(f"{what}: {error}; tried for {self.timeout_s:g} s") from None
+        self._sleep(BACK_OFF_S)
+
+    def _ask(
+        self, method: str, parts: Sequence[str], body: object, timeout_s: float | None = None
+    ) -> Any:
+        """Return the answer to one request on a connection of its own.
+
+        Raises RefusedError and LinkError.
+        """
+        path = api_path(self.place, STAGING, parts)
+        data = None if body is None else json.dumps(body).encode()
+        connection = new_connection(self.place, timeout_s or self.timeout_s)
+        try:
+            headers = {**authorization(self.place), "Content-Type": "application/json"}
+            connection.request(method, path, data, headers)
+            return answer_of(self.place, f"{method} {path}", connection.getresponse())
+        except (OSError, http.client.HTTPException) as error:
+            raise LinkError(self.place, reason_of(error)) from error
+        finally:
+            connection.close()
+
+
+class PageUpload:
+    """One page of a task on its way to the broker. key: query, batch, partition, number of Spark's
+    attempt. target: query parameters with the target, so that the broker can refuse at once a user
+    who may not write there."""
+
+    def __init__(
+        self, link: StagingLink, key: tuple[str, int, int, int], target: Mapping[str, str],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        self._link = link
+        self._key = key
+        self._target = target
+        self._rng = rng
+        self._chunks: list[bytes] = []
+        self._connection: http.client.HTTPConnection | None = None
+        self._address = ""
+        self._conflicts = 0
+        query, batch, partition, _ = key
+        self._what = (
+            f"staging batch {batch}, partition {partition} of query {query!r} for {link.target}"
+        )
+
+    def send(self, chunk: bytes) -> None:
+        """Send the next chunk; on a new connection all earlier ones first. Raises SinkError."""
+        self._chunks.append(chunk)
+        while True:
+            try:
+                if self._connection is not None:
+                    self._put(chunk)
+                else:
+                    self._begin()
+                return
+            except (LinkError, RefusedError) as error:
+                self._failed(error)
+
+    def finish(self) -> Token:
+        """Return the broker's token: the page is on its disk. Raises SinkError."""
+        while True:
+            try:
+                if self._connection is None:
+                    self._begin()
+                token: Token = self._end()
+            except (LinkError, RefusedError) as error:
+                self._failed(error)
+                continue
+            self._link.succeeded()
+            return token
+
+    def close(self) -> None:
+        """Close the connection. The broker drops a page without an end."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _failed(self, error: LinkError | RefusedError) -> None:
+        self.close()
+        is_name = isinstance(error, RefusedError) and error.status == CONFLICT
+        if is_name and self._conflicts < CONFLICTS_MAX:
+            self._conflicts += 1
+            return
+        self._link.may_go_on(self._what, error)
+
+    def _begin(self) -> None:
+        """Begin a new attempt, with all chunks so far."""
+        query, batch, partition, number = self._key
+        attempt = f"{number}-{self._rng.getrandbits(32):08x}"
+        self._address = api_path(
+            self._link.place, STAGING, (query, str(batch), str(partition), attempt)
+        )
+        connection = new_connection(self._link.place, self._link.timeout_s)
+        self._connection = connection
+        try:
+            connection.putrequest("POST", f"{self._address}?{urlencode(self._target)}")
+            headers = {"Content-Type": MEDIA_TYPE, "Transfer-Encoding": "chunked"}
+            for name, text in (authorization(self._link.place) | headers).items():
+                connection.putheader(name, text)
+            connection.endheaders()
+        except (OSError, http.client.HTTPException) as error:
+            raise LinkError(self._link.place, reason_of(error)) from error
+        for chunk in self._chunks:
+            self._put(chunk)
+
+    def _put(self, chunk: bytes) -> None:
+        """Send a chunk of HTTP. A broker that answers before the end has refused."""
+        assert self._connection is not None
+        try:
+            if self._has_answer():
+                self._refused_early(None)
+            self._connection.send(b"%x\r\n" % len(chunk))
+            self._connection.send(chunk)
+            self._connection.send(b"\r\n")
+        except (OSError, http.client.HTTPException) as error:
+            self._refused_early(error)
+
+    def _has_answer(self) -> bool:
+        """Return whether an answer has arrived. Always False with TLS, which cannot be asked."""
+        assert self._connection is not None
+        if isinstance(self._connection, http.client.HTTPSConnection):
+            return False
+        return bool(select.select([self._connection.sock], [], [], 0)[0])
+
+    def _refused_early(self, error: Exception | None) -> None:
+        """Raise the error for a request that the broker ended early."""
+        assert self._connection is not None
+        try:
+            self._answer()
+        except (OSError, http.client.HTTPException) as second:
+            raise LinkError(self._link.place, reason_of(error or second)) from second
+        raise LinkError(self._link.place, "it answered before the end of the page")
+
+    def _end(self) -> Token:
+        assert self._connection is not None
+        try:
+            self._connection.send(b"0\r\n\r\n")
+            token: Token = self._answer()
+        except (OSError, http.client.HTTPException) as error:
+            raise LinkError(self._link.place, reason_of(error)) from error
+        self.close()
+        return token
+
+    def _answer(self) -> Token:
+        assert self._connection is not None
+        response = self._connection.getresponse()
+        token: Token = answer_of(self._link.place, f"POST {self._address}", response)
+        return token
+
+
+def answer_of(place: Place, what: str, response: http.client.HTTPResponse) -> Any:
+    """Return the JSON answer to a request.
+
+    Raises RefusedError; OSError and HTTPException if the answer did not arrive whole.
+    """
+    raw = response.read()
+    if response.status >= 400:
+        raise refused(place, what, response.status, raw)
+    try:
+        return json.loads(raw) if raw else {}
+    except ValueError:
+        return {}

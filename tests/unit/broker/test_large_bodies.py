@@ -1,0 +1,692 @@
+"""Large bodies leave the store in pieces: in order, whole or not at all, and nothing stays open."""
+
+import errno
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from penstock.broker.chores import STEPS_MAX
+from penstock.broker.large_content import PIECE_BYTES
+from penstock.broker.served_queue import ServedQueue
+from penstock.codec.spec import (
+    BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicDeliver,
+    BasicGet,
+    BasicGetOk,
+    BasicQos,
+    BasicQosOk,
+    BasicReject,
+    BasicReturn,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ConnectionClose,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
+)
+from penstock.errors import DiskFullError
+from penstock.message import LARGE_FROM
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.builds import pure_only
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+
+METHOD, BODY = 1, 3
+BASIC_ACK = b"\x00\x3c\x00\x50"
+
+
+def body_of(mib: int, mark: int = 0) -> bytes:
+    """Bytes in which each piece differs from the others."""
+    return b"".join(bytes([mark, i & 0xFF, i >> 8]) * 1024 for i in range((mib << 20) // 3072 + 1))
+
+
+LARGE = body_of(3)
+
+
+class Frame(NamedTuple):
+    kind: int
+    channel: int
+    payload: bytes
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    """The whole frames in these bytes."""
+    found: list[Frame] = []
+    at = 0
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")
+        assert data[end - 1] == 0xCE
+        channel = int.from_bytes(data[at + 1 : at + 3], "big")
+        found.append(Frame(data[at], channel, data[at + 7 : end - 1]))
+        at = end
+    return found
+
+
+@pytest.fixture
+def rig() -> Iterator[BrokerRig]:
+    rig = BrokerRig()
+    yield rig
+    # Whatever happened, no body stands open when all clients have gone.
+    for client in rig.clients:
+        client.lose()
+    assert open_bodies(rig) == []
+
+
+class Longest:
+    """How many bytes one read of the file system has had at most."""
+
+    read_bytes = 0
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> Longest:
+    found = Longest()
+    plain = FaultyFileSystem.on_read
+
+    def on_read(
+        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
+    ) -> bytes:  # fmt: skip
+        if not path.endswith(".wal"):
+            found.read_bytes = max(found.read_bytes, min(stop, len(data)) - start)
+        return plain(fs, path, data, start, stop)
+
+    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
+    return found
+
+
+def open_bodies(rig: BrokerRig) -> list[str]:
+    """Paths of bodies that somebody reads, deleted ones included."""
+    disk = rig.fs.disk
+    names = {rig.fs._find(path): path for path in own_files(rig)}
+    return [
+        names.get(number, "deleted")
+        for number, count in rig.fs.handles.items()
+        if count and getattr(disk.nodes[number], "volatile", b"")[:4] == b"POWN"
+    ]
+
+
+def own_files(rig: BrokerRig) -> list[str]:
+    """All own files of both stores."""
+    found: list[str] = []
+    for name in ("msg_store_persistent", "msg_store_transient"):
+        place = f"{rig.vhost.engine.path}/{name}"
+        for at in rig.fs.list(place):
+            if rig.fs.is_dir(f"{place}/{at}"):
+                found += [f"{place}/{at}/{file}" for file in rig.fs.list(f"{place}/{at}")]
+    return found
+
+
+def declared(client: RigClient, name: str = "q", *, durable: bool = True) -> None:
+    client.call(1, QueueDeclare(queue=name, durable=durable), QueueDeclareOk)
+
+
+def filled(rig: BrokerRig, *bodies: bytes, persistent: bool = True) -> RigClient:
+    """A client that has published these to the durable queue q."""
+    client = rig.client().open()
+    declared(client)
+    for body in bodies:
+        client.publish(1, "", "q", body, delivery_mode=2 if persistent else 1)
+    rig.turn()
+    return client
+
+
+def begun(rig: BrokerRig, *, no_ack: bool = False) -> RigClient:
+    """A client to which a delivery from q is under way: it has got the first piece."""
+    client = rig.client().open()
+    send_one_piece(client)
+    client.send(1, BasicConsume(queue="q", no_ack=no_ack))
+    rig.turn()
+    assert 0 < sent_bytes(client) <= 2 * PIECE_BYTES
+    return client
+
+
+def send_one_piece(client: RigClient) -> None:
+    """The transport is full after the next piece of a body."""
+    outlet = client.outlet
+    plain = type(outlet).send
+
+    def send(data: bytes) -> None:
+        plain(outlet, data)
+        if len(data) > 1 << 16:
+            outlet.is_writable = False
+
+    outlet.send = send  # type: ignore[method-assign]
+    outlet.is_writable = True
+
+
+def sent_bytes(client: RigClient) -> int:
+    return sum(len(data) for data in client.outlet.sent)
+
+
+def take_all(client: RigClient) -> None:
+    """The client takes all there is."""
+    outlet = client.outlet
+    if "send" in outlet.__dict__:
+        del outlet.send
+    outlet.is_writable = True
+    client.handler.writable(True)
+    client.rig.turn()
+
+
+def ready(rig: BrokerRig, name: str = "q") -> int:
+    queue = rig.vhost.served(name)
+    assert queue is not None
+    return queue.len()
+
+
+# ---- whole, and in order -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_consumer_gets_large_bodies_whole(rig: BrokerRig, persistent: bool, no_ack: bool) -> None:
+    bodies = [LARGE, b"small", body_of(2, 1), body_of(1, 2)]
+    filled(rig, *bodies, persistent=persistent)
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="q", no_ack=no_ack), BasicConsumeOk)
+    rig.turn()
+    messages = client.messages()
+    assert [message.body for message in messages] == bodies
+    tags = [m.method.delivery_tag for m in messages if isinstance(m.method, BasicDeliver)]
+    assert tags == [1, 2, 3, 4]
+    if not no_ack:
+        client.send(1, BasicAck(delivery_tag=4, multiple=True))
+        rig.turn()
+    client.lose()
+    assert ready(rig) == 0
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_basic_get_gets_them_one_after_the_other(
+    rig: BrokerRig, persistent: bool, no_ack: bool
+) -> None:
+    bodies = [LARGE, body_of(2, 1), b"small"]
+    client = filled(rig, *bodies, persistent=persistent)
+    for _ in bodies:
+        client.send(1, BasicGet(queue="q", no_ack=no_ack))
+    assert len(open_bodies(rig)) == 1, "the second waits until the first was sent"
+    rig.turn()
+    messages = client.messages()
+    assert [message.body for message in messages] == bodies
+    found = [m.method for m in messages if isinstance(m.method, BasicGetOk)]
+    assert [method.message_count for method in found] == [2, 1, 0]
+    client.lose()
+    assert ready(rig) == (0 if no_ack else 3)
+
+
+def test_a_large_mandatory_message_without_a_queue_is_returned_in_pieces(rig: BrokerRig) -> None:
+    client = rig.client().open()
+    send_one_piece(client)
+    client.publish(1, "", "nowhere", LARGE, mandatory=True)
+    rig.turn()
+    assert sent_bytes(client) <= 2 * PIECE_BYTES
+    take_all(client)
+    (message,) = client.messages()
+    assert isinstance(message.method, BasicReturn)
+    assert message.body == LARGE
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_around_the_threshold(rig: BrokerRig, more: int) -> None:
+    """A smaller one is read whole; what comes out is what came in."""
+    body = body_of(2)[: LARGE_FROM + more]
+    filled(rig, body)
+    rig.restart()
+    client = rig.client().open()
+    send_one_piece(client)
+    client.send(1, BasicConsume(queue="q"))
+    rig.turn()
+    assert len(open_bodies(rig)) == (more >= 0)
+    assert (sent_bytes(client) < len(body)) == (more >= 0)
+    take_all(client)
+    assert client.bodies() == [body]
+
+
+def test_the_body_is_never_in_ram(rig: BrokerRig, longest: Longest) -> None:
+    filled(rig, LARGE)
+    client = begun(rig)
+    assert rig.vhost.monitor.other_bytes >= PIECE_BYTES, "what is in RAM of it is counted"
+    queue = rig.vhost.served("q")
+    assert isinstance(queue, ServedQueue)
+    assert queue.amq.ram_bytes() < PIECE_BYTES
+    take_all(client)
+    assert client.bodies() == [LARGE]
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+def test_nor_after_a_restart(rig: BrokerRig, longest: Longest) -> None:
+    filled(rig, LARGE, body_of(2, 1), b"small")
+    rig.restart()
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    assert client.bodies() == [LARGE, body_of(2, 1), b"small"]
+    client.lose()
+    assert ready(rig) == 3
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("why", ["rejected", "expired", "maxlen"])
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("to_durable", [True, False])
+def test_nor_when_it_is_dead_lettered(
+    rig: BrokerRig, why: str, persistent: bool, to_durable: bool, longest: Longest
+) -> None:
+    client = rig.client().open()
+    declared(client, "dead", durable=to_durable)
+    arguments: dict[str, object] = {
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"
+    }  # fmt: skip
+    if why == "maxlen":
+        arguments["x-max-length"] = 1
+    client.call(1, QueueDeclare(queue="src", durable=True, arguments=arguments), QueueDeclareOk)
+    properties: dict[str, object] = {"delivery_mode": 2 if persistent else 1}
+    if why == "expired":
+        properties["expiration"] = "1000"
+    client.publish(1, "", "src", LARGE, **properties)
+    rig.turn()
+    if why == "rejected":
+        client.send(1, BasicGet(queue="src"))
+        rig.turn()
+        assert client.bodies() == [LARGE]
+        client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    elif why == "expired":
+        rig.tick(2.0)
+    else:
+        client.publish(1, "", "src", b"newer", delivery_mode=2)
+    rig.turn()
+    assert (ready(rig, "src"), ready(rig, "dead")) == (why == "maxlen", 1)
+    checkpointed(rig, client)
+    assert len(own_files(rig)) == 1, "one body, in one store"
+    client.send(1, BasicGet(queue="dead", no_ack=True))
+    rig.turn()
+    assert client.bodies() == [LARGE]
+    checkpointed(rig, client)
+    assert own_files(rig) == []
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+def test_nor_when_it_goes_to_queues_of_all_sorts(rig: BrokerRig, longest: Longest) -> None:
+    """One file in each store, whatever the queues."""
+    client = rig.client().open()
+    names = {"d1": True, "d2": True, "t1": False, "t2": False}
+    for name, durable in names.items():
+        declared(client, name, durable=durable)
+        client.call(1, QueueBind(queue=name, exchange="amq.fanout"), QueueBindOk)
+    for mode in (2, 1):
+        client.publish(1, "amq.fanout", "", LARGE, delivery_mode=mode)
+        rig.turn()
+        assert [ready(rig, name) for name in names] == [1, 1, 1, 1]
+        checkpointed(rig, client)
+        assert len(own_files(rig)) == mode, "transient: one for all"
+        for name in names:
+            client.send(1, BasicGet(queue=name, no_ack=True))
+            rig.turn()
+            assert client.bodies() == [LARGE]
+        checkpointed(rig, client)
+        assert own_files(rig) == []
+    assert longest.read_bytes <= PIECE_BYTES
+
+
+# ---- channels, and what else is said -------------------------------------------------------------
+
+
+def test_other_channels_speak_between_body_frames_and_its_own_waits(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    client = begun(rig)
+    client.send(2, ChannelOpen())
+    client.send(1, QueueDeclare(queue="mine"))
+    client.send(2, QueueDeclare(queue="other"))
+    rig.turn()
+    data = b"".join(client.outlet.sent)
+    client.pump()
+    take_all(client)
+    data += b"".join(client.outlet.sent)
+    found = frames_of(data)
+    bodies = [i for i, frame in enumerate(found) if frame.kind == BODY]
+    within = found[bodies[0] : bodies[-1]]
+    assert {frame.channel for frame in within if frame.kind == METHOD} == {2}
+    assert sum(len(found[i].payload) for i in bodies) == len(LARGE)
+    client.pump()
+    assert [m.queue for m in client.methods(QueueDeclareOk)] == ["other", "mine"]
+    assert client.bodies() == [LARGE]
+
+
+def test_large_bodies_of_several_channels_take_turns(rig: BrokerRig) -> None:
+    filled(rig, body_of(2, 1), body_of(2, 2))
+    client = rig.client().open(1).open(2)
+    for channel in (1, 2):
+        client.call(channel, BasicQos(prefetch_count=1), BasicQosOk)
+    for channel in (1, 2):
+        client.send(channel, BasicConsume(queue="q"))
+    rig.turn()
+    found = frames_of(b"".join(client.outlet.sent))
+    order = [frame.channel for frame in found if frame.kind == BODY]
+    assert set(order[: len(order) // 4]) == {1, 2}
+    client.pump()
+    assert sorted(client.bodies()) == [body_of(2, 1), body_of(2, 2)]
+
+
+def test_confirms_of_its_channel_wait_behind_it(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    client = rig.client().open()
+    client.call(1, ConfirmSelect(), ConfirmSelectOk)
+    declared(client, "t")
+    send_one_piece(client)
+    client.send(1, BasicConsume(queue="q"))
+    rig.turn()
+    client.publish(1, "", "t", b"one", delivery_mode=2)
+    rig.turn()
+    assert BASIC_ACK not in b"".join(client.outlet.sent)
+    take_all(client)
+    assert [ack.delivery_tag for ack in client.methods(BasicAck)] == [1]
+    assert client.bodies() == [LARGE]
+
+
+def test_nothing_more_is_delivered_on_its_channel_until_it_was_sent(rig: BrokerRig) -> None:
+    filled(rig, LARGE, b"next")
+    client = begun(rig)
+    assert ready(rig) == 1
+    other = rig.client().open()
+    other.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    assert other.bodies() == [b"next"], "for whoever has room"
+    take_all(client)
+    assert client.bodies() == [LARGE]
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    client = begun(rig)
+    name = "q" * 250  # whose name is most of an answer
+    for _ in range(20_000):
+        if client.outlet.is_paused:
+            break
+        client.send(1, QueueDeclare(queue=name))
+    assert client.outlet.is_paused
+    take_all(client)
+    assert not client.outlet.is_paused
+    assert client.bodies() == [LARGE]
+
+
+def test_small_messages_of_another_channel_do_not_keep_a_large_body_back(rig: BrokerRig) -> None:
+    """The transport is full again as soon as they were sent; a piece goes all the same."""
+    filled(rig, LARGE)
+    client = begun(rig)
+    before = client.handler.output.large_bytes()
+    assert before
+    for _ in range(2 * len(LARGE) // PIECE_BYTES):
+        client.outlet.is_writable = True
+        client.handler.writable(True)
+        client.outlet.is_writable = False  # what others had to say has filled it
+        rig.turn()
+    assert not client.handler.output.has_large()
+    assert client.bodies() == [LARGE]
+
+
+def test_a_turn_sends_no_more_than_some_pieces(rig: BrokerRig) -> None:
+    """Other clients are served between the pieces, also of one that takes all at once."""
+    body = body_of(10)
+    filled(rig, body, body)
+    clients = [rig.client().open(), rig.client().open()]
+    for client in clients:
+        client.send(1, BasicConsume(queue="q"))
+    rig.vhost.turn()
+    sent = [sent_bytes(client) for client in clients]
+    assert 0 < sum(sent) <= (STEPS_MAX + 1) * PIECE_BYTES
+    assert abs(sent[0] - sent[1]) <= 2 * PIECE_BYTES, "they take turns"
+    rig.turn()
+    for client in clients:
+        assert client.bodies() == [body]
+
+
+# ---- the message goes meanwhile ------------------------------------------------------------------
+
+
+def acked(rig: BrokerRig, client: RigClient) -> None:
+    client.send(1, BasicAck(delivery_tag=1))
+
+
+def rejected(rig: BrokerRig, client: RigClient) -> None:
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+
+
+def purged(rig: BrokerRig, client: RigClient) -> None:
+    other = rig.client().open()
+    other.call(1, QueuePurge(queue="q"), QueuePurgeOk)
+
+
+def deleted(rig: BrokerRig, client: RigClient) -> None:
+    other = rig.client().open()
+    other.call(1, QueueDelete(queue="q"), QueueDeleteOk)
+
+
+def checkpointed(rig: BrokerRig, client: RigClient) -> None:
+    """What nobody needs is deleted."""
+    for _ in range(3):
+        rig.tick(60.0)
+        assert rig.vhost.engine.checkpoint()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+@pytest.mark.parametrize("what", [acked, rejected, purged, deleted])
+def test_it_is_delivered_to_its_end_whatever_becomes_of_the_message(
+    rig: BrokerRig, what: Callable[[BrokerRig, RigClient], None], no_ack: bool, persistent: bool
+) -> None:
+    if no_ack and what in (acked, rejected):
+        pytest.skip("there is nothing to settle")
+    filled(rig, LARGE, persistent=persistent)
+    client = begun(rig, no_ack=no_ack)
+    what(rig, client)
+    rig.turn()
+    checkpointed(rig, client)
+    if what is not purged and not (what is deleted and not persistent):
+        assert open_bodies(rig) == ["deleted"], "its file has no name any more"
+    take_all(client)
+    assert client.bodies() == [LARGE]
+    assert open_bodies(rig) == []
+    if not no_ack and what is purged:
+        client.send(1, BasicAck(delivery_tag=1))
+    rig.turn()
+    checkpointed(rig, client)
+    assert own_files(rig) == []
+
+
+def test_a_body_in_a_shared_file_is_delivered_to_its_end_too(rig: BrokerRig) -> None:
+    """What came in a transaction, or by the library."""
+    rig.vhost.engine.state.store.own_file_from = 8 << 20
+    publisher = filled(rig)
+    publisher.call(1, TxSelect(), TxSelectOk)
+    publisher.publish(1, "", "q", LARGE, delivery_mode=2)
+    publisher.call(1, TxCommit(), TxCommitOk)
+    checkpointed(rig, publisher)
+    assert own_files(rig) == []
+    client = begun(rig)
+    client.send(1, BasicAck(delivery_tag=1))
+    rig.turn()
+    checkpointed(rig, client)
+    assert rig.vhost.engine.state.store.live_count == 0
+    take_all(client)
+    assert client.bodies() == [LARGE]
+
+
+# ---- the client goes meanwhile -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_connection_that_dies_gives_it_back(
+    rig: BrokerRig, no_ack: bool, persistent: bool
+) -> None:
+    filled(rig, LARGE, persistent=persistent)
+    before = rig.vhost.monitor.other_bytes
+    client = begun(rig, no_ack=no_ack)
+    assert len(open_bodies(rig)) == 1
+    client.lose()
+    assert open_bodies(rig) == []
+    assert rig.vhost.monitor.other_bytes == before
+    assert ready(rig) == 1
+    other = rig.client().open()
+    other.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    (message,) = other.messages()
+    assert isinstance(message.method, BasicDeliver)
+    assert message.method.redelivered
+    assert message.body == LARGE
+
+
+def test_a_channel_that_is_closed_gets_its_content_to_the_end_and_then_the_answer(
+    rig: BrokerRig,
+) -> None:
+    filled(rig, LARGE)
+    client = begun(rig)
+    client.send(1, ChannelClose(reply_code=200, reply_text="", class_id=0, method_id=0))
+    rig.turn()
+    assert ready(rig) == 1
+    take_all(client)
+    found = frames_of(b"".join(client.outlet.sent))
+    assert [frame.kind for frame in found].count(METHOD) == 3
+    assert found[-1].kind == METHOD
+    assert sum(len(frame.payload) for frame in found if frame.kind == BODY) == len(LARGE)
+    client.pump()
+    assert len(client.methods(ChannelCloseOk)) == 1
+    client.open(1)
+    client.send(1, BasicGet(queue="q"))
+    rig.turn()
+    assert client.bodies() == [LARGE]
+
+
+def test_a_connection_that_is_closed_in_order_gives_it_back(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    client = begun(rig, no_ack=True)
+    client.send(0, ConnectionClose(reply_code=200, reply_text="", class_id=0, method_id=0))
+    rig.turn()
+    assert client.outlet.is_closed
+    assert open_bodies(rig) == []
+    assert ready(rig) == 1
+
+
+def test_after_a_crash_in_the_middle_it_is_delivered_again(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    begun(rig, no_ack=True)
+    rig.restart()
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="q", no_ack=True), BasicConsumeOk)
+    rig.turn()
+    assert client.bodies() == [LARGE]
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_damaged_body_is_never_whole_and_ends_the_connection(
+    rig: BrokerRig, no_ack: bool, persistent: bool
+) -> None:
+    filled(rig, LARGE, b"next", persistent=persistent)
+    (path,) = own_files(rig)
+    rig.fs.damage_flip(path, len(LARGE) // 2)
+    client = rig.client().open()
+    client.send(1, BasicConsume(queue="q", no_ack=no_ack))
+    rig.turn()
+    data = b"".join(client.outlet.sent)
+    found = frames_of(data)
+    assert sum(len(frame.payload) for frame in found if frame.kind == BODY) < len(LARGE)
+    assert found[-1].kind == METHOD
+    assert found[-1].channel == 0
+    client.outlet.sent = [frame_bytes(found[-1])]
+    (closed,) = client.methods(ConnectionClose)
+    assert closed.reply_code == 541
+    assert [text for kind, text in rig.events if kind == "corruption" and path in text]
+    # It is not delivered again, to whoever; what is behind it is.
+    other = rig.client().open()
+    other.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    assert other.bodies() == [b"next"]
+    assert not other.outlet.must_close
+    assert rig.fs.exists(path), "it stays for salvage"
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    head = bytes([frame.kind]) + frame.channel.to_bytes(2, "big")
+    return head + len(frame.payload).to_bytes(4, "big") + frame.payload + b"\xce"
+
+
+def test_a_body_that_is_cut_off_ends_the_connection(rig: BrokerRig) -> None:
+    filled(rig, LARGE)
+    (path,) = own_files(rig)
+    client = begun(rig)
+    file = rig.fs.open(path)
+    file.truncate(1 << 20)
+    file.close()
+    take_all(client)
+    assert client.outlet.must_close
+    assert [text for kind, text in rig.events if kind == "corruption" and "cut off" in text]
+
+
+def test_an_error_of_the_disk_in_the_middle_ends_the_connection(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(rig, LARGE, b"next")
+    (path,) = own_files(rig)
+    client = begun(rig)
+    plain = rig.fs.on_read
+
+    def on_read(at: str, data: bytearray, start: int, stop: int) -> bytes:
+        if at == path:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return plain(at, data, start, stop)
+
+    monkeypatch.setattr(rig.fs, "on_read", on_read)
+    take_all(client)
+    assert client.outlet.must_close
+    assert [text for kind, text in rig.events if kind == "corruption" and path in text]
+    other = rig.client().open()
+    other.call(1, BasicConsume(queue="q"), BasicConsumeOk)
+    rig.turn()
+    assert other.bodies() == [b"next"]
+
+
+# ---- a full disk ---------------------------------------------------------------------------------
+
+
+@pure_only
+def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(rig, LARGE)
+    client = begun(rig, no_ack=True)
+    queue = rig.vhost.served("q")
+    assert isinstance(queue, ServedQueue)
+    asked: list[list[int]] = []
+
+    def refuse(tags: list[int], mode: int) -> int:
+        asked.append(list(tags))
+        raise DiskFullError("/data", 0, 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.amq, "ack", refuse)
+        take_all(client)
+    assert client.bodies() == [LARGE]
+    assert asked
+    assert not client.outlet.must_close
+    rig.tick(2.0)
+    assert queue.acked == 1
+    assert queue.amq.depth() == 0

@@ -86,7 +86,18 @@ from penstock.codec.spec import (
     PenstockCallOk,
 )
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
-from penstock.errors import REPLY_NAMES, AMQPConnectionError, AMQPError, ChannelError
+from penstock.errors import (
+    ACCESS_REFUSED,
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    REPLY_NAMES,
+    SYNTAX_ERROR,
+    AMQPConnectionError,
+    AMQPError,
+    ChannelError,
+)
 from penstock.protocol.connection import CLIENT, Connection
 from penstock.protocol.events import (
     AckRun,
@@ -394,7 +405,7 @@ class ClientChannel:
             found = self._consumers.pop(method.consumer_tag, None)
             if found is not None:
                 text = f"the queue of consumer '{method.consumer_tag}' is gone"
-                found[1](ChannelError(404, text))
+                found[1](ChannelError(NOT_FOUND, text))
         elif isinstance(method, ChannelFlow):
             self._send(ChannelFlowOk(active=method.active))
         elif isinstance(method, ChannelClose):
@@ -451,7 +462,9 @@ class ClientChannel:
             try:
                 settle(future, json.loads(method.result))
             except ValueError as error:
-                settle(future, None, ChannelError(502, f"a result that is not JSON: {error}"))
+                settle(
+                    future, None, ChannelError(SYNTAX_ERROR, f"a result that is not JSON: {error}")
+                )
         elif isinstance(method, PenstockCallError):
             settle(future, None, call_error(method))
 
@@ -477,7 +490,7 @@ class ClientChannel:
         with self._lock:
             if self.error is None:
                 self._send(ChannelClose(reply_code=200, reply_text="Goodbye"))
-                self._finish(ChannelError(504, "the channel was closed"))
+                self._finish(ChannelError(CHANNEL_ERROR, "the channel was closed"))
 
     def __repr__(self) -> str:
         return f"<ClientChannel {self.number} of {self.connection.url}>"
@@ -566,7 +579,9 @@ def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
     handshake.send(PROTOCOL_HEADER)
     start = _expect(handshake.receive(), ConnectionStart)
     if b"PLAIN" not in start.mechanisms.split():
-        raise AMQPConnectionError(403, f"the broker accepts {start.mechanisms!r}, not PLAIN")
+        raise AMQPConnectionError(
+            ACCESS_REFUSED, f"the broker accepts {start.mechanisms!r}, not PLAIN"
+        )
     response = b"\0" + url.user.encode() + b"\0" + url.password.encode()
     start_ok = ConnectionStartOk(
         client_properties=encode_table(_properties(url)), mechanism="PLAIN", response=response,
@@ -577,7 +592,8 @@ def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
         tune = _expect(handshake.receive(), ConnectionTune)
     except ConnectionError:
         raise AMQPConnectionError(
-            403, f"the broker closed the connection: is {url.user!r} with this password allowed?"
+            ACCESS_REFUSED,
+            f"the broker closed the connection: is {url.user!r} with this password allowed?",
         ) from None
     channel_max = _agreed(url.channel_max, tune.channel_max) or 65535
     frame_max = _agreed(url.frame_max, tune.frame_max) or 131072
@@ -604,7 +620,7 @@ def _properties(url: AmqpUrl) -> dict[str, object]:
 
 def _expect(method: Method, kind: type[M]) -> M:
     if not isinstance(method, kind):
-        raise AMQPConnectionError(503, f"expected {kind.NAME}, not {method.NAME}")
+        raise AMQPConnectionError(COMMAND_INVALID, f"expected {kind.NAME}, not {method.NAME}")
     return method
 
 
@@ -699,7 +715,7 @@ class ClientConnection:
                 number, self._next_number = self._next_number, self._next_number + 1
             else:
                 raise AMQPConnectionError(
-                    530, f"all {self.channel_max} channels of the connection are in use"
+                    NOT_ALLOWED, f"all {self.channel_max} channels of the connection are in use"
                 )
             channel = ClientChannel(self, number)
             self._channels[number] = channel

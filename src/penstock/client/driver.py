@@ -67,7 +67,7 @@ from penstock.embedded.library_errors import (
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.sources import Call
 from penstock.embedded.waiting import run_call
-from penstock.errors import AMQPError, ChannelError, ForkedError, UnknownQueueError
+from penstock.errors import NOT_FOUND, AMQPError, ChannelError, ForkedError, UnknownQueueError
 from penstock.queues.queue_options import DROP_HEAD, QueueOptions
 
 CAPABILITY: Final = "penstock.box"
@@ -217,7 +217,6 @@ class Link:
 
 T = TypeVar("T")
 
-NOT_FOUND: Final = 404
 NAMES_AT_ONCE: Final = 200  # 255 bytes each, escaped, still fit into a frame
 
 

@@ -22,14 +22,21 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.client.connection import ClientChannel, Received, settle
-from penstock.client.driver import NOT_FOUND, Link, RemoteDriver, Wait, answer
+from penstock.client.driver import Link, RemoteDriver, Wait, answer
 from penstock.codec.spec import BasicQos, QueueDeclare
 from penstock.embedded import option_parsing
 from penstock.embedded.library_errors import ConnectionLostError
 from penstock.embedded.option_parsing import check_name, mode_of
 from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
-from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError, UnknownQueueError
+from penstock.errors import (
+    NOT_FOUND,
+    AMQPError,
+    ChannelError,
+    OptionError,
+    PenstockError,
+    UnknownQueueError,
+)
 from penstock.queues.stream_options import QUEUE_TYPE, STREAM, StreamOptions
 
 APPENDS_AT_ONCE: Final = 1000

@@ -415,8 +415,9 @@ def open_stream(
     wait at the same time share a sync. 2 to 1,000,000: after so many records. "100ms" or a
     timedelta: so long after an append. In these two an append returns at once, and a crash may lose
     what is not on disk yet; it is there after a second at the latest (or after the time, if that is
-    longer). In all cases only what is on disk is read. max_age, max_bytes, max_records: retention,
-    as in `box.stream`; they hold for this opening and may be others the next time. None: no limit.
+    longer). In all cases only what is on disk is read.
+    max_age, max_bytes, max_records: retention, as in `box.stream`; they hold for this opening and
+    may be others the next time. None: no limit.
     page_bytes: the size of a page file, 4 KiB to 1 GiB; fixed when the stream is made.
     on_event(kind, text): called in the stream's own thread with what is not an error of a call.
 

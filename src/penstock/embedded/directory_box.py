@@ -254,12 +254,12 @@ def open_box(
 ) -> Box:  # fmt: skip
     """Open the box in a directory, which is made if it is missing. This is `penstock.open`.
 
-    durability: of puts that name none: "disk", "interval=<ms>", "os" or "none". memory: what all
-    queues together may hold in RAM: "32 MiB", bytes, or "0.1" of the machine. strict: refuse queues
-    whose own limits add up to more than that (else: a warning). on_event(kind, text),
-    on_alert(alert): called in the box's own thread, and may use the box. storage: options of the
-    engine, as disk_free_limit; log_directory and spill_directory, other directories for the log and
-    for messages that leave RAM (docs/two-disks.md).
+    durability: of puts that name none: "disk", "interval=<ms>", "os" or "none".
+    memory: what all queues together may hold in RAM: "32 MiB", bytes, or "0.1" of the machine.
+    strict: refuse queues whose own limits add up to more than that (else: a warning).
+    on_event(kind, text), on_alert(alert): called in the box's own thread, and may use the box.
+    storage: options of the engine, as disk_free_limit; log_directory and spill_directory, other
+    directories for the log and for messages that leave RAM (docs/two-disks.md).
 
     Raises LockedError, which names who has it open, NotAStoreError, VersionError,
     NetworkFileSystemError, OptionError, or CorruptionError, which names file and place.

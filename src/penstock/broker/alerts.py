@@ -352,7 +352,7 @@ class AlertManager(BackgroundTask):
     # ---- how much ------------------------------------------------------------------------------
 
     def _take_room(self, key: Key, kind: str) -> bool:
-        """Whether this may be told now, which counts it."""
+        """Return whether the alert may be reported now; if so, count it."""
         now_s = self._clock.monotonic()
         bucket = self._buckets.get(key)
         if bucket is None:

@@ -30,7 +30,7 @@ from penstock.native import mypyc_attr
 
 SLICE_S: Final = 0.003  # a slice that was begun is finished: a turn's share is some 5 ms
 STEPS_MAX: Final = 32  # in one turn, whatever the clock says
-UNSETTLED_BYTES_MAX: Final = 4 << 20  # of records of one chore
+UNSETTLED_BYTES_MAX: Final = 4 << 20  # of records of one task
 UNSETTLED_MAX: Final = 64  # of these records
 ROOM_BYTES: Final = 2 << 20  # left in the log for what comes with the next slice
 SIZE_FIRST: Final = 128
@@ -67,11 +67,11 @@ class BackgroundTasks:
         self._due: deque[BackgroundTask] = deque()
         dispatch.background = self.run
 
-    def wake(self, chore: BackgroundTask) -> None:
+    def wake(self, task: BackgroundTask) -> None:
         """Run the task after the next turns, until it sleeps or is done."""
-        if not chore.is_due:
-            chore.is_due = True
-            self._due.append(chore)
+        if not task.is_due:
+            task.is_due = True
+            self._due.append(task)
             self.dispatch.has_background = True
             self.dispatch.schedule()
 
@@ -82,26 +82,26 @@ class BackgroundTasks:
         steps = 0
         while due and steps < STEPS_MAX and (not steps or self._clock.monotonic() < until_s):
             steps += 1
-            chore = due.popleft()
-            chore.is_due = False
-            if self._step(chore) == AGAIN and not chore.is_due:
-                chore.is_due = True
-                due.append(chore)
+            task = due.popleft()
+            task.is_due = False
+            if self._step(task) == AGAIN and not task.is_due:
+                task.is_due = True
+                due.append(task)
         if steps:
             self.dispatch.schedule()  # for what they logged
         self.dispatch.has_background = bool(due)
         return bool(due)
 
-    def _step(self, chore: BackgroundTask) -> int:
+    def _step(self, task: BackgroundTask) -> int:
         try:
-            return chore.step()
+            return task.step()
         except Exception as error:
             if self.dispatch.engine.failed is not None:
                 raise
             try:
-                chore.failed(error)
+                task.failed(error)
             except Exception as second:  # noqa: BLE001 - it is reported
-                self.dispatch.internal_error("a chore", second)
+                self.dispatch.internal_error("a background task", second)
             return ASLEEP
 
 
@@ -182,9 +182,9 @@ class DeferredFree(BackgroundTask):
     the size of its bodies.
     """
 
-    def __init__(self, chores: BackgroundTasks) -> None:
+    def __init__(self, background: BackgroundTasks) -> None:
         self.on_freed: Callable[[int], None] = nobody_listens
-        self._chores = chores
+        self._background = background
         self._entries: deque[deque[Entry]] = deque()
 
     def add(self, entries: deque[Entry]) -> None:
@@ -193,7 +193,7 @@ class DeferredFree(BackgroundTask):
             entries.clear()
             return
         self._entries.append(entries)
-        self._chores.wake(self)
+        self._background.wake(self)
 
     def step(self) -> int:
         entries = self._entries[0]

@@ -443,7 +443,7 @@ class BrokerStream(QueueOrStream):
         return found
 
     def reading_failed(self, reading: StreamReading, error: Exception) -> None:
-        """It cannot be read on: its consumer is no more."""
+        """Cancel the consumer of a reading that cannot continue, and report it."""
         consumer = reading.consumer
         if consumer.is_cancelled:
             return

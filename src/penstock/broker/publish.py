@@ -423,7 +423,7 @@ class Publisher:
         self._return(route, props, len(body), body)
 
     def return_stored(self, route: Route, props: bytes, message: Message) -> None:
-        """The same of one whose body is in the store. CorruptionError, OSError."""
+        """Return a mandatory message whose body is in the store. CorruptionError, OSError."""
         body = self.vhost.engine.open_body(message)
         self._return(route, props, message.size, None)
         self.output.put_large(LargeContent(self.number, self.output.frame_max, body))

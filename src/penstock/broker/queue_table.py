@@ -159,10 +159,6 @@ class QueueOpener:
         """Report an event of a queue of the table."""
         self._on_event(kind, text)
 
-    def has_delays(self, name: bytes) -> bool:
-        """Whether there are parts for delayed messages that nobody has opened yet."""
-        return name in self._delay_parts
-
     def open(
         self, name: bytes, options: QueueOptions, *, arguments: bytes = b"", flags: int = 0,
         is_durable: bool = True,

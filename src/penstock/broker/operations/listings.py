@@ -36,7 +36,7 @@ Info = dict[str, object]
 
 
 def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
-    """Of one queue or stream that is open."""
+    """Return the row of a queue or stream that is open."""
     found = _head(
         vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
         auto_delete=queue.is_auto_delete, arguments=queue.arguments,
@@ -90,14 +90,14 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
 
 
 def _limit(value: float | str) -> float | str | None:
-    """None if there is no such limit."""
+    """Return None instead of "no limit"."""
     if isinstance(value, str):
         return value
     return None if value >= UNLIMITED else value
 
 
 def _stream_counts(stream: BrokerStream) -> Info:
-    """All its records are ready, for whoever reads them; nothing of them is in RAM."""
+    """Return the counts of a stream: all its records are ready for every reader; none is in RAM."""
     count, size = stream.len(), stream.size_bytes()
     consumers = stream.consumers.all()
     unacked = sum(consumer.unacked for consumer in consumers)
@@ -127,7 +127,7 @@ def _stream_counts(stream: BrokerStream) -> Info:
 
 
 def list_queues(vhost: VHost) -> list[Info]:
-    """Of all queues, by name."""
+    """Return the rows of all queues, by name."""
     unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.table.stored}
     if unopened:
         for index in vhost.engine.queues.values():
@@ -168,7 +168,8 @@ def _head(
 
 
 def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
-    """Of a queue that holds nothing in RAM; its indexes are all its parts. why: it is not up."""
+    """Return the counts of a queue that holds nothing in RAM; its indexes are all its parts. why:
+    the reason why it is not running."""
     own = [index for index in indexes if MARK not in index.name]
     total, total_bytes = sum(index.count for index in own), sum(index.bytes for index in own)
     leased = sum(index.leased.count for index in own)
@@ -196,7 +197,7 @@ def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
 
 
 def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
-    """Of one exchange."""
+    """Return the row of an exchange."""
     return {
         "vhost": vhost.name,
         "name": exchange.name,
@@ -209,19 +210,19 @@ def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
 
 
 def list_exchanges(vhost: VHost) -> list[Info]:
-    """Of all exchanges, by name; the default one is ""."""
+    """Return the rows of all exchanges, by name; the default one is ""."""
     return [exchange_info(vhost, vhost.exchanges[name]) for name in sorted(vhost.exchanges)]
 
 
 def binding_info(vhost: VHost, binding: Binding) -> Info:
-    """Of one binding."""
+    """Return the row of a binding."""
     return _binding(
         vhost, binding.source, binding.kind, binding.destination, binding.key, binding.arguments
     )
 
 
 def list_bindings(vhost: VHost) -> list[Info]:
-    """Of all bindings: first those of the default exchange, one for each queue."""
+    """Return the rows of all bindings: first those of the default exchange, one for each queue."""
     found = [_binding(vhost, "", QUEUE, name, name, {}) for name in vhost.table.names()]
     return found + [binding_info(vhost, binding) for binding in vhost.router.bindings()]
 
@@ -241,7 +242,7 @@ def _binding(
 
 
 def status(vhost: VHost) -> Info:
-    """Of the whole vhost: counts, the log, memory, alarms."""
+    """Return counts, the log, memory and alarms of the vhost."""
     engine = vhost.engine
     memory = vhost.monitor.info()
     rss = vhost.rss
@@ -281,7 +282,7 @@ def status(vhost: VHost) -> Info:
 
 
 def list_channels(vhost: VHost) -> list[Info]:
-    """Of all channels, by connection and number."""
+    """Return the rows of all channels, by connection and number."""
     found: list[Info] = []
     for owner in vhost.handlers:
         assert isinstance(owner, ChannelOwner)
@@ -290,18 +291,18 @@ def list_channels(vhost: VHost) -> list[Info]:
 
 
 def channel_info(vhost: VHost, channel: Channel) -> Info:
-    """Of one channel."""
+    """Return the row of a channel."""
     name = f"{channel.handler.name} ({channel.number})"
     return {"name": name, "user": channel.identity.name, "vhost": vhost.name, **channel.info()}
 
 
 def list_alerts(vhost: VHost) -> list[Info]:
-    """What is on, and the last of what was, the oldest first."""
+    """Return the alerts that are on and past, the oldest first."""
     return vhost.alerts.list.rows()
 
 
 def list_consumers(vhost: VHost) -> list[Info]:
-    """Of all consumers, by queue."""
+    """Return the rows of all consumers, by queue."""
     return [
         consumer_info(vhost, queue, consumer)
         for _, queue in sorted(vhost.table.served.items())
@@ -310,7 +311,8 @@ def list_consumers(vhost: VHost) -> list[Info]:
 
 
 def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Info:
-    """Of one consumer. active: it is given messages: always, but for a single active consumer."""
+    """Return the row of a consumer. active: it is given messages: always, but for a single active
+    consumer."""
     consumers = queue.consumers
     channel = consumer.channel
     found: Info = {

@@ -21,7 +21,7 @@ from typing import Any
 import penstock
 from penstock import build_kind
 from penstock.clock import SystemClock
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, NewMessage
 from penstock.queues.variable_queue import VariableQueue
 from penstock.queues.vq_state import ALPHA_BYTES
@@ -291,7 +291,7 @@ def ram_states(data: str, count: int, size: int) -> Result:
         return look()
 
     def page_out() -> None:
-        while purger.push_alphas_to_betas(state, 256) == 0:
+        while paging.push_alphas_to_betas(state, 256) == 0:
             pass
 
     # Deques, dicts and caches are as large afterwards as they ever will be.
@@ -310,7 +310,7 @@ def ram_states(data: str, count: int, size: int) -> Result:
         held[second] = look() - base
         counted[second] = state.ram_bytes() / count
         if mode == OS:
-            purger.push_betas_to_deltas(state, count)
+            paging.push_betas_to_deltas(state, count)
             held["delta"] = look() - base
             in_delta = state.delta.count  # all but the segment of the head
         base = empty()

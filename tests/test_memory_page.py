@@ -49,6 +49,6 @@ def test_every_event_of_paging_and_memory_is_in_the_table() -> None:
 
 def test_what_a_message_is_counted_for() -> None:
     states = section("Alpha, beta, gamma, delta")
-    assert f"| alpha | in RAM | in RAM | {ALPHA_BYTES} bytes, its header, its body |" in states
+    assert f"| alpha | in RAM | in RAM | {ALPHA_BYTES} bytes, its header, its body" in states
     assert f"| beta | on disk | in RAM | {ROW_BYTES} bytes |" in states
     assert f"| gamma | on disk | in RAM, and on disk | {ROW_BYTES} bytes |" in states

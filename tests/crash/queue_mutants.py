@@ -145,7 +145,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "purge-kills-paged-pending", "lost",
-        "        kept += [inhaler.entry_of(state, row) for row in rows]\n",
+        "        kept += [paging.entry_of(state, row) for row in rows]\n",
         "",
         QUEUES + "purging",
     ),

@@ -10,9 +10,8 @@ Each operation says what it may do: which bodies are new, which messages may die
 from typing import Final
 
 from penstock.errors import QueueFullError
-from penstock.queues.arrivals import Plan
+from penstock.queues.amq_queue import Plan, expiry_at
 from penstock.queues.backing_queue import Delivery, NewMessage
-from penstock.queues.expiry import expiry_at
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, INTERVAL, NONE, OS
 from penstock.storage.transaction import Transaction

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from penstock.queues import inhaler, purger
+from penstock.queues import paging
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.variable_queue import VariableQueue
 from penstock.queues.vq_state import ALPHA_BYTES
@@ -215,12 +215,12 @@ class Simulator:
             assert at.alphas, f"no head: {where}"
         average = ALPHA_BYTES + one.load.body_bytes
         state = one.queue.state
-        permitted = purger.permitted_betas(
-            state, at.target_bytes // average, purger.segment_rows(state)
+        permitted = paging.permitted_betas(
+            state, at.target_bytes // average, paging.segment_rows(state)
         )
         # Rows become more by paging out alone; while a queue drains those that it has are kept.
         one.permitted = max(one.permitted, permitted) if at.is_flowed else permitted
-        read = inhaler.RUN_BYTES_MAX // average + inhaler.FEW_ROWS  # that came for one run
+        read = paging.RUN_BYTES_MAX // average + paging.FEW_ROWS  # that came for one run
         assert at.rows <= one.permitted + read, f"more rows than {one.permitted}: {where}"
         times = 1 if one.load.mode == OS else 2  # a transient one: its body, then its slot
         assert at.writes <= times * one.published, f"written twice: {where}"

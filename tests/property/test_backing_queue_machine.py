@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.backing_queue import (
     UNLIMITED,
     Delivery,
@@ -45,8 +45,8 @@ COUNTS = st.integers(0, 8)
 PRIORITIES = st.integers(0, 3)
 DATA = st.data()
 PUSHES = (
-    purger.push_q1, purger.push_q4, purger.push_alphas_to_betas, purger.push_betas_to_deltas,
-    purger.push_pending,
+    paging.push_q1, paging.push_q4, paging.push_alphas_to_betas, paging.push_betas_to_deltas,
+    paging.push_pending,
 )  # fmt: skip
 
 

@@ -68,8 +68,7 @@ from penstock.errors import (
     ChannelError,
     PenstockError,
 )
-from penstock.queues.amq_queue import AMQQueue
-from penstock.queues.leasing import SLICE_MESSAGES, LeaseInfo
+from penstock.queues.amq_queue import SLICE_MESSAGES, AMQQueue, LeaseInfo
 from penstock.storage.durability import DISK
 
 OWNERS_MAX: Final = 10_000

@@ -80,7 +80,7 @@ from penstock.errors import (
 from penstock.message import Message
 from penstock.native import mypyc_attr
 from penstock.queues import raw_tables
-from penstock.queues.arrivals import Plan
+from penstock.queues.amq_queue import Plan
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_properties import PropertiesError, RawProperties
 from penstock.queues.raw_tables import RawEntry

@@ -61,11 +61,11 @@ from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
 from penstock.protocol.connection import BodyRoom
+from penstock.queues.amq_queue import TickPace
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import Target
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.tick_pace import TickPace
 from penstock.routing.router import Router
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine

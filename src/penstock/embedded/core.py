@@ -35,14 +35,13 @@ from penstock.embedded.events import OnAlert, OnEvent
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import OptionError, StoppedError, UnknownQueueError
 from penstock.queues import factory, own_limits
-from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.amq_queue import IDLE_AGAIN_S, AMQQueue, TickPace
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
 from penstock.queues.delays import find_parts
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.stream_options import KEPT_S, StreamOptions, base_name, partition_names
-from penstock.queues.tick_pace import IDLE_AGAIN_S, TickPace
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine

@@ -20,7 +20,7 @@ Everything here is called under the lock of the box. `Driver.caller` says whose 
 from penstock.embedded.core import Core, QueueState
 from penstock.embedded.new_body import NewBody
 from penstock.errors import SettledError, StoppedError
-from penstock.queues.arrivals import Plan
+from penstock.queues.amq_queue import Plan
 from penstock.storage.durability import OS
 from penstock.storage.streams import Stream
 from penstock.storage.transaction import Published

@@ -1,63 +1,701 @@
-"""AMQQueue: the queue that people see: a BackingQueue with a name, options, and what they ask for.
+"""AMQQueue: the queue that clients see: a BackingQueue with a name, options and their effects.
 
-RabbitMQ has a process of that name around its backing queue, and what it adds is added here, in its
-order: a publish is refused, or enters and pushes others out (arrivals.py); expired heads go before
-anything is delivered; what is rejected, expired, pushed out or tried too often goes to the queue
-for dead letters (dead_letter.py); what is to wait waits in a wheel of parts (delays.py). The
-embedded library calls it under its lock, the broker from its loop. Readers that must see the same
-messages again after any crash lease them (leasing.py).
+RabbitMQ has a process of that name around its backing queue, and adds the same in the same order: a
+publish is refused, or enters and pushes others out; expired heads go before anything is delivered;
+what is rejected, expired, pushed out or tried too often goes to the queue for dead letters
+(dead_letter.py); what is to wait waits in a wheel of parts (delays.py). The embedded library calls
+it under its lock, the broker from its loop.
 
-Moves, never copies: a retry with a delay, becoming due and dead-lettering are one record each, so a
-message is in exactly one of queue, delay part and dead-letter queue whatever crashes. What a move
-brought is delivered once its record is settled (`held`).
+**Publishing.** First the overflow, then the message, then drop-head. Others publish for several
+queues at once, or in a transaction: they `plan`, publish themselves, and report the result.
+Messages also arrive by themselves: dead letters of other queues, and delayed messages that are due.
+Those are never refused: what does not fit pushes out the head. Nor is anything refused that comes
+back: a requeue may exceed a limit. `_is_plain` says that the queue has no limit, ttl, delay or
+alert; then a publish is one call of the backing queue.
+
+**Limits** (`MaxLength`). As in RabbitMQ only ready messages count, and only their bodies are
+measured; messages that a waiting consumer has room for count as delivered. Four ways:
+
+    drop-head            the new message enters, heads leave until the queue is within its limits
+    reject-publish       a publish that would pass a limit is refused; nothing has happened
+    reject-publish-dlx   the same, and the refused message is dead-lettered
+    drop-head-strict     Qpid's strict ring: as drop-head, but what is delivered and not
+                         acknowledged counts too and is not passed over: while there is any, it is
+                         the oldest, and a publish that would pass a limit is refused
+
+In a queue with priorities the dropped head is of the highest one. That is RabbitMQ's rule.
+
+**Expiry.** A message's expiry is fixed when it enters: now plus its own time to live or the
+queue's, whichever is sooner, as in RabbitMQ. It is a date in ms since 1970 in the message's row, so
+nothing is read to decide; 0 means never. Only the head is examined: an expired message further back
+must pass the head before it could be delivered, and counts as ready until then. A queue sorted by
+expiry would be a second queue.
+
+**Leaving.** What leaves without being delivered is dead-lettered if the options name a target, else
+dropped. A head that cannot be read is left pending, with an event. A retry with a delay, becoming
+due and dead-lettering are moves, one record each, so a message is in exactly one of queue, delay
+part and dead-letter queue whatever crashes. What a move brought is delivered once its record is
+settled (`held`).
 
 **Attempts.** A delivery's `attempts` are those before it: requeues in place (REQUEUE records) and
 what the header carries from before a delay. After `max_attempts` deliveries a message that comes
-back is dead-lettered, or dropped when there is no dead-letter queue. What comes back without having
-been tried (`release`) counts nothing. A process that dies with a message in its hands has not said
-that it failed, so that delivery counts nothing; but what may have been delivered before a crash is
-from then on counted as it is delivered, so a message that kills its process each time goes, after
-`max_attempts` more deliveries, to the dead-letter queue and not round for ever.
+back is dead-lettered, or dropped if there is no dead-letter queue. What comes back without having
+been tried (`release`) counts nothing. A process that dies with a message has not reported a
+failure, so that delivery counts nothing; but deliveries of messages that may have been delivered
+before a crash count when they are made, so a message that kills its process each time is
+dead-lettered after `max_attempts` more deliveries. Between attempts a message waits twice as long
+as the time before, from the queue's least delay up to its greatest; a least delay of 0 means no
+delay: the message is requeued at its old place.
 
-**Slices.** No call handles more than 256 expired, overdue or overlong messages: `fetch` then gives
-None and `has_more_expired` is True, `tick` returns True. Call again.
+**Slices.** No call handles more than 256 expired, overdue or overlong messages: `fetch` then
+returns None and `has_more_expired` is True, `tick` returns True. Call again. `TickPace` says when:
+at once, but after others, if there is more to do; every 10 ms while a checkpoint has slices left;
+ten times a second, or as often as syncs are due by the clock, while something is in progress; once
+a second while publishers are refused for want of space; and else at the next round of the memory
+monitor.
 
 **Modes.** What nobody waits for (acks, rejects, requeues, drops) is logged in the mode given, `os`
 by default, and never forces a sync. What moves into a queue by itself is logged in the queue's own
 mode, because its delivery waits for that.
 
-Not here: threads and waiting, consumers and prefetch, transactions (their owner uses `plan`, and
-`backing` for acks), paging (`backing`; `tick` resumes it), storing the options (their owner).
+**Leases** (`Leasing`). Readers that must see the same messages again after any crash lease them.
+Heads are taken out of the backing queue, what must not be delivered any more is dead-lettered, the
+engine makes the record, the backing queue forgets the messages, and the pages get the frames. That
+is one slice of at most 1,024 messages and 1 MiB, or one message. `materialise` makes pages, in
+slices too: at the first lease of a reader, and after a start, which deletes them. Leases go on
+meanwhile; reading waits until `materialise` returns that all is there. Pages that could not be
+written (a full disk) are deleted and made again when somebody asks. `tick` continues a release that
+was begun, also after a restart.
 """
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from penstock.errors import DiskFullError, QueueLeasedError, SettledError
-from penstock.message import Message
-from penstock.queues.arrivals import Arrivals, Plan
-from penstock.queues.back_off import retry_delay_ms
-from penstock.queues.backing_queue import Delivery
-from penstock.queues.expiry import sooner
-from penstock.queues.headers import DELIVERY_LIMIT, EXPIRED, REJECTED
-from penstock.queues.leasing import LeaseInfo, LeaseSlice, Leasing
-from penstock.storage.durability import DISK, OS
+from penstock.errors import (
+    CorruptionError,
+    DiskFullError,
+    NotLeasableError,
+    OptionError,
+    QueueFullError,
+    QueueLeasedError,
+    SettledError,
+    StoppedError,
+    UnknownLeaseError,
+    deleted_error,
+)
+from penstock.message import Entry, Message
+from penstock.native import mypyc_attr
+from penstock.queues.alerts import Alert, Alerts, thresholds_of
+from penstock.queues.backing_queue import (
+    PART_SHIFT,
+    UNLIMITED,
+    BackingQueue,
+    Delivery,
+    Head,
+    NewMessage,
+)
+from penstock.queues.dead_letter import (
+    NESTED_HOPS_MAX,
+    DeadLetterRoute,
+    DeadLetters,
+    Landing,
+    QueueRoute,
+    Taker,
+    move_to,
+)
+from penstock.queues.delays import Bucket, Delays, find_parts
+from penstock.queues.headers import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, HeaderCodec
+from penstock.queues.queue_options import (
+    DROP_HEAD,
+    DROP_HEAD_STRICT,
+    REJECT_PUBLISH_DLX,
+    QueueOptions,
+)
+from penstock.queues.rows import Row
+from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.engine import StorageEngine
 from penstock.storage.lease_engine import Taken
+from penstock.storage.lease_pages import PAGE_BYTES, LeasePages, pages_path
+from penstock.storage.leases import Lease
+from penstock.storage.queue_index import QueueIndex
+from penstock.storage.record import LeaseRun
+
+SLICE: Final = 256  # messages that one call may expire
+
+
+def expiry_at(now_ms: int, ttl_ms: int | None, queue_ttl_ms: int | None) -> int:
+    """The expiry of a message that arrives now; ms since 1970, 0 for never. None: no such limit."""
+    if ttl_ms is None:
+        return 0 if queue_ttl_ms is None else now_ms + queue_ttl_ms
+    if queue_ttl_ms is not None and queue_ttl_ms < ttl_ms:
+        return now_ms + queue_ttl_ms
+    return now_ms + ttl_ms
+
+
+def sooner(expiry_ms: int, other_ms: int) -> int:
+    """The sooner of two expiries, 0 being never."""
+    if not expiry_ms or not other_ms:
+        return expiry_ms or other_ms
+    return min(expiry_ms, other_ms)
+
+
+def is_expired(expiry_ms: int, now_ms: int) -> bool:
+    """Whether a message of this expiry must not be delivered any more."""
+    return 0 < expiry_ms <= now_ms
+
+
+@mypyc_attr(acyclic=True)
+class ExpiredUpTo:
+    """A predicate for `dropwhile`: expired at `now_ms`, and at most `quota` of them."""
+
+    __slots__ = ("left", "now_ms")
+
+    def __init__(self, now_ms: int, quota: int) -> None:
+        self.now_ms: int = now_ms
+        self.left: int = quota
+
+    def __call__(self, head: Head) -> bool:
+        if not self.left or not is_expired(head.expiry_ms, self.now_ms):
+            return False
+        self.left -= 1
+        return True
+
+
+def expire(
+    backing: BackingQueue, now_ms: int, quota: int, bury: Callable[[int], None] | None, mode: int
+) -> tuple[int, bool]:
+    """Take at most `quota` expired heads out of a queue; how many there were, and whether the head
+    is still an expired one. bury: is given the tag of each, which is pending, and settles it; None:
+    they die. mode: of the record in which they die."""
+    if bury is None:
+        predicate = ExpiredUpTo(now_ms, quota)
+        head = backing.dropwhile(predicate, mode)
+        return quota - predicate.left, head is not None and is_expired(head.expiry_ms, now_ms)
+    n = 0
+    head = backing.head()
+    while head is not None and is_expired(head.expiry_ms, now_ms):
+        if n == quota:
+            return n, True
+        dropped = backing.drop(ack_required=True)
+        if dropped is not None:
+            bury(dropped.tag)
+        n += 1
+        head = backing.head()
+    return n, False
+
+
+class MaxLength:
+    """The limits of one queue. `is_set`: whether there are any; `drops_head`, `may_refuse` (a
+    strict ring does both), `buries_refused`: how they are kept."""
+
+    def __init__(self, queue: str, options: QueueOptions) -> None:
+        self._queue = queue
+        self._length = UNLIMITED if options.max_length is None else options.max_length
+        size = options.max_length_bytes
+        self._length_bytes = UNLIMITED if size is None else size
+        self.is_set: bool = options.max_length is not None or size is not None
+        self._is_strict: bool = options.overflow == DROP_HEAD_STRICT
+        self.drops_head: bool = self._is_strict or options.overflow == DROP_HEAD
+        self.may_refuse: bool = options.overflow != DROP_HEAD
+        self.buries_refused: bool = options.overflow == REJECT_PUBLISH_DLX
+
+    def check(self, backing: BackingQueue, n: int, body_bytes: int, room: int = 0) -> None:
+        """QueueFullError if n more messages of `body_bytes` together do not fit, in a queue that
+        rejects. Which limit, what it would be and what is allowed are in the error."""
+        if not self.may_refuse or not self.is_set:
+            return
+        if self._is_strict:
+            self._check_strict(backing, n, body_bytes)
+            return
+        # They come one after the other, and those before the last may be delivered at once.
+        count = backing.len() + n
+        if room:
+            count = max(count - 1 - room, 0) + 1
+        if count > self._length:
+            raise QueueFullError(self._queue, "max_length", count, self._length)
+        size = body_bytes
+        if count > n:
+            size += backing.body_bytes()
+        elif count < n:
+            size = body_bytes // n
+        if size > self._length_bytes:
+            raise QueueFullError(self._queue, "max_length_bytes", size, self._length_bytes)
+
+    def _check_strict(self, backing: BackingQueue, n: int, body_bytes: int) -> None:
+        """The same of a strict ring: with all that is ready gone they are to fit, and with what is
+        there if some of that is not acknowledged."""
+        count, size = n, body_bytes
+        if backing.depth() > backing.len():
+            count += backing.depth()
+            if self._length_bytes < UNLIMITED:
+                size += backing.body_bytes() + int(backing.info()["unacked_bytes"])
+        if count > self._length:
+            raise QueueFullError(self._queue, "max_length", count, self._length)
+        if size > self._length_bytes:
+            raise QueueFullError(self._queue, "max_length_bytes", size, self._length_bytes)
+
+    def is_over(self, backing: BackingQueue, room: int = 0) -> bool:
+        """Whether more is ready than the limits allow."""
+        count = backing.len()
+        if room >= count:
+            return False
+        return count - room > self._length or backing.body_bytes() > self._length_bytes
+
+    def trim(
+        self, backing: BackingQueue, quota: int, bury: Callable[[int], None] | None, room: int = 0
+    ) -> int:
+        """Drop heads until the queue is within its limits, at most `quota` of them; how many. bury:
+        is given the tag of each, which is pending, and settles it; None: they die."""
+        n = 0
+        while n < quota and self.is_over(backing, room):
+            head = backing.drop(ack_required=bury is not None)
+            if head is None:
+                break
+            if bury is not None:
+                bury(head.tag)
+            n += 1
+        return n
+
+
+DOUBLINGS_MAX: Final = 62  # beyond that any delay has reached any limit
+
+
+def retry_delay_ms(attempts: int, least_ms: int, most_ms: int) -> int:
+    """The delay in ms before the next try of a message that was tried `attempts` times (>= 1).
+    0 <= least_ms <= most_ms."""
+    if not least_ms:
+        return 0
+    doublings = min(max(attempts, 1) - 1, DOUBLINGS_MAX)
+    return min(least_ms << doublings, most_ms)
+
+
+BUSY_S: Final = 0.1
+BLOCKED_S: Final = 1.0
+IDLE_AGAIN_S: Final = 2.5
+MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
+CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
+
+
+class TickPace:
+    """Of one engine. interval_ms: between two syncs by the clock, which a tick starts."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._busy_s: float = min(BUSY_S, interval_ms / 1000)
+        self._seen_lsn: int = 0
+
+    def next_s(self, engine: StorageEngine, due_s: float, *, has_more: bool) -> float:
+        """Seconds until the next tick, after one. due_s: until something else is due."""
+        if has_more:
+            return MORE_S
+        if engine.checkpoint_phase == SLICES:
+            return CHECKPOINT_S
+        lsn = engine.last_lsn
+        is_busy = (
+            lsn != self._seen_lsn
+            or engine.settled(DISK) < lsn
+            or engine.has_pending
+            or engine.checkpoint_phase != IDLE
+        )
+        self._seen_lsn = lsn
+        if is_busy:
+            return min(self._busy_s, due_s)
+        return min(BLOCKED_S if engine.blocked else IDLE_AGAIN_S, due_s)
+
+
+SLICE_MESSAGES: Final = 1024
+SLICE_BYTES: Final = 1 << 20
+
+Bytes = bytes  # named because inside a LeaseInfo "bytes" is how many
+
+
+class LeaseSlice(NamedTuple):
+    """What one call leased: messages with the ordinals [first, next), and the bytes of their
+    bodies. has_more: another call would lease more at once."""
+
+    first: int
+    next: int
+    bytes: int
+    has_more: bool
+
+
+class LeaseInfo(NamedTuple):
+    """A reader's lease: it has committed all below `committed` and leased all below `next`; bytes:
+    of the bodies of what it has. since_ms: when the oldest of that was leased, ms since 1970, 0 if
+    it has nothing. path: the directory of its pages, "" while there are none: see `materialise`.
+    stream_id: 16 bytes, the same as long as the reader has this lease, restarts or not.
+    last_time_us: of the last record in the pages. is_releasing: it is being given back."""
+
+    reader: str
+    committed: int
+    next: int
+    bytes: int
+    since_ms: int
+    path: str
+    stream_id: Bytes
+    last_time_us: int
+    is_releasing: bool
+
+
+class Leasing:
+    """Of one queue; backing: what holds its messages. on_event(kind, text): lease_pages."""
+
+    def __init__(
+        self, engine: StorageEngine, name: bytes, backing: BackingQueue,
+        on_event: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._name: bytes = name
+        self._text_name: str = name.decode("utf-8", "surrogateescape")
+        self._backing: BackingQueue = backing
+        self._main: QueueIndex = backing.index(0)
+        self._on_event: Callable[[str, str], None] = on_event
+        self._pages: dict[str, LeasePages] = {}  # by reader
+        self.page_bytes: int = PAGE_BYTES
+
+    def check(self) -> None:
+        """NotLeasableError: not of this queue. UnknownQueueError: it is deleted."""
+        if self._main.is_deleted:
+            raise deleted_error(self._name)
+        if not self._main.is_durable:
+            raise NotLeasableError(self._text_name, "it is not durable")
+
+    def _all(self) -> dict[str, Lease]:
+        return self._engine.leases(self._main)
+
+    # ---- leasing -------------------------------------------------------------------------------
+
+    def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
+        """Heads for one slice. DiskFullError: nothing is leased on a full disk."""
+        if messages_max < 1 or bytes_max < 1:
+            raise ValueError(f"a lease of {messages_max} messages and {bytes_max} bytes at most")
+        engine = self._engine
+        if engine.failed is not None or engine.blocked or engine.is_closed:
+            engine.check_publish()
+        return self._backing.take(
+            min(messages_max, SLICE_MESSAGES), min(bytes_max, SLICE_BYTES), now_ms
+        )
+
+    def lease(self, reader: str, taken: list[Taken], mode: int) -> LeaseSlice:
+        """What was taken is the reader's. Errors: it is ready again."""
+        engine, backing = self._engine, self._backing
+        if not taken:
+            lease = self._all().get(reader)
+            next_ = 0 if lease is None else lease.next
+            return LeaseSlice(next_, next_, 0, False)
+        try:
+            first, next_ = engine.lease(self._main, reader, taken, mode)
+        except BaseException:
+            if engine.failed is None:
+                backing.untake(taken)
+            raise
+        backing.leased(taken, engine.last_lsn)
+        size = 0
+        for one in taken:
+            for body in one.bodies:
+                size += len(body)
+        self._append(reader, first, taken)
+        return LeaseSlice(first, next_, size, backing.may_take())
+
+    def find(self, reader: str) -> Lease | None:
+        """The reader's lease. UnknownLeaseError: it is being released."""
+        lease = self._all().get(reader)
+        if lease is not None and lease.is_releasing:
+            raise UnknownLeaseError(self._text_name, reader)
+        return lease
+
+    def commit(self, reader: str, ordinal: int, mode: int) -> bool:
+        """A slice of what is below `ordinal` is done with; True if there is more."""
+        has_more = self._engine.commit_lease(self._main, reader, ordinal, mode)
+        pages = self._pages.get(reader)
+        if pages is not None:
+            self._drop_pages(pages, self._all()[reader].committed)
+        return has_more
+
+    # ---- releasing -----------------------------------------------------------------------------
+
+    def release(self, reader: str, mode: int) -> bool:
+        """A slice of what the reader has is ready again; True if there is more."""
+        engine = self._engine
+        back: dict[int, tuple[QueueIndex, list[int], list[Row]]] = {}
+        for run in sorted(engine.next_release(self._main, reader)):
+            part = self._part(run)
+            _, seqs, rows = back.setdefault(part.number, (part, [], []))
+            found = list(range(run[1], run[1] + run[2]))
+            seqs += found
+            rows += self._backing.returning(part, found)
+        has_more = engine.release_lease(self._main, reader, mode)
+        for part, seqs, rows in back.values():
+            self._backing.readmit(part, seqs, rows)
+        self._forget_pages(reader)
+        return has_more
+
+    def has_expiring(self, reader: str) -> bool:
+        """Whether anything of a reader's may expire once it is ready again."""
+        lease = self._all().get(reader)
+        if lease is None:
+            return False
+        numbers = {run[0] for one in lease.slices for run in one.runs()}
+        queues = self._engine.queues
+        return any(s.expiry_ms for n in numbers for s in queues[n].segments.values())
+
+    def _part(self, run: LeaseRun) -> QueueIndex:
+        return self._engine.queues[run[0]]
+
+    # ---- pages ---------------------------------------------------------------------------------
+
+    def _append(self, reader: str, first: int, taken: list[Taken]) -> None:
+        """Frames of what was just leased, if the pages have all before it. An error is no error of
+        the lease."""
+        pages = self._pages.get(reader)
+        try:
+            if pages is None and self._all()[reader].committed == first:
+                pages = self._new_pages(reader)
+            if pages is None or pages.next_ordinal != first:
+                return
+            for one in taken:
+                append_all(pages, one.entries, one.bodies)
+            pages.publish()
+        except OSError as error:
+            self._throw_away(reader, error)
+
+    def materialise(self, reader: str) -> bool:
+        """A slice of the pages of what a reader has leased, from its slots; True: call again.
+        OSError; CorruptionError: a leased message is damaged, and these pages cannot be made."""
+        lease = self._all().get(reader)
+        if lease is None or lease.is_releasing:
+            return False
+        pages = self._pages.get(reader)
+        if pages is None:
+            pages = self._new_pages(reader)
+        if pages.next_ordinal >= lease.next:
+            return False
+        try:
+            if pages.next_ordinal < lease.committed:  # committed before they were made
+                self._forget_pages(reader)
+                return True
+            self._materialise(pages, lease)
+        except OSError as error:
+            self._throw_away(reader, error)
+            raise
+        return pages.next_ordinal < lease.next
+
+    def _new_pages(self, reader: str) -> LeasePages:
+        path = pages_path(self._engine.path, self._name, self._main.number, reader)
+        pages = LeasePages(self._engine.fs, path, self._all()[reader], self.page_bytes)
+        self._pages[reader] = pages
+        return pages
+
+    def _materialise(self, pages: LeasePages, lease: Lease) -> None:
+        """Go on in the slice of the lease that has the next ordinal."""
+        one = lease.slice_of(pages.next_ordinal)
+        skip = pages.next_ordinal - one.ordinal
+        size = 0
+        for run in one.runs():
+            if skip >= run[2]:
+                skip -= run[2]
+                continue
+            part = self._part(run)
+            seqs = list(range(run[1] + skip, run[1] + run[2]))
+            skip = 0
+            messages = part.read(seqs)
+            for i in range(len(seqs)):
+                body = self._body(part, seqs[i], messages[i])
+                pages.append(messages[i], body)
+                size += len(body)
+        pages.publish()
+
+    def _body(self, part: QueueIndex, seq: int, message: Message) -> bytes:
+        if message.body is not None:
+            return message.body
+        return self._engine.load_body(part, seq, message)
+
+    def _drop_pages(self, pages: LeasePages, committed: int) -> None:
+        try:
+            gone = pages.drop_below(committed)
+        except OSError as error:
+            self._tell(error)
+            return
+        if gone:
+            self._engine.submit(lambda: pages.unlink(gone), _nothing, self._tell)
+
+    def rest(self) -> None:
+        """Called now and then: files of pages that nobody leases to are closed."""
+        for pages in self._pages.values():
+            pages.rest()
+
+    def _forget_pages(self, reader: str) -> None:
+        pages = self._pages.pop(reader, None)
+        if pages is not None:
+            try:
+                pages.delete()
+            except OSError as error:
+                self._tell(error)
+
+    def _throw_away(self, reader: str, error: OSError) -> None:
+        self._tell(error)
+        self._forget_pages(reader)
+
+    def _tell(self, error: BaseException) -> None:
+        text = f"queue {self._text_name!r}: pages of a lease are made again later: {error}"
+        self._on_event("lease_pages", text)
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def infos(self) -> list[LeaseInfo]:
+        """What readers have leased, one each."""
+        return [self._info(lease) for lease in self._all().values()]
+
+    def _info(self, lease: Lease) -> LeaseInfo:
+        pages = self._pages.get(lease.reader)
+        path = "" if pages is None else self._engine.fs.place(pages.path)
+        last_us = lease.floor_s * 1_000_000 if pages is None else pages.last_time_us
+        return LeaseInfo(
+            lease.reader, lease.committed, lease.next, lease.bytes, lease.since_ms, path, lease.id,
+            last_us, lease.is_releasing,
+        )  # fmt: skip
+
+    def open_leases(self) -> tuple[int, list[str]]:
+        """(messages that are leased, the readers that have them)."""
+        having = [lease for lease in self._all().values() if lease.count]
+        return sum([lease.count for lease in having]), [lease.reader for lease in having]
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def delete(self) -> None:
+        """The queue is deleted: the pages go."""
+        for reader in list(self._pages):
+            self._forget_pages(reader)
+
+    def close(self) -> None:
+        """Close the files of the pages."""
+        for pages in self._pages.values():
+            pages.close()
+        self._pages = {}
+
+
+def append_all(pages: LeasePages, entries: list[Entry], bodies: list[bytes]) -> None:
+    """Frames of entries, in the order of delivery."""
+    for i in range(len(entries)):
+        pages.append(entries[i].message, bodies[i])
+
+
+def _nothing(result: object) -> None:
+    if isinstance(result, StoppedError):
+        raise result
+
+
+GRACE_MS: Final = 1000  # for a message of ttl 0 that somebody is waiting for
+
+
+class Plan:
+    """Where a message goes that its owner publishes itself, and as what. See `AMQQueue.plan`."""
+
+    __slots__ = ("bucket", "expiry_ms", "header", "index", "part")
+
+    def __init__(
+        self, index: QueueIndex, header: bytes, expiry_ms: int, part: int, bucket: Bucket | None
+    ) -> None:
+        self.index: QueueIndex = index
+        self.header: bytes = header
+        self.expiry_ms: int = expiry_ms
+        self.part: int = part
+        self.bucket: Bucket | None = bucket
+
+
+def _serve_nobody(_most: int) -> int:
+    """For owners without consumers."""
+    return 0
+
+
+def _find_none(name: bytes) -> Taker | None:
+    """For owners that know no other queues."""
+    return None
+
 
 AGE_CHECK_MS: Final = 1000  # between two looks at the age of the oldest message
 
 A = TypeVar("A")
 
 
-class AMQQueue(Arrivals):
-    """One queue; how it is made, and how messages get in: see Arrivals.
+class AMQQueue(Taker):
+    """The queue `name`.
 
-    `has_more_expired`: the last `fetch` stopped at its slice, and the head is an expired one.
+    backing: holds its messages (factory.open_backing); options.priorities is its highest part.
+    open_part(name, is_durable): returns a BackingQueue for a part of delayed messages, declared or
+    recovered. close_part(part): called before that is deleted or terminated.
+    find(name): returns the queue of that name, for dead letters, or None. route_of(options):
+    returns where dead letters go instead, for owners with more than queues; None: nowhere.
+    mode: of what moves by itself. is_durable: False for a queue that is gone after a restart.
+    on_event(kind, text): dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption,
+    warning.
+    on_alert, on_alert_over: an alert fired, is over. on_ready(name): messages became ready by
+    something else than the caller's own publish or requeue on this queue: wake whoever waits.
+    delay_parts: names of its parts found at the start (delays.find_parts); None: looked for here.
+
+    `takers`: how many wait for a message right now; the owner sets it, for messages of ttl 0.
+    An owner with consumers sets `has_consumers`: then `serve(most)` is called before a limit or a
+    ttl of 0 acts. It delivers what they have room for, and returns how many messages more they
+    would take, up to `most`: that many messages are kept for them.
+    `has_more_expired`: the last `fetch` stopped at its slice, and the head is expired.
     """
 
     has_more_expired: bool = False
     _looked_at_age_ms: int = 0
     _leasing: Leasing | None = None
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        name: bytes,
+        options: QueueOptions,
+        backing: BackingQueue,
+        *,
+        headers: HeaderCodec,
+        open_part: Callable[[bytes, bool], BackingQueue],
+        find: Callable[[bytes], Taker | None] | None = None,
+        route_of: Callable[[QueueOptions], DeadLetterRoute | None] | None = None,
+        mode: int = DISK,
+        is_durable: bool = True,
+        close_part: Callable[[BackingQueue], None] | None = None,
+        on_event: Callable[[str, str], None] | None = None,
+        on_alert: Callable[[Alert], None] | None = None,
+        on_alert_over: Callable[[Alert], None] | None = None,
+        on_ready: Callable[[bytes], None] | None = None,
+        delay_parts: list[bytes] | None = None,
+    ) -> None:
+        self.name: bytes = name
+        self.text_name: str = name.decode("utf-8", "surrogateescape")
+        self.backing: BackingQueue = backing
+        self.headers: HeaderCodec = headers
+        self.is_durable: bool = is_durable
+        self.takers: int = 0
+        self.has_consumers: bool = False
+        self.serve: Callable[[int], int] = _serve_nobody
+        self._engine = engine
+        self._clock = engine.clock
+        self._mode: int = max(mode, OS)
+        self._on_event = on_event
+        self._on_alert = on_alert
+        self._on_alert_over = on_alert_over
+        self._on_ready = on_ready
+        self._priorities: int = options.priorities
+        self._may_expire: bool = self._holds_expiries()
+        self._must_trim: bool = False
+        self._is_trimming: bool = False
+        self._known_thresholds: tuple[list[int], list[int], float] | None = None
+        self._find: Callable[[bytes], Taker | None] = find or _find_none
+        self._route_of: Callable[[QueueOptions], DeadLetterRoute | None] = route_of or self._route
+        self.dead_letters: DeadLetters = DeadLetters(self.text_name, headers, engine, self._event)
+        self.delays: Delays = Delays(
+            name, headers, is_durable=is_durable, open_part=open_part, close_part=close_part,
+            arrive=self._arrive, on_event=self._event,
+        )  # fmt: skip
+        self._apply_options(options, has_memory=options.memory_bytes is not None)
+        if delay_parts is None and is_durable:
+            delay_parts = find_parts(engine.routing.queues).get(name)
+        if delay_parts:
+            self.delays.recover(delay_parts)
 
     # ---- delivery ------------------------------------------------------------------------------
 
@@ -439,3 +1077,395 @@ class AMQQueue(Arrivals):
             self._leasing.close()
         self.delays.terminate()
         self.backing.terminate()
+
+    def _holds_expiries(self) -> bool:
+        """Whether anything recovered may expire, or did: then each fetch looks at the head."""
+        for index in self.backing.indexes():
+            if any(s.expiry_ms for s in index.segments.values()):
+                return True
+        return False
+
+    # ---- options -------------------------------------------------------------------------------
+
+    def set_options(self, options: QueueOptions) -> None:
+        """New options from here on; messages that are here keep the expiry that they have. Too
+        long a queue is shortened in the slices of `tick`. OptionError: priorities never change."""
+        if options.priorities != self._priorities:
+            expected = f"{self._priorities}, which is fixed for the life of queue {self.text_name}"
+            raise OptionError("priorities", options.priorities, expected)
+        self._apply_options(options, has_memory=self.options.memory_bytes != options.memory_bytes)
+
+    def _apply_options(self, options: QueueOptions, *, has_memory: bool) -> None:
+        self.options: QueueOptions = options
+        self._max_length: MaxLength = MaxLength(self.text_name, options)
+        self._must_trim = self._max_length.is_set and self._max_length.drops_head
+        self.dead_letters.route = self._route_of(options)
+        thresholds = thresholds_of(options)
+        known = (thresholds.ups, thresholds.downs, thresholds.repeat_gap_s)
+        if known != self._known_thresholds:  # else those that have fired stay so
+            self._known_thresholds = known
+            self._alerts: Alerts = Alerts(
+                self.text_name, thresholds, self._alert, self._on_alert_over
+            )
+        # Whether a publish has nothing to look at but the message itself.
+        self._is_plain: bool = not (
+            self._max_length.is_set or options.ttl_ms is not None or options.delay_ms
+            or self._alerts.is_set
+        )  # fmt: skip
+        memory = options.memory_bytes
+        if has_memory:
+            most, least = (UNLIMITED, UNLIMITED) if memory is None else memory
+            self.backing.set_limits(most, least)
+            self.delays.set_memory(None if memory is None else most)
+        if memory is not None and (warning := thresholds.warning(memory[0])) is not None:
+            self._event("warning", f"queue {self.text_name!r}: {warning}")
+        self.backing.set_queue_mode("lazy" if options.lazy else "default")
+        if options.max_attempts is not None:
+            self.backing.count_crashes()
+
+    def _route(self, options: QueueOptions) -> DeadLetterRoute | None:
+        target = options.dead_letter_to
+        return None if target is None else QueueRoute(target, self.headers, self._find)
+
+    # ---- publish -------------------------------------------------------------------------------
+
+    def publish(
+        self, header: bytes, body: bytes, mode: int, *, priority: int = 0,
+        ttl_ms: int | None = None, delay_ms: int | None = None,
+    ) -> int:  # fmt: skip
+        """Publish to this queue alone. Returns the LSN to wait for in this mode, 0 for a transient
+        message. priority: one above the highest counts as the highest.
+
+        ttl_ms: it expires after that, or the queue's own ttl if that is sooner; counted from when
+        it is due. 0: it is for whoever is waiting now (`takers`), else it is dead at once.
+        delay_ms: it is due after that; None: the queue's own delay.
+
+        QueueFullError (the queue rejects what does not fit), and the engine's (DiskFullError ...):
+        the message is not in the queue."""
+        if priority > self._priorities:
+            header = self._with_priority(header, priority)
+        if self._is_plain and ttl_ms is None and not delay_ms:
+            self.backing.publish(header, body, mode, priority=priority)
+        else:
+            size = len(body)
+            if self._max_length.may_refuse:
+                self._check_room(header, body, mode, priority)
+            now_ms = self._clock.wall_ms()
+            delay = self.options.delay_ms if delay_ms is None else delay_ms
+            if delay > 0:
+                self._publish_later(header, body, mode, priority, ttl_ms, now_ms, delay)
+                return self._lsn(mode)
+            expiry_ms = expiry_at(now_ms, ttl_ms, self.options.ttl_ms)
+            if expiry_ms:
+                if expiry_ms == now_ms:
+                    if self._wanted() <= self.backing.len():
+                        return self._publish_dead(header, body, mode, priority)
+                    expiry_ms += GRACE_MS
+                self._may_expire = True
+            self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
+            self.after_publish(size)
+        return self._lsn(mode)
+
+    def publish_many(
+        self, messages: list[NewMessage], mode: int, *, delay_ms: int | None = None
+    ) -> int:
+        """Publish all of them to this queue; their expiry_ms are dates, to which the queue's own
+        ttl is added. Returns the LSN to wait for, 0 if they are transient. QueueFullError: not all
+        of them fit, and none of them is in the queue (nor dead-lettered)."""
+        if not messages:
+            return 0
+        if not self._is_plain:
+            self.before_publish(sum(len(m.body) for m in messages), len(messages))
+        now_ms = self._clock.wall_ms()
+        delay = self.options.delay_ms if delay_ms is None else delay_ms
+        ttl_ms = self.options.ttl_ms
+        if ttl_ms == 0:  # each is for somebody who is waiting, or dead
+            return max([
+                self.publish(m.header, m.body, mode, priority=m.priority, delay_ms=delay)
+                for m in messages
+            ])  # fmt: skip
+        for m in messages:
+            if m.priority > self._priorities:
+                m.header = self._with_priority(m.header, m.priority)
+            if ttl_ms is not None:
+                m.expiry_ms = sooner(m.expiry_ms, now_ms + max(delay, 0) + ttl_ms)
+            if m.expiry_ms:
+                self._may_expire = True
+        if delay > 0:
+            for m in messages:
+                header = self._with_priority(m.header, m.priority)
+                self.delays.publish(header, m.body, mode, now_ms + delay, now_ms, m.expiry_ms)
+        else:
+            self.backing.batch_publish(messages, mode)
+            if not self._is_plain:
+                for m in messages if self._alerts.is_set else messages[:1]:
+                    self.after_publish(len(m.body))
+        return self._lsn(mode)
+
+    def _publish_later(
+        self, header: bytes, body: bytes, mode: int, priority: int, ttl_ms: int | None,
+        now_ms: int, delay_ms: int,
+    ) -> None:  # fmt: skip
+        due_ms = now_ms + delay_ms
+        expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
+        if expiry_ms == due_ms:
+            expiry_ms += GRACE_MS
+        header = self._with_priority(header, priority)
+        self.delays.publish(header, body, mode, due_ms, now_ms, expiry_ms)
+
+    def _publish_dead(self, header: bytes, body: bytes, mode: int, priority: int) -> int:
+        """A message of ttl 0 for which nobody is waiting never touches the queue."""
+        if self.dead_letters.route is None:
+            self.dead_letters.count(EXPIRED, 1)
+            return 0
+        return self.dead_letters.bury_new(header, body, priority, EXPIRED, mode)
+
+    def _check_room(self, header: bytes, body: bytes, mode: int, priority: int) -> None:
+        """QueueFullError, after dead-lettering what is refused if the queue does that."""
+        try:
+            self._check_limits(1, len(body))
+        except QueueFullError:
+            if self._max_length.buries_refused:
+                self.dead_letters.bury_new(header, body, priority, MAXLEN, mode)
+            raise
+
+    def _with_priority(self, header: bytes, priority: int) -> bytes:
+        """The header says the priority, because where the message goes its part does not."""
+        if not priority or self.headers.priority(header) == priority:
+            return header
+        return self.headers.with_(header, priority=min(priority, 255))
+
+    def _lsn(self, mode: int) -> int:
+        return self._engine.last_lsn if mode != NONE and self.is_durable else 0
+
+    # ---- for owners that publish themselves: to several queues, or in a transaction ------------
+
+    def before_publish(self, body_bytes: int, n: int = 1) -> None:
+        """QueueFullError if n messages of `body_bytes` together are refused."""
+        self._check_limits(n, body_bytes)
+
+    def _check_limits(self, n: int, body_bytes: int) -> None:
+        """The same."""
+        try:
+            self._max_length.check(self.backing, n, body_bytes)
+        except QueueFullError:
+            if not self.has_consumers:
+                raise
+            room = self.serve(self.backing.len() + n)
+            self._max_length.check(self.backing, n, body_bytes, room)
+
+    def _wanted(self) -> int:
+        """How many of the messages that are ready somebody waits for; consumers are served first,
+        so what they have got is not ready any more."""
+        if self.has_consumers:
+            self.takers = self.serve(self.backing.len() + 1)
+        return self.takers
+
+    def plan(
+        self, header: bytes, *, priority: int = 0, ttl_ms: int | None = None,
+        delay_ms: int | None = None,
+    ) -> Plan:  # fmt: skip
+        """Where a message is to be published (Plan.index), with which header and expiry. Each plan
+        is ended by `planned` or `unplan`: until then its delay part stays. With a ttl of 0 it is
+        for whoever is waiting now, as in `publish`; else it is the first to expire."""
+        due_ms = self._clock.wall_ms()
+        delay = self.options.delay_ms if delay_ms is None else delay_ms
+        if delay > 0:
+            due_ms += delay
+        expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
+        if expiry_ms == due_ms and (delay > 0 or self._wanted() > self.backing.len()):
+            expiry_ms += GRACE_MS
+        if expiry_ms:
+            self._may_expire = True
+        if delay > 0:
+            bucket = self.delays.bucket(due_ms, due_ms - delay)
+            bucket.pins += 1
+            header = self.delays.header(self._with_priority(header, priority), expiry_ms)
+            return Plan(bucket.part.index(), header, due_ms, 0, bucket)
+        if priority > self._priorities:
+            header = self._with_priority(header, priority)
+        part = min(priority, self._priorities)
+        return Plan(self.backing.index(part), header, expiry_ms, part, None)
+
+    def planned(self, plan: Plan, seq: int, body_bytes: int, lsn: int = 0, mode: int = OS) -> None:
+        """The message of the plan has been published at `seq` of its index. lsn: it is delivered
+        once that is settled in this mode; 0: at once (a plain publish)."""
+        bucket = plan.bucket
+        if bucket is not None:
+            bucket.pins -= 1
+            self.delays.touched(bucket, self._clock.wall_ms())
+            return
+        if lsn:
+            self.backing.hold(plan.part << PART_SHIFT | seq, lsn, mode)
+        self.after_publish(body_bytes)
+
+    def unplan(self, plan: Plan) -> None:
+        """The message of the plan is not published after all."""
+        if plan.bucket is not None:
+            plan.bucket.pins -= 1
+            self.delays.touched(plan.bucket, self._clock.wall_ms())
+
+    def after_publish(self, body_bytes: int) -> None:
+        """A message of so many bytes has come into the queue: keep the limits, look at alerts."""
+        if self._max_length.is_set and self._max_length.drops_head:
+            self._trim()
+        if self._alerts.is_set:
+            now_s = self._clock.monotonic()
+            backing = self.backing
+            self._alerts.check(now_s, backing.len(), backing.body_bytes(), body_bytes)
+
+    # ---- arriving by itself ----------------------------------------------------------------------
+
+    def landing(self, header: bytes, priority: int) -> Landing:
+        if priority > self._priorities:
+            header = self._with_priority(header, priority)
+        expiry_ms = self._own_expiry()
+        if expiry_ms:
+            self._may_expire = True
+        return Landing(self.backing, min(priority, self._priorities), header, expiry_ms)
+
+    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+        if priority > self._priorities:
+            header = self._with_priority(header, priority)
+        expiry_ms = self._own_expiry()
+        if expiry_ms:
+            self._may_expire = True
+        self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
+        return self._lsn(mode)
+
+    def _own_expiry(self) -> int:
+        """The expiry of a dead letter that comes now, by this queue's ttl; 0 for never."""
+        ttl_ms = self.options.ttl_ms
+        if ttl_ms is None:
+            return 0
+        if not ttl_ms and self._wanted() > self.backing.len():
+            ttl_ms = GRACE_MS
+        return self._clock.wall_ms() + ttl_ms
+
+    def after_dead_letters(self, hops: int = 0) -> None:
+        """Dead letters are never refused: what does not fit pushes out the head, whatever the
+        options say of publishes."""
+        if self._max_length.is_set:
+            if hops < NESTED_HOPS_MAX:
+                self._trim(hops)
+            elif not self._is_trimming:
+                self._must_trim = True
+        self._ready()
+
+    def _arrive(
+        self, source: BackingQueue, delivery: Delivery, header: bytes, expiry_ms: int
+    ) -> None:
+        """A delayed message is due. Its time to live was counted when it was delayed."""
+        priority = self.headers.priority(header)
+        part = min(priority, self._priorities)
+        if expiry_ms:
+            self._may_expire = True
+        landing = Landing(self.backing, part, header, expiry_ms)
+        move_to([landing], source, delivery, self._mode, self._engine)
+        self.after_publish(delivery.message.size)
+        self._ready()
+
+    # ---- leaving undelivered ---------------------------------------------------------------------
+
+    def _trim_if_set(self) -> None:
+        if self._max_length.is_set and self._max_length.drops_head:
+            self._trim()
+
+    def _trim(self, hops: int = 0) -> bool:
+        """A slice of what is too much leaves at the head; True if there is more to do at once. A
+        queue that is at it already goes on by itself when something comes back to it. On a full
+        disk, of which the engine has told, it is tried again at the next tick: what was published
+        is published."""
+        if self._is_trimming:
+            return False
+        bury = None if self.dead_letters.route is None else self._bury_overlong
+        self._is_trimming = True
+        self._must_trim = True
+        room = 0
+        try:
+            if self.has_consumers and self._max_length.is_over(self.backing):
+                room = self.serve(self.backing.len())
+            self.dead_letters.hops = hops
+            n = self._max_length.trim(self.backing, SLICE, bury, room)
+        except DiskFullError:
+            return False
+        finally:
+            self._is_trimming = False
+            self.dead_letters.hops = 0
+        if n and bury is None:
+            self.dead_letters.count(MAXLEN, n)
+        self._must_trim = self._max_length.is_over(self.backing)
+        return self._must_trim and self._max_length.is_over(self.backing, room)
+
+    def expire(self) -> bool:
+        """A slice of the expired heads dies; True if the head is still an expired one."""
+        bury = None if self.dead_letters.route is None else self._bury_expired
+        n, has_more = expire(self.backing, self._clock.wall_ms(), SLICE, bury, self._mode)
+        if n and bury is None:
+            self.dead_letters.count(EXPIRED, n)
+        return has_more
+
+    def _bury(self, delivery: Delivery, reason: str, attempts: int, mode: int) -> int:
+        """A pending message dies: it moves to the dead-letter queue, or is dropped. The LSN."""
+        if self.dead_letters.route is None:
+            self.backing.ack([delivery.tag], mode)
+            self.dead_letters.count(reason, 1)
+            return self._engine.last_lsn if delivery.message.persistent else 0
+        priority = self._priority(delivery)
+        return self.dead_letters.bury(self.backing, delivery, priority, reason, attempts, mode)
+
+    def _bury_head(self, tag: int, reason: str) -> None:
+        """A head was dropped, and is pending, because it expired or did not fit."""
+        is_done = False
+        try:
+            delivery = self._pending(tag)
+            self._bury(delivery, reason, delivery.attempts, self._mode)
+            is_done = True
+        except CorruptionError as error:
+            is_done = True  # it stays pending, out of the way; a salvage may still find it
+            self._event("corruption", f"queue {self.text_name!r}: {error}")
+        finally:
+            if not is_done:
+                self.backing.requeue([tag], OS, attempted=False)
+
+    def _bury_expired(self, tag: int) -> None:
+        self._bury_head(tag, EXPIRED)
+
+    def _bury_overlong(self, tag: int) -> None:
+        self._bury_head(tag, MAXLEN)
+
+    # ---- of one message ------------------------------------------------------------------------
+
+    def _with_attempts(self, delivery: Delivery) -> Delivery:
+        """As people see it: with the attempts that its header knows of."""
+        attempts = self.headers.attempts(delivery.message.header)
+        if not attempts:
+            return delivery
+        return Delivery(delivery.tag, delivery.message, True, delivery.attempts + attempts)
+
+    def _pending(self, tag: int) -> Delivery:
+        """A pending message with its header, which may have left RAM with the body, and all its
+        attempts."""
+        found = self.backing.pending(tag)
+        if found is not None and found.message.body is None:
+            found = self.backing.pending(tag, with_header=True)
+        if found is None:
+            raise SettledError(self.text_name, tag)
+        return self._with_attempts(found) if found.message.header else found
+
+    def _priority(self, delivery: Delivery) -> int:
+        return self.headers.priority(delivery.message.header) or delivery.tag >> PART_SHIFT
+
+    # ---- telling -------------------------------------------------------------------------------
+
+    def _event(self, kind: str, text: str) -> None:
+        if self._on_event is not None:
+            self._on_event(kind, text)
+
+    def _alert(self, alert: Alert) -> None:
+        if self._on_alert is not None:
+            self._on_alert(alert)
+
+    def _ready(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready(self.name)

@@ -1,32 +1,1142 @@
-"""Paging: when a VariableQueue pages, and how much: its limits, its target, and what it tells.
+"""Paging: moves messages of a VariableQueue out of RAM and back: limits, Purger, Inhaler.
 
-The target in bytes is the smallest of three: the queue's own maximum (Qpid's queueMaxMemory), its
-share of the whole budget, and the bytes of the messages that last for the duration target at the
-present rates (RabbitMQ's memory monitor). Counts of messages appear nowhere.
+**When.** The target in bytes is the smallest of three: the queue's own maximum (Qpid's
+queueMaxMemory), its share of the whole budget, and the bytes of the messages that last for the
+duration target at the present rates (RabbitMQ's memory monitor). A queue that passes its target is
+*flowed* until all of it is back in RAM; the events "flowed" and "recovered" report both.
 
-A queue that passes its target is *flowed* until all of it is back in RAM; both are told, as events
-"flowed" and "recovered". The Inhaler begins when less than the minimum is in RAM (of a queue that
-has no limits of its own: the low mark, seven eighths of its target), or when all of the queue would
-fit below the low mark; it goes on, read after read, up to the high mark (fifteen sixteenths) or
-until nothing is out. It begins when somebody consumes, and in each tick of a flowed queue, so a
-queue comes back without consumers too. Between the low mark and the target nothing happens in
-either direction: a load that goes up and down within that costs nothing, and one that goes beyond
-it moves what is beyond it. What was read back is on disk still and is not written again.
+The Inhaler begins when less than the minimum is in RAM (for a queue without limits of its own: the
+low mark, 7/8 of its target), or when the whole queue would fit below the low mark. It goes on, read
+after read, up to the high mark (15/16) or until nothing is out. It begins when somebody consumes,
+and in each tick of a flowed queue, so a queue comes back without consumers too. Between the low
+mark and the target nothing moves in either direction: a load that goes up and down within it costs
+nothing, and one that goes beyond it moves only what is beyond it. A message that was read back is
+still on disk and is not written again.
 
 While the engine refuses publishers for want of space nothing is paged out, nor for a second after a
-page-out failed: what should go stays in RAM, and that is told once.
+page-out failed. One event reports that.
+
+**Purger.** It moves messages out of RAM, from the tail of a queue towards its head, in small steps.
+Qpid's Flow to Disk Design has a Purger thread that walks a queue that is over its limit. RabbitMQ
+pages in bursts of thousands, which its users know as a cliff. Here each publish does a small step:
+at most four messages, and none after the one that passes 64 KiB. `resume` does the rest in slices
+of 256.
+
+The order is RabbitMQ's: alphas of q1 from the front, then those of q4 from the rear, become betas;
+between these two come the requeued alphas, in any order, because their seqs are among q4's. Betas
+that are too many are rolled into delta: q3 from its rear down to the first segment border after its
+head, then q2 from its front. The ratio decides how many betas may stay,
+
+    delta / (betas + delta) = (betas + delta) / (target + betas + delta)
+
+at least one segment. With the policy of RabbitMQ's essay of 2011 (`eager`) a gamma at the rear of
+q3 or at the front of q2 is rolled at once, whatever the ratio. Pending messages are paged out too,
+the largest seq first, and before the alphas while more of them arrive than leave.
+
+A flowed queue writes what arrives straight to delta, as Qpid's design says, so that its RAM is for
+the head. It writes four at a time: q1 holds what has arrived, and one write takes all of it. As
+soon as the whole queue would fit in RAM again, arrivals stay there, and the Inhaler reads the rest.
+
+Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
+gamma costs no write to roll and does not count as paged out. A beta gets its slot written; a step
+uses at most half of its messages for that. Too many rows are a reason to continue paging, not to
+begin: a queue that drains will soon read its betas, and slots for them would be wasted writes.
+
+Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
+write that fails leaves everything where it was and raises to the VariableQueue, which reports it
+and goes on in RAM.
+
+**Inhaler.** In RabbitMQ's queue only a fetch brings messages back, one body per read. Qpid's design
+has an Inhaler that reads ahead from a minimum to a maximum. Here a fetch on an empty q4 reads a run
+of bodies at once (up to 256 KiB that lie one after the other, as far as there is room), and `begin`
+submits such a read for a queue with a waiting consumer, or for one that is no longer over its
+limit; `_arrived` takes the result.
+
+    delta -> q4              `deltas_to_alphas`: a run that has emptied q3 goes on from the slots
+    delta -> q3              `deltas_to_betas`: the slots of one segment become rows; when delta is
+                             empty, q2 joins q3
+    q3 -> q4                 `betas_to_alphas`: a run of bodies
+    back_rows -> q4, back    `back_to_alphas`: the same for requeued messages
+    q1 -> q4                 `settle`: q3 and everything after it is empty
+
+An entry whose slot or body fails its check is set aside: it is not delivered, it is counted, an
+event names file and position, and the next message is delivered. It stays alive, so that its bytes
+are there for `penstock store salvage`. After a restart it is tried again.
 """
 
+from collections import deque
 from collections.abc import Callable
+from heapq import heapify, heappop
+from itertools import islice
 from typing import Final
 
-from penstock.errors import SyncFailedError
-from penstock.queues import inhaler, purger
+from penstock.errors import CorruptionError, SyncFailedError
+from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.inhaler import Inhaler
-from penstock.queues.rows import ROW_BYTES
-from penstock.queues.vq_state import ALPHA_BYTES, VQState, high_mark, low_mark
+from penstock.queues.rows import (
+    AT_ENTRY,
+    AT_STORE,
+    HAS_ENTRY,
+    IN_STORE,
+    ON_SLOT,
+    PERSISTENT,
+    ROW_BYTES,
+    Row,
+    Rows,
+)
+from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes, high_mark, low_mark
+from penstock.storage import queue_segment
 from penstock.storage.dump_text import queue_title
+from penstock.storage.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
+from penstock.storage.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
+
+PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
+PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
+SLICE_MESSAGES: Final = 256  # of `resume`
+SLICE_BYTES: Final = 1 << 20
+ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
+
+
+def is_over(state: VQState) -> bool:
+    """Whether there is anything to page out."""
+    if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
+        return True
+    return state.is_flowed and _is_batch(state) and not state.fits()
+
+
+def _is_batch(state: VQState) -> bool:
+    return len(state.q1) >= PUBLISH_MESSAGES or state.q1_bytes >= PUBLISH_BYTES
+
+
+def step(state: VQState, messages: int, bytes_max: int) -> bool:
+    """Page out until the target is met, at most so many messages, and none after the one with which
+    the bytes are passed. True if there is more to do. OSError: nothing has changed place."""
+    written = _Step(state, messages, bytes_max)
+    if state.becomes_lazy:
+        return _step_to_lazy(state, written)
+    has_rolled = written.roll(messages // 2)
+    is_due = written.excess() > 0 or (_is_batch(state) and not state.fits())
+    if is_due and state.is_flowed and state.q1:
+        written.note(
+            push_q1(state, written.messages, bytes_max=written.bytes_left(), goes_on=state.eager)
+        )
+    acks_first = _acks_grow(state)
+    for turn in range(2):
+        if written.excess() > 0 and written.messages > 0:
+            wanted = written.wanted()
+            unused = written.messages - wanted
+            if acks_first == (turn == 0):
+                left = push_pending(state, wanted, written.bytes_left())
+            else:
+                left = push_alphas_to_betas(state, wanted, bytes_max=written.bytes_left())
+            written.note(unused + left)
+    if written.roll(written.messages):
+        has_rolled = True
+    return is_over(state) and (written.has_moved or has_rolled)
+
+
+class _Step:
+    """What is left of the quota of one step."""
+
+    def __init__(self, state: VQState, messages: int, bytes_max: int) -> None:
+        self._state = state
+        self._bytes_before: int = state.alpha_bytes + state.pending_bytes
+        self._bytes_max: int = bytes_max
+        self.messages: int = messages
+        self.has_moved: bool = False
+
+    def excess(self) -> int:
+        """Bytes over the target."""
+        return self._state.ram_bytes() - self._state.target_bytes
+
+    def wanted(self) -> int:
+        """Messages to page out: what the excess is on average, and four more, so that the next few
+        publishes have room and paging goes in fours."""
+        state = self._state
+        average = state.ram_average() or ALPHA_BYTES
+        return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
+
+    def bytes_left(self) -> int:
+        """Of the bytes of this step."""
+        moved = self._bytes_before - self._state.alpha_bytes - self._state.pending_bytes
+        return self._bytes_max - moved
+
+    def roll(self, writes: int) -> bool:
+        """Roll what are too many rows; so many slots may be written. True if any was rolled."""
+        state = self._state
+        before = state.delta.count
+        self.messages -= roll(state, writes)
+        return state.delta.count > before
+
+    def note(self, left: int) -> None:
+        """`left` of the messages are left."""
+        self.has_moved = self.has_moved or left < self.messages
+        self.messages = left if self.bytes_left() > 0 else 0
+
+
+def make_room(state: VQState, room_bytes: int) -> None:
+    """Page out pending messages until so many bytes are free below the target, or none is left in
+    RAM: a consumer that holds many must not make each read a read of one message."""
+    while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
+        push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
+
+
+def _acks_grow(state: VQState) -> bool:
+    rates = state.rates
+    return rates.ack_in - rates.ack_out > rates.in_ - rates.out
+
+
+# ---- alphas to betas -----------------------------------------------------------------------------
+
+
+def push_alphas_to_betas(
+    state: VQState, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
+) -> int:
+    """RabbitMQ's composite: one quota, q1 first, then q4, until `target` alphas are left. What is
+    left of the quota."""
+    left = min(quota, max(0, state.ram_messages() - target))
+    unused = quota - left
+    before = state.alpha_bytes
+    left = push_q1(state, left, bytes_max=bytes_max)
+    if left and state.back:
+        left = push_back(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
+    if left:
+        left = push_q4(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
+    return left + unused
+
+
+def push_q1(
+    state: VQState, quota: int, *, bytes_max: int = UNLIMITED, goes_on: bool = False
+) -> int:
+    """q1 from its front to the rear of q2, or of q3 if delta is empty; with `goes_on` straight into
+    delta, if they are gammas and nothing is between. What is left of the quota; 0 once the bytes
+    are passed."""
+    rows, left = _page_out_q1(state, quota, bytes_max)
+    if goes_on and state.delta.count and not state.q2.count and _are_gammas(rows):
+        roll_rows(state, rows)
+        return left
+    behind = state.q2 if state.delta.count else state.q3
+    for row in rows:
+        behind.append(row)
+    return left
+
+
+def _are_gammas(rows: list[Row]) -> bool:
+    return all(row.flags & ON_SLOT for row in rows)
+
+
+def push_back(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """What came back and is in RAM becomes rows, which still stand beside q4. What is left of the
+    quota; 0 once the bytes are passed."""
+    taken: list[Entry] = []
+    moved = 0
+    order = state.back_order
+    while quota > 0 and order and moved < bytes_max:
+        entry = state.back.pop(order.pop())  # a heap without its last place is a heap
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    taken.sort(key=seq_of)
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        for entry in taken:
+            state.back[entry.seq] = entry
+            order.append(entry.seq)
+        heapify(order)
+        raise
+    state.alpha_bytes -= moved
+    for row in rows:
+        state.back_rows.insert(row)
+    return quota if moved < bytes_max else 0
+
+
+def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """q4 from its rear to the front of q3, and the rows beside it that come after what is left of
+    it; nothing is in `back`. What is left of the quota; 0 once the bytes are passed."""
+    if not state.q4:
+        return quota
+    taken, moved, left = _take(state.q4, quota, bytes_max, from_rear=True)
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        state.q4.extend(taken)
+        raise
+    state.alpha_bytes -= moved
+    if state.back_rows.count and state.back_rows.last_seq() > rows[0].seq:
+        state.back_rows.move_above(rows[0].seq, state.q3)
+    for row in reversed(rows):
+        state.q3.insert(row)
+    return left
+
+
+def _take(
+    alphas: deque[Entry], quota: int, bytes_max: int, *, from_rear: bool
+) -> tuple[list[Entry], int, int]:
+    """Entries from one end, ascending; the bytes they are counted for; what is left of the quota, 0
+    once the bytes are passed."""
+    taken: list[Entry] = []
+    moved = 0
+    while quota > 0 and alphas and moved < bytes_max:
+        entry = alphas.pop() if from_rear else alphas.popleft()
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    if from_rear:
+        taken.reverse()
+    return taken, moved, quota if moved < bytes_max else 0
+
+
+def _page_out_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Row], int]:
+    """The front of q1, as rows, and what is left of the quota."""
+    taken, moved, left = _take(state.q1, quota, bytes_max, from_rear=False)
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        state.q1.extendleft(reversed(taken))
+        raise
+    state.alpha_bytes -= moved
+    state.q1_bytes -= moved
+    return rows, left
+
+
+def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
+    """Pending messages, the largest seq first, become rows. What is left of the quota."""
+    taken: list[Entry] = []
+    moved = 0
+    while quota > 0 and state.ram_pending and moved < bytes_max:
+        entry = _largest_pending(state)
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    taken.reverse()
+    try:
+        rows = page_out(state, taken)
+    except BaseException:
+        for entry in taken:
+            state.ram_pending[entry.seq] = entry
+        state.pending_order = None
+        raise
+    state.pending_bytes -= moved
+    for row in rows:
+        state.disk_pending.insert(row)
+    return quota if moved < bytes_max else 0
+
+
+def _largest_pending(state: VQState) -> Entry:
+    order = state.pending_order
+    if order is None or len(order) > 2 * len(state.ram_pending) + 64:
+        order = [-seq for seq in state.ram_pending]
+        heapify(order)
+        state.pending_order = order
+    while True:
+        entry = state.ram_pending.pop(-heappop(order), None)
+        if entry is not None:
+            return entry
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
+    """See to it that entries, ascending, are on disk, and give their rows. What is there already, a
+    slot or a section of the checkpoint, is not written again. OSError: they stay as they are."""
+    index = state.index
+    section = index.section
+    fresh: list[Entry] = []
+    bodies: list[Entry] = []
+    for entry in entries:
+        if entry.on_slot:
+            continue
+        message = entry.message
+        if message.persistent:
+            if entry.seq not in section:
+                fresh.append(entry)
+        elif message.store_file:
+            fresh.append(entry)
+        elif entry.seq not in state.places and (message.header or message.size):
+            bodies.append(entry)
+    written: dict[int, int] = {}
+    if fresh:
+        places: list[int] = []
+        index.write(fresh, places)
+        state.disk_writes += len(fresh)
+        for entry, place in zip(fresh, places, strict=True):
+            entry.on_slot = True
+            if place:
+                written[entry.seq] = place
+            if not entry.message.persistent:
+                index.keep_transients(entry.seq // index.slots, 1)
+    if bodies:
+        _write_bodies(state, bodies)
+    rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
+    state.leave(entries)
+    return rows
+
+
+def _write_bodies(state: VQState, entries: list[Entry]) -> None:
+    """Bodies of transient messages, without slots."""
+    index = state.index
+    start = 0
+    for i in range(1, len(entries) + 1):
+        number = entries[start].seq // index.slots
+        if i == len(entries) or entries[i].seq // index.slots != number:
+            places = index.write_bodies(entries[start:i])
+            for entry, place in zip(entries[start:i], places, strict=True):
+                state.places[entry.seq] = place
+            index.keep_transients(number, i - start)
+            state.disk_writes += i - start
+            start = i
+
+
+def _row(state: VQState, entry: Entry, known: int) -> Row:
+    """known: the position of its entry in .qs, if that was written just now."""
+    message = entry.message
+    flags = 0
+    place = 0
+    length = len(message.header)
+    if length > LONG_HEADER:
+        length = LONG_HEADER
+    if message.persistent:
+        flags = PERSISTENT | ON_SLOT
+    elif entry.on_slot:
+        flags = ON_SLOT
+    if message.store_file:
+        flags |= IN_STORE | AT_STORE
+        place = message.store_file
+        if length:
+            flags |= HAS_ENTRY
+    elif length or message.size:
+        flags |= HAS_ENTRY
+        if not known:
+            known = state.places.pop(entry.seq, 0)
+        if known:
+            flags |= AT_ENTRY
+            place = known
+    return Row(
+        entry.seq, flags, message.id, message.size, place, message.expiry_ms, length, message.time
+    )
+
+
+# ---- betas to delta ------------------------------------------------------------------------------
+
+
+def permitted_betas(state: VQState, target: int, segment: int) -> int:
+    """How many betas and gammas may stay rows with `target` alphas in RAM; at least one segment
+    (rows), of what there is."""
+    if not state.len:
+        return UNLIMITED
+    if not target:
+        return min(state.q3.count, segment)
+    d = state.len - state.ram_messages()
+    return max(segment, d - d * d // (d + target))
+
+
+def segment_rows(state: VQState) -> int:
+    """Rows that one load brings, and that may always stay: a segment, or what a quarter of a small
+    target holds."""
+    return min(state.index.slots, max(16, state.target_bytes // (4 * ROW_BYTES)))
+
+
+def load_rows(state: VQState) -> int:
+    """Rows that stand in q3 for what is in delta: a few, where a fetch reads on from the slots
+    themselves; else a segment, as in variable_queue.md."""
+    return FEW_ROWS if state.reads_runs else segment_rows(state)
+
+
+def roll(state: VQState, writes: int) -> int:
+    """Roll what are too many betas into delta; `writes`: slots that may be written for it. How many
+    were."""
+    if state.target_bytes >= UNLIMITED and not state.eager:
+        return 0
+    state.join_rows()
+    if state.eager:
+        _roll_gammas(state, ROLL_ROWS)
+    over = _too_many_rows(state)
+    return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes) if over > 0 else 0
+
+
+def _too_many_rows(state: VQState) -> int:
+    """How many rows of q2 and q3 the ratio does not permit; 0 or less: none."""
+    rows = state.q2.count + state.q3.count
+    if not rows:
+        return 0
+    target = state.target_bytes // state.average_bytes()
+    return rows - permitted_betas(state, target, segment_rows(state))
+
+
+def _border(state: VQState) -> int:
+    """Below this q3 is never rolled: the segment border behind its head, or, if a small target
+    allows fewer rows than a segment has, as many behind its head."""
+    first = state.q3.first_seq()
+    border = state.segment_end(first)
+    if state.target_bytes < UNLIMITED:
+        border = min(border, first + segment_rows(state))
+    return border
+
+
+def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) -> int:
+    """q3 from its rear, never below the segment border behind its head, then q2 from its front;
+    `writes`: how many of them may need a slot written. How many did."""
+    q3, q2 = state.q3, state.q2
+    written = 0
+    if q3.count:
+        border = _border(state)
+        taken: list[Row] = []
+        while quota > 0 and q3.count and q3.last_seq() >= border:
+            if not q3.last().flags & ON_SLOT:
+                if written == writes:
+                    break
+                written += 1
+            taken.append(q3.pop_last())
+            quota -= 1
+        taken.reverse()
+        roll_rows(state, taken)
+    taken = []
+    while quota > 0 and q2.count:
+        if not q2.first().flags & ON_SLOT:
+            if written == writes:
+                break
+            written += 1
+        taken.append(q2.pop_first())
+        quota -= 1
+    roll_rows(state, taken)
+    return written
+
+
+def _roll_gammas(state: VQState, quota: int) -> None:
+    """The policy of 2011: gammas at the rear of q3, above the border, and at the front of q2."""
+    q3, q2 = state.q3, state.q2
+    if q3.count:
+        border = _border(state)
+        taken: list[Row] = []
+        while quota > 0 and q3.count and q3.last_seq() >= border and q3.last().flags & ON_SLOT:
+            taken.append(q3.pop_last())
+            quota -= 1
+        taken.reverse()
+        roll_rows(state, taken)
+    taken = []
+    while quota > 0 and q2.count and q2.first().flags & ON_SLOT:
+        taken.append(q2.pop_first())
+        quota -= 1
+    roll_rows(state, taken)
+
+
+def roll_rows(state: VQState, rows: list[Row]) -> None:
+    """Rows, ascending, become part of delta; transient betas get their slots. OSError cannot leave
+    them nowhere: they go to the side of delta that they are on."""
+    if not rows:
+        return
+    try:
+        _write_missing_slots(state, [row for row in rows if not row.flags & ON_SLOT])
+    except OSError:
+        for row in rows:
+            if row.flags & ON_SLOT:
+                _add_to_delta(state, row)
+        _put_back(state, [row for row in rows if not row.flags & ON_SLOT])
+        raise
+    for row in rows:
+        _add_to_delta(state, row)
+
+
+def _add_to_delta(state: VQState, row: Row) -> None:
+    if not row.flags & PERSISTENT:
+        state.mark_transient(row.seq)
+    state.delta.add(row.seq)
+    state.in_hand.discard(row.seq)
+
+
+def _put_back(state: VQState, rows: list[Row]) -> None:
+    """Rows without slots stay rows, on the side of delta that they are on."""
+    if not state.delta.count or rows[-1].seq < state.delta.start:
+        for row in rows:
+            state.q3.append(row)
+    elif rows[0].seq >= state.delta.end:
+        for row in reversed(rows):
+            state.q2.append_left(row)
+    else:  # requeued, between what is in delta: that far delta becomes q3
+        while state.delta.count and state.delta.start <= rows[-1].seq:
+            load_segment(state, state.index.slots)
+        for row in rows:
+            state.q3.insert(row)
+
+
+def _write_missing_slots(state: VQState, rows: list[Row]) -> None:
+    index = state.index
+    slots: list[Slot] = []
+    for row in rows:
+        flags = SLOT_HAS_ENTRY if row.flags & HAS_ENTRY else 0
+        slot = Slot(
+            row.seq, flags, row.header_len, row.size, row.id, row.expiry_ms, row.place, row.time
+        )
+        if slots and slots[0].seq // index.slots != row.seq // index.slots:
+            index.write_slots(slots)
+            slots = []
+        slots.append(slot)
+    if slots:
+        index.write_slots(slots)
+    state.disk_writes += len(rows)
+    for row in rows:
+        if not row.flags & HAS_ENTRY:  # nothing of it was in the segment's files until now
+            index.keep_transients(row.seq // index.slots, 1)
+
+
+# ---- lazy ----------------------------------------------------------------------------------------
+
+
+def _step_to_lazy(state: VQState, written: _Step) -> bool:
+    """Everything in RAM on its way into q3 and delta; the last step makes the queue lazy."""
+    written.note(push_alphas_to_betas(state, written.messages, bytes_max=written.bytes_left()))
+    state.join_rows()
+    if state.q2.count:
+        push_betas_to_deltas(state, ROLL_ROWS)
+    if state.ram_messages() or state.q2.count:
+        return True
+    state.becomes_lazy = False
+    state.is_lazy = True
+    return False
+
+
+RUN_BYTES_MAX: Final = 256 << 10
+FEW_ROWS: Final = 16  # that stand in q3 before delta, where a fetch reads on from the slots
+
+
+# ---- delta to q3 ---------------------------------------------------------------------------------
+
+
+def deltas_to_betas(state: VQState, rows_max: int) -> None:
+    """Delta's next segment, at most so many rows, becomes the rear of q3, which is empty; holes and
+    damaged slots are skipped, until there is a row or delta is empty. Then q2 joins q3."""
+    while state.delta.count and not state.q3.count:
+        load_segment(state, rows_max)
+    if not state.delta.count and state.q2.count:
+        state.q3.extend(state.q2)
+
+
+def load_segment(state: VQState, rows_max: int) -> None:
+    """The next rows of delta, at most so many and of one segment, become the rear of q3."""
+    delta, index = state.delta, state.index
+    stop = min(state.segment_end(delta.start), delta.end)
+    seqs = state.ready_on_disk(delta.start, stop)
+    if len(seqs) > rows_max:
+        stop = seqs[rows_max]
+        seqs = seqs[:rows_max]
+    transients = set(state.transients_between(delta.start, stop))
+    if seqs:
+        rows = rows_on_disk(state, seqs, transients, is_fetching=True)  # OSError: as before
+        delta.count -= len(seqs)
+        for row in rows:
+            state.q3.append(row)
+    state.clear_transients(delta.start, stop)
+    delta.start = stop
+    if not delta.count:
+        delta.clear()
+        if state.set_aside:
+            state.count_bytes()
+    elif delta.start >= delta.end:
+        raise AssertionError(f"delta of queue {index.number} counts {delta.count} too many")
+
+
+def rows_on_disk(
+    state: VQState, seqs: list[int], transients: set[int], *, is_fetching: bool = False
+) -> list[Row]:
+    """Rows of these seqs, ascending, of one segment, from its slots or a section of the checkpoint.
+    Damaged ones are left out, and set aside if somebody is fetching them."""
+    index = state.index
+    section = index.section
+    on_slot = seqs if not section else [seq for seq in seqs if seq not in section]
+    slots: list[Slot] = []
+    if on_slot:
+        try:
+            slots = index.files(on_slot[0] // index.slots).slots(on_slot)
+        except CorruptionError:
+            slots = _good_slots(state, on_slot, is_fetching=is_fetching)
+        state.disk_reads += 1
+    rows = [_row_of_slot(slot, is_persistent=slot.seq not in transients) for slot in slots]
+    if section:
+        rows += [_row_of_message(seq, section[seq].message) for seq in seqs if seq in section]
+        rows.sort(key=lambda row: row.seq)
+    return rows
+
+
+def _good_slots(state: VQState, seqs: list[int], *, is_fetching: bool) -> list[Slot]:
+    """One by one; what fails its check is set aside."""
+    found: list[Slot] = []
+    files = state.index.files(seqs[0] // state.index.slots)
+    for seq in seqs:
+        try:
+            found += files.slots([seq])
+        except CorruptionError as error:
+            if is_fetching:
+                set_aside(state, seq, 0, error)
+    return found
+
+
+def _row_of_slot(slot: Slot, *, is_persistent: bool) -> Row:
+    flags = ON_SLOT | (PERSISTENT if is_persistent else 0)
+    place = slot.where
+    if slot.flags & queue_segment.HAS_ENTRY:
+        flags |= HAS_ENTRY | AT_ENTRY
+    if slot.flags & queue_segment.IN_STORE:
+        flags |= IN_STORE
+        if not flags & AT_ENTRY:
+            flags |= AT_STORE
+    return Row(
+        slot.seq, flags, slot.id, slot.size, place, slot.expiry_ms, slot.header_len, slot.time
+    )
+
+
+def _row_of_message(seq: int, message: Message) -> Row:
+    """Of one that stands in a section of the checkpoint; its body is in the store."""
+    flags = PERSISTENT | ON_SLOT
+    if message.store_file:
+        flags |= IN_STORE | AT_STORE
+    return Row(
+        seq, flags, message.id, message.size, message.store_file, message.expiry_ms, 0, message.time
+    )
+
+
+# ---- q3 to q4 ------------------------------------------------------------------------------------
+
+
+def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
+    """A run of bodies from the front of q3 to the rear of q4: what lies in one segment, at most so
+    many bytes and messages, but one at least. False if all of it was damaged and set aside."""
+    entries = _read_run(state, state.q3, run_bytes, messages_max)
+    for entry in entries:
+        state.q4.append(entry)
+        state.alpha_bytes += alpha_bytes(entry.message)
+    return bool(entries)
+
+
+def back_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
+    """The same of the first of the rows that came back: into q4 or back."""
+    state.place(_read_run(state, state.back_rows, run_bytes, messages_max))
+
+
+def _read_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Entry]:
+    """The entries of a run from the front of a part; what is damaged is set aside. OSError: all is
+    where it was."""
+    rows = _take_run(state, part, run_bytes, messages_max)
+    damaged: list[tuple[Row, CorruptionError]] = []
+    try:
+        entries = _load_good(state, rows, damaged)
+    except OSError:
+        for row in reversed(rows):
+            part.append_left(row)
+        raise
+    for row, error in damaged:
+        set_aside(state, row.seq, row.size, error)
+    return entries
+
+
+def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
+    """A run goes on in delta, while q3 is empty: what comes next, of one segment, straight from its
+    slots to the rear of q4. Whatever is not plain (damaged, in a section of the checkpoint) is left
+    to the way by rows."""
+    delta, index = state.delta, state.index
+    if not delta.count or index.section:
+        return
+    start = delta.start
+    stop = min(state.segment_end(start), delta.end, start + messages_max)
+    seqs = state.ready_on_disk(start, stop)
+    if not seqs:
+        return
+    try:
+        messages = _plain_messages(state, seqs, run_bytes)
+    except CorruptionError:
+        return  # by rows it is found out which
+    n = len(messages)
+    if not n:
+        return
+    state.disk_reads += 1
+    q4 = state.q4
+    cost = 0
+    if n < len(seqs):
+        stop = seqs[n]
+    if state.delta_transients:
+        _mark_transients(state, seqs, messages, stop)
+    for i in range(n):
+        message = messages[i]
+        cost += alpha_bytes(message)
+        q4.append(Entry(seqs[i], message, True))
+    state.alpha_bytes += cost
+    delta.count -= n
+    delta.start = stop
+    if not delta.count:
+        delta.clear()
+        if state.set_aside:
+            state.count_bytes()
+        if state.q2.count:
+            state.q3.extend(state.q2)
+
+
+def _mark_transients(state: VQState, seqs: list[int], messages: list[Message], stop: int) -> None:
+    """Those of the messages that are transient, which the seqs begin with; delta loses all seqs
+    below `stop`."""
+    transients = set(state.transients_between(seqs[0], stop))
+    for seq, message in zip(seqs, messages, strict=False):
+        if seq in transients:
+            message.persistent = False
+    state.clear_transients(state.delta.start, stop)
+
+
+def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Message]:
+    """The first of these messages, with bodies, that are no more than so many bytes."""
+    index = state.index
+    files = index.files(seqs[0] // index.slots)
+    slots = files.slots(seqs)
+    n = taken = 0
+    for slot in slots:
+        taken += slot.size + ALPHA_BYTES
+        if taken > run_bytes:
+            break
+        n += 1
+    messages = files.entries_of(slots[:n])
+    for i in range(n):
+        if messages[i].body is None and not is_large(messages[i]):
+            state.engine.load_body(index, seqs[i], messages[i])
+    return messages
+
+
+def _load_good(
+    state: VQState, rows: list[Row], damaged: list[tuple[Row, CorruptionError]]
+) -> list[Entry]:
+    try:
+        return load(state, rows)
+    except CorruptionError:
+        entries: list[Entry] = []
+        for row in rows:
+            try:
+                entries += load(state, [row])
+            except CorruptionError as error:
+                damaged.append((row, error))
+        return entries
+
+
+def _take_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Row]:
+    rows = [part.pop_first()]
+    taken = rows[0].size + ALPHA_BYTES
+    border = state.segment_end(rows[0].seq)
+    while part.count and len(rows) < messages_max and taken < run_bytes:
+        row = part.first()
+        taken += row.size + ALPHA_BYTES
+        if row.seq >= border or taken > run_bytes:
+            break
+        part.drop_first()
+        rows.append(row)
+    return rows
+
+
+def load(
+    state: VQState, rows: list[Row], *, stays: bool = True, has_large: bool = False
+) -> list[Entry]:
+    """The entries, with bodies, of rows of one segment, ascending. stays: they are to be in RAM
+    instead; else somebody looks at them, and the rows stay. has_large: also with large bodies,
+    which are in RAM only while somebody looks at them. CorruptionError."""
+    engine, index = state.engine, state.index
+    section = index.section
+    state.disk_reads += 1
+    if section and any(row.seq in section for row in rows):
+        messages = _load_one_by_one(state, rows)
+    else:
+        messages = _load_run(state, rows)
+    entries: list[Entry] = []
+    for i in range(len(rows)):
+        row, message = rows[i], messages[i]
+        is_persistent = row.flags & PERSISTENT != 0
+        message.persistent = is_persistent
+        if message.body is None and (has_large or not is_large(message)):
+            engine.load_body(index, row.seq, message)
+        if is_persistent:
+            entries.append(Entry(row.seq, message, row.seq not in section))
+            continue
+        if stays and row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+            state.places[row.seq] = row.place
+        entries.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
+    return entries
+
+
+def _load_run(state: VQState, rows: list[Row]) -> list[Message]:
+    index = state.index
+    files = index.files(rows[0].seq // index.slots)
+    unknown = [row.seq for row in rows if not row.flags & AT_ENTRY and row.flags & ON_SLOT]
+    if len(unknown) == len(rows):
+        return files.messages(unknown)
+    asked: list[Slot] = files.slots(unknown) if unknown else []
+    slots: list[Slot] = []
+    at = 0
+    for row in rows:
+        if at < len(asked) and asked[at].seq == row.seq:
+            slots.append(asked[at])
+            at += 1
+        else:
+            slots.append(slot_of(row))
+    return files.entries_of(slots)
+
+
+def _load_one_by_one(state: VQState, rows: list[Row]) -> list[Message]:
+    """Some of them stand in a section of the checkpoint."""
+    return [
+        state.index.read([row.seq])[0] if row.seq in state.index.section
+        else _load_run(state, [row])[0]
+        for row in rows
+    ]  # fmt: skip
+
+
+def slot_of(row: Row) -> Slot:
+    """The slot that a row with the position of its entry, or without any entry, stands for."""
+    flags = queue_segment.USED
+    if row.flags & HAS_ENTRY:
+        flags |= queue_segment.HAS_ENTRY
+    if row.flags & IN_STORE:
+        flags |= queue_segment.IN_STORE
+    return Slot(
+        row.seq, flags, row.header_len, row.size, row.id, row.expiry_ms, row.place, row.time
+    )
+
+
+def store_file_of(state: VQState, row: Row) -> int:
+    """The store file of a row's body; 0 if it is not in the store. CorruptionError."""
+    if not row.flags & IN_STORE:
+        return 0
+    if row.flags & AT_STORE:
+        return row.place
+    return _load_run(state, [row])[0].store_file
+
+
+def entry_of(state: VQState, row: Row) -> Entry:
+    """What the engine needs to know of a paged message, without header and body."""
+    is_persistent = row.flags & PERSISTENT != 0
+    try:
+        store_file = store_file_of(state, row)
+    except CorruptionError as error:
+        state.set_aside_events.append(f"the body of seq {row.seq} stays in the store: {error}")
+        store_file = 0
+    message = Message(
+        row.id, b"", None, row.size, row.time, row.expiry_ms, store_file, is_persistent
+    )
+    return Entry(row.seq, message, row.flags & ON_SLOT != 0 and row.seq not in state.index.section)
+
+
+def as_entry(row: Row) -> Entry:
+    """What is known of a row without looking anywhere."""
+    is_persistent = row.flags & PERSISTENT != 0
+    message = Message(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
+    return Entry(row.seq, message, row.flags & ON_SLOT != 0)
+
+
+def take_entry(state: VQState, row: Row) -> Entry:
+    """The same, of a row that is in no part of the queue any more."""
+    if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+        state.places[row.seq] = row.place
+    return entry_of(state, row)
+
+
+def is_in_files(row: Row) -> int:
+    """1 if the files of its segment hold something of a transient row, for which they are kept."""
+    return 1 if row.flags & (ON_SLOT | AT_ENTRY) else 0
+
+
+def set_aside(state: VQState, seq: int, size: int, error: CorruptionError) -> None:
+    """A ready message is damaged: it is not delivered, and stays alive for salvage."""
+    state.set_aside[seq] = str(error)
+    state.set_aside_events.append(f"seq {seq} of queue {state.index.number} set aside: {error}")
+    state.len -= 1
+    state.bytes -= size
+
+
+# ---- q1 to q4 ------------------------------------------------------------------------------------
+
+
+def settle(state: VQState, rows_max: int) -> None:
+    """After something has left q3: delta refills it; when all between is empty q1 becomes q4."""
+    if state.q3.count or state.is_lazy:
+        state.read_error = None
+        return
+    if state.delta.count:
+        try:
+            deltas_to_betas(state, rows_max)
+        except OSError as error:
+            state.read_error = error  # whoever fetches next tries again, and is told
+            return
+    state.read_error = None
+    q3 = state.q3
+    if state.q1 and not q3.count:
+        state.q4.extend(state.q1)
+        state.q1.clear()
+        state.q1_bytes = 0
+
+
+# ---- reading ahead -------------------------------------------------------------------------------
+
+
+class Inhaler:
+    """Reads ahead for one queue: one run at a time, off the owner's thread."""
+
+    def __init__(self, state: VQState) -> None:
+        self._state = state
+        self.is_reading: bool = False
+        self._bad_seq: int = -1  # of a row that could not be taken over: not read ahead again
+
+    def begin(
+        self, room_bytes: int, rows_max: int, arrived: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> bool:  # fmt: skip
+        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
+        Where q3 has few rows those of delta's next segment, at most rows_max, join it first; its
+        last row stays there while delta holds anything. What is in the store or in a section is
+        not read so. room_bytes: of RAM, for all of that. OSError: of what is read at once."""
+        state = self._state
+        if self.is_reading or not state.q3.count or state.index.section:
+            return self.is_reading
+        room_bytes -= self._load_rows(room_bytes, rows_max)
+        rows = self._next_run(room_bytes)
+        if not rows:
+            return False
+        start, end = _extent(rows)
+        path = f"{state.index.path}/{rows[0].seq // state.index.slots}.qs"
+        fs = state.engine.fs
+
+        def read() -> object:
+            if start == end:
+                return b""
+            file = fs.open(path)
+            try:
+                return file.pread(end - start, start)
+            finally:
+                file.close()
+
+        def done(result: object) -> None:
+            self.is_reading = False
+            assert isinstance(result, bytes)
+            self._arrived(rows, start, result)
+            arrived()
+
+        def error(problem: BaseException) -> None:
+            self.is_reading = False
+            failed(f"{path}: reading ahead failed: {problem}")
+
+        self.is_reading = True
+        state.engine.submit(read, done, error)
+        return True
+
+    def _load_rows(self, room_bytes: int, rows_max: int) -> int:
+        """If q3 has few rows, more of them from delta; the bytes that they take in RAM. OSError."""
+        state = self._state
+        q3 = state.q3
+        before = q3.count
+        run_rows = RUN_BYTES_MAX // state.average_bytes() + FEW_ROWS
+        most = min(rows_max, run_rows, room_bytes // (2 * ROW_BYTES))
+        if before >= FEW_ROWS or not state.delta.count or not most:
+            return 0
+        load_segment(state, most)
+        loaded = q3.count - before
+        if not state.delta.count and state.q2.count:
+            q3.extend(state.q2)
+        return loaded * ROW_BYTES
+
+    def _next_run(self, room_bytes: int) -> list[Row]:
+        """The next rows, with the positions of their entries, for which there is room. OSError."""
+        state = self._state
+        rows: list[Row] = []
+        border = state.segment_end(state.q3.first_seq())
+        taken = 0
+        room = min(room_bytes, RUN_BYTES_MAX)
+        count = state.q3.count
+        if state.delta.count:
+            count -= 1  # the last one stays before delta
+        for row in islice(state.q3.rows(), count):
+            taken += row.size + row.header_len + ALPHA_BYTES
+            if row.seq >= border or taken > room or row.flags & IN_STORE:
+                break
+            if row.seq == self._bad_seq or not row.flags & (AT_ENTRY | ON_SLOT):
+                break
+            rows.append(row)
+        self._find_entries(rows)
+        return _run_of(rows)
+
+    def _find_entries(self, rows: list[Row]) -> None:
+        """Of rows whose slot knows where their entry is and they do not, put it down in them; from
+        the first on that has no good slot, rows are dropped. OSError."""
+        unknown = [row for row in rows if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY]
+        if not unknown:
+            return
+        index = self._state.index
+        try:
+            slots = index.files(unknown[0].seq // index.slots).slots([row.seq for row in unknown])
+        except CorruptionError:  # whoever fetches it finds out which
+            self._bad_seq = unknown[0].seq
+            del rows[rows.index(unknown[0]) :]
+            return
+        for row, slot in zip(unknown, slots, strict=True):
+            row.flags |= AT_ENTRY
+            row.place = slot.where
+
+    def _arrived(self, rows: list[Row], start: int, data: bytes) -> None:
+        """Take over what is still at the front of q3; bad entries are left for `fetch` to judge."""
+        state = self._state
+        if state.is_lazy or not state.q3.count or state.engine.failed is not None:
+            return
+        files = state.index.files(rows[0].seq // state.index.slots)
+        room = state.target_bytes - state.ram_bytes()
+        for row in rows:
+            first = state.q3.first_seq() if state.q3.count else row.seq + 1
+            if first > row.seq:
+                continue  # fetched meanwhile
+            if first != row.seq:
+                return  # all of q3 is gone, or something was requeued before it
+            if state.q3.count == 1 and state.delta.count:
+                break
+            try:
+                message = _message(files, row, data, row.place - start)
+            except CorruptionError:
+                self._bad_seq = row.seq
+                return
+            cost = alpha_bytes(message)
+            room -= cost - ROW_BYTES
+            if room < 0:
+                break
+            state.q3.drop_first()
+            message.persistent = row.flags & PERSISTENT != 0
+            if not message.persistent and not row.flags & ON_SLOT:
+                state.places[row.seq] = row.place
+            state.q4.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
+            state.alpha_bytes += cost
+        state.disk_reads += 1
+        settle(state, FEW_ROWS)
+
+
+def _run_of(rows: list[Row]) -> list[Row]:
+    """The first of these rows, whose entries ascend and lie close enough for one read."""
+    start = last = -1
+    for n, row in enumerate(rows):
+        if not row.flags & HAS_ENTRY:
+            continue
+        if start < 0:
+            start = row.place
+        if row.place < last or row.place + row.size - start > 2 * RUN_BYTES_MAX:
+            return rows[: max(n, 1)]
+        last = row.place
+    return rows
+
+
+def _extent(rows: list[Row]) -> tuple[int, int]:
+    """Where their entries begin and end; the same twice if there are none."""
+    start = end = 0
+    for row in rows:
+        if row.flags & HAS_ENTRY:
+            start = start if end else row.place
+            end = row.place + PREFIX_BYTES + row.header_len + row.size
+    return start, end
+
+
+def _message(files: SegmentFiles, row: Row, data: bytes, at: int) -> Message:
+    """The message of a row, whose entry, if it has one, begins at `at`. CorruptionError."""
+    if not row.flags & HAS_ENTRY:
+        return Message(row.id, b"", b"", 0, row.time, row.expiry_ms)
+    return files.parse(slot_of(row), data, at)
+
 
 RETRY_S: Final = 1.0  # after a page-out failed
 READ_AHEAD_BYTES: Final = 1 << 20  # of a queue without limits
@@ -91,7 +1201,7 @@ class Paging:
         shrinks = target < state.target_bytes
         state.target_bytes = target
         if shrinks:
-            self.step(purger.SLICE_MESSAGES, purger.SLICE_BYTES)
+            self.step(SLICE_MESSAGES, SLICE_BYTES)
         else:
             self.note_recovered()
 
@@ -131,7 +1241,7 @@ class Paging:
     def step(self, messages: int, bytes_max: int) -> bool:
         """Page out so much at most, if there is a reason; True if there is more to do."""
         state = self._state
-        if not purger.is_over(state):
+        if not is_over(state):
             return False
         if self._is_resting():
             return False
@@ -139,13 +1249,13 @@ class Paging:
             state.is_flowed = True
             self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
         try:
-            more = purger.step(state, messages, bytes_max)
+            more = step(state, messages, bytes_max)
         except (OSError, SyncFailedError) as error:
             self.failed(error)
             return False
         self._retry_at = -1.0
         self._has_failed = False
-        inhaler.settle(state, purger.load_rows(state))
+        settle(state, load_rows(state))
         return more
 
     def failed(self, error: OSError | SyncFailedError) -> None:
@@ -179,7 +1289,7 @@ class Paging:
         room = state.target_bytes - state.ram_bytes()
         if room < run_bytes and state.ram_pending and not self._is_resting():
             try:
-                purger.make_room(state, run_bytes)
+                make_room(state, run_bytes)
             except (OSError, SyncFailedError) as error:
                 self.failed(error)
             room = state.target_bytes - state.ram_bytes()
@@ -220,7 +1330,7 @@ class Paging:
         room = highest - state.ram_bytes()
         if room <= 0:
             return False
-        rows_max = purger.segment_rows(state)
+        rows_max = segment_rows(state)
         try:
             if self._inhaler.begin(room, rows_max, self._arrived, self._not_read):
                 return True
@@ -237,8 +1347,8 @@ class Paging:
             return
         if state.q3.first().size + ALPHA_BYTES > room:
             return
-        inhaler.betas_to_alphas(state, min(room, inhaler.RUN_BYTES_MAX), AT_ONCE_MESSAGES)
-        inhaler.settle(state, purger.load_rows(state))
+        betas_to_alphas(state, min(room, RUN_BYTES_MAX), AT_ONCE_MESSAGES)
+        settle(state, load_rows(state))
         self.tell_set_aside()
         self.note_recovered()
 

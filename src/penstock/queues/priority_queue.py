@@ -1,30 +1,52 @@
 """PriorityQueue: a BackingQueue made of one VariableQueue for each priority.
 
-As RabbitMQ's rabbit_priority_queue: whoever asks for the next message gets one of the highest
-priority that has any, and of these the first. So nothing is ever sorted; a part is an ordinary
-queue with an index of its own, and is paged, recovered and checked like any other. To people it is
-one queue all the same: what is done to it as a whole (purge, delete; the declare is in factory.py)
-is one record of the log, so that no crash leaves half of it.
+As in RabbitMQ's rabbit_priority_queue, a fetch returns the first message of the highest priority
+that has any. Nothing is ever sorted: a part is an ordinary queue with an index of its own, and is
+paged, recovered and checked like any other. To users it is one queue: what is done to it as a whole
+(purge, delete; factory.py declares it) is one record of the log, so no crash leaves half of it.
 
-A tag is the part's number << 56 | seq. Which parts have anything ready is a bitmap, an int of up
-to 256 bits: the highest bit is the part to deliver from, so 256 parts cost a delivery no more than
-two. Messages also arrive behind our back (a transaction, a dead letter, a publish to several
-queues): the engine gives them to the Holder of the part's index, so one of ours stands before it.
+**Parts.** A tag is the part's number << 56 | seq; the VariableQueue of a part uses plain seqs, and
+`Part` translates. A bitmap, an int of up to 256 bits, says which parts have anything ready: its
+highest bit is the part to deliver from, so 256 parts cost a delivery no more than two. Messages
+also arrive without a publish here (a transaction, a dead letter, a publish to several queues): the
+engine gives them to the Holder of the part's index, a `PartHolder`, which makes room in the common
+budget and updates the counts of the whole. A part has no queue before its first message: its index
+is declared with the others, and the queue over it, some 9 KiB, is made when somebody first
+publishes to it or asks for it. (256 queues made 1.9 MiB for a declare.) A part keeps the limits
+that it was given and its last known counts, so the counts of the whole change by differences.
 
-A part's queue is made at the part's first message: 256 of them took 1.9 MiB for a declare.
+`held`: the head is that of the highest part that has any. While it is held nothing is delivered,
+not from a lower part either: a priority is not overtaken because its record is being written. A
+lease takes messages in the same order and stops at the same heads.
 
-Memory is one budget, given out from the highest priority down: priority_budget.py.
+**Budget** (`PriorityBudget`). The limits and the share of the whole are one budget, given out from
+the highest priority down, so that the lowest is paged out first (Qpid's AMQPriorityQueueTest asks
+for that). Each part gets a limit of its own. The whole stays below its limit as long as each part
+is below its own:
 
-Of `held`: the head is that of the highest part that has any. While it is held nothing is delivered,
-also from no lower part: a priority is not overtaken because its record is being written.
+    [PB] what all parts are charged for, and the pool, add up to the limit of the whole; a part is
+         charged for its limit, or for what it had in RAM when that was lowered if that is more
 
-Not here: which priority a message has (its publisher says so), declaring and finding the parts
-(factory.py).
+The *pool* is what nobody is charged for; it is below zero while more is in RAM than may be. An
+arrival that its part has no room for takes what it needs from the pool, with an eighth of the
+part's limit to spare, so most arrivals ask for nothing. A part with nothing lower in RAM leaves a
+sixteenth of the budget in the pool, for more urgent messages than there are now. When the pool is
+down to that, an arrival that has not paged out anything of its own part makes the lowest part page
+out instead, as many messages as a publish may, so the next ones find room. Only what is too large
+for the pool is paged out by its own part.
+
+A *deal* computes how much each part could use: all that it holds, wherever that is now, because it
+will be read before anything of a lower part. Limits that are too high are lowered at once, but
+nobody gets that room before the part has paged out; until then it is charged for it. An eighth of
+the budget always goes to the pool, so paging is mostly done when there is time (`resume`), not by
+publishes. A deal costs something for each part. PriorityQueue makes one when its owner has time and
+anything has happened since the last; an arrival makes one only if there is no room and an eighth of
+the budget was asked for in vain. Lowering a limit pages nothing out by itself.
 """
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from penstock.message import Entry
 from penstock.queues.backing_queue import (
@@ -35,19 +57,334 @@ from penstock.queues.backing_queue import (
     Head,
     NewMessage,
 )
-from penstock.queues.priority_budget import PriorityBudget
-from penstock.queues.priority_holder import PartHolder
-from penstock.queues.priority_lease import take_by_priority
-from penstock.queues.priority_part import SEQ_MASK, Part, PartFold
+from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
+from penstock.queues.vq_state import ALPHA_BYTES, alpha_bytes
 from penstock.storage.engine import StorageEngine
+from penstock.storage.holder import Holder
 from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 
-PARTS_MAX: Final = 256
+SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 
 A = TypeVar("A")
+
+
+class Part:
+    """One priority: its queue, and what was last known of it. opened: its queue, None before there
+    was a message. open_queue(part): makes it."""
+
+    def __init__(
+        self, number: int, index: QueueIndex, open_queue: Callable[["Part"], VariableQueue]
+    ) -> None:
+        self.number: int = number
+        self.index: QueueIndex = index
+        self.opened: VariableQueue | None = None
+        self._open_queue: Callable[[Part], VariableQueue] = open_queue
+        self.base: int = number << PART_SHIFT  # of its tags
+        self.bit: int = 1 << number
+        # As they were when PriorityQueue last looked.
+        self.len: int = 0
+        self.in_hand: int = 0
+        self.body_bytes: int = 0
+        # The limits it was given, and the one that it should have, by the last deal.
+        self.max_bytes: int = UNLIMITED
+        self.min_bytes: int = UNLIMITED
+        self.due_bytes: int = 0
+        # What it takes of the budget: the limit, or what was in RAM when that was lowered.
+        self.charged_bytes: int = 0
+
+    @property
+    def queue(self) -> VariableQueue:
+        """Its queue, opened if it was not."""
+        opened = self.opened
+        return opened if opened is not None else self._open_queue(self)
+
+    def ram_bytes(self) -> int:
+        """Bytes counted in RAM."""
+        return 0 if self.opened is None else self.opened.ram_bytes()
+
+    def delivery(self, delivery: Delivery) -> Delivery:
+        """Given to us: with the tag that it has to the outside."""
+        delivery.tag = self.base | delivery.tag
+        return delivery
+
+    def shown(self, delivery: Delivery) -> Delivery:
+        """Shown to us, for the part may look at it again: another one, with that tag."""
+        tag = self.base | delivery.tag
+        return Delivery(tag, delivery.message, delivery.is_redelivered, delivery.attempts)
+
+    def head(self, head: Head) -> Head:
+        """Another one, with the tag that it has to the outside."""
+        return Head(self.base | head.tag, head.id, head.size, head.expiry_ms)
+
+    def set_limits(self, max_bytes: int, min_bytes: int) -> None:
+        """Tell the queue, if that is news. Nothing is paged out here: its target is lowered first,
+        so to `set_limits` it is lowered already."""
+        if max_bytes == self.max_bytes and min_bytes == self.min_bytes:
+            return
+        self.max_bytes = max_bytes
+        self.min_bytes = min_bytes
+        self.apply_limits()
+
+    def apply_limits(self) -> None:
+        """See to it that the queue, if there is one, has the limits of its part."""
+        queue = self.opened
+        if queue is None:
+            return
+        if self.max_bytes < queue.state.target_bytes:
+            queue.state.target_bytes = self.max_bytes
+        queue.set_limits(self.max_bytes, self.min_bytes)
+
+    def give_back(self) -> int:
+        """Lower the limit to what is in RAM; how much less of the budget it takes."""
+        used = self.ram_bytes()
+        max_bytes = min(self.max_bytes, used)
+        self.set_limits(max_bytes, min(self.min_bytes, max_bytes))
+        given = max(self.charged_bytes - used, 0)
+        self.charged_bytes -= given
+        return given
+
+    def page_out(self, n_bytes: int) -> None:
+        """Page out so many bytes, but no more than one publish may. `give_back` comes next."""
+        queue = self.queue
+        target = queue.state.target_bytes
+        queue.state.target_bytes = min(target, max(queue.ram_bytes() - n_bytes, 0))
+        queue.paging.step(PUBLISH_MESSAGES, PUBLISH_BYTES)
+        queue.state.target_bytes = target
+
+    def has_ram(self) -> bool:
+        """Whether any message is in RAM, ready or pending."""
+        if self.opened is None:
+            return False
+        state = self.opened.state
+        return state.alpha_bytes + state.pending_bytes > 0
+
+    def asking(self, predicate: Callable[[Head], bool]) -> Callable[[Head], bool]:
+        """For this part, of a predicate that is to see the tags of the outside."""
+        return lambda head: predicate(self.head(head))
+
+    def showing(self, fun: Callable[[Delivery, A], A]) -> Callable[[Delivery, A], A]:
+        """The same for what folds over deliveries."""
+        return lambda delivery, acc: fun(self.shown(delivery), acc)
+
+
+class PartFold(Generic[A]):
+    """A fold over one part, that knows whether it was cut short."""
+
+    def __init__(self, part: Part, fun: Callable[[Delivery, bool, A], tuple[bool, A]]) -> None:
+        self._part = part
+        self._fun: Callable[[Delivery, bool, A], tuple[bool, A]] = fun
+        self.goes_on: bool = True
+
+    def step(self, delivery: Delivery, is_pending: bool, acc: A) -> tuple[bool, A]:
+        """One message."""
+        self.goes_on, acc = self._fun(self._part.shown(delivery), is_pending, acc)
+        return self.goes_on, acc
+
+
+SPARE_SHIFT: Final = 3  # an eighth: of the budget for the pool, of a limit beyond what is needed
+RESERVE_SHIFT: Final = 4  # a sixteenth of the budget, for what is more urgent than all there is
+
+
+class PriorityBudget:
+    """See the head of this module. parts: lowest priority first."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._max_bytes: int = UNLIMITED
+        self._min_bytes: int = UNLIMITED
+        self._share_bytes: int = UNLIMITED
+        self._wanted_bytes: int = 0  # asked for in vain since the last deal
+        self._lowest: int = 0  # no part below has anything in RAM to give
+        self.limit_bytes: int = UNLIMITED
+        self.pool_bytes: int = 0
+
+    def info(self, *, is_flowed: bool) -> dict[str, int | str]:
+        """The limits of the whole, as Paging.info gives them of a queue."""
+        by = "max_memory" if self._max_bytes <= self._share_bytes else "share"
+        return {
+            "max_bytes": self._max_bytes,
+            "min_bytes": self._min_bytes,
+            "share_bytes": self._share_bytes,
+            "paged_by": by if is_flowed else "",
+        }
+
+    def set_limits(self, max_bytes: int, min_bytes: int) -> None:
+        """The queue's own limits. ValueError unless 0 <= min <= max."""
+        if not 0 <= min_bytes <= max_bytes:
+            raise ValueError(
+                f"limits must be 0 <= min <= max, not min {min_bytes}, max {max_bytes}"
+            )
+        self._max_bytes = max_bytes
+        self._min_bytes = min_bytes
+        self._set()
+
+    def set_share(self, share_bytes: int) -> None:
+        """The share of the whole machine's budget."""
+        self._share_bytes = max(share_bytes, 0)
+        self._set()
+
+    def _set(self) -> None:
+        self.limit_bytes = min(self._max_bytes, self._share_bytes, UNLIMITED)
+        self.deal()
+
+    def make_room(self, part: Part, entry: Entry) -> None:
+        """An entry is about to arrive at a part: see to it that the part has room, if possible."""
+        if part.max_bytes >= UNLIMITED:
+            return
+        if part.number < self._lowest:
+            self._lowest = part.number
+        needed = part.queue.ram_bytes() + alpha_bytes(entry.message) - part.max_bytes
+        if needed <= 0:
+            return
+        room = self._room_for(part)
+        if needed > room:
+            self._wanted_bytes += needed
+            if self._wanted_bytes > self.limit_bytes >> SPARE_SHIFT:
+                self.deal()
+                room = self._room_for(part)
+        if needed <= room:
+            given = min(needed + (part.max_bytes >> SPARE_SHIFT), room)
+            part.set_limits(part.max_bytes + given, part.min_bytes)
+            self._charge(part, part.max_bytes)
+
+    def _charge(self, part: Part, n_bytes: int) -> None:
+        """The part takes so much of the budget, if it does not already."""
+        if n_bytes > part.charged_bytes:
+            self.pool_bytes -= n_bytes - part.charged_bytes
+            part.charged_bytes = n_bytes
+
+    def _room_for(self, part: Part) -> int:
+        """What a part may take of the pool."""
+        if part.number > self._lowest:
+            return self.pool_bytes
+        return self.pool_bytes - (self.limit_bytes >> RESERVE_SHIFT)
+
+    def fill_pool(self, part: Part) -> None:
+        """Something arrived at a part, which has paged out nothing: if the pool is low, the lowest
+        part that has anything in RAM pages out instead, at the worst the part itself."""
+        reserve = self.limit_bytes >> RESERVE_SHIFT
+        if part.max_bytes >= UNLIMITED or self.pool_bytes >= reserve:
+            return
+        while self._lowest <= part.number:
+            low = self._parts[self._lowest]
+            self.pool_bytes += low.give_back()
+            if self.pool_bytes >= reserve:
+                return
+            if low.has_ram():
+                low.page_out((self.limit_bytes >> SPARE_SHIFT) - self.pool_bytes)
+                self.pool_bytes += low.give_back()
+                return
+            self._lowest += 1
+
+    def deal(self) -> None:
+        """Give out the budget, from the highest priority down."""
+        self._wanted_bytes = 0
+        self._lowest = 0
+        limit = self.limit_bytes
+        if limit >= UNLIMITED:
+            for part in self._parts:
+                part.set_limits(UNLIMITED, self._min_bytes)
+            return
+        left = limit - (limit >> SPARE_SHIFT)
+        pool = limit
+        for number in range(len(self._parts) - 1, -1, -1):
+            part = self._parts[number]
+            queue = part.opened
+            ram_bytes = useful = 0
+            if queue is not None:
+                ram_bytes = queue.ram_bytes()
+                in_hand = queue.depth() - queue.leased_count()
+                useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
+            part.due_bytes = min(useful, left)
+            left -= part.due_bytes
+            # What it has in RAM is in use in any case: a limit up to that takes nothing.
+            allowed = min(part.due_bytes, max(part.max_bytes, ram_bytes))
+            part.set_limits(allowed, min(part.min_bytes, allowed))
+            part.charged_bytes = max(ram_bytes, allowed)
+            pool -= part.charged_bytes
+        self.pool_bytes = pool
+        min_left = min(self._min_bytes, limit)
+        for number in range(len(self._parts) - 1, -1, -1):
+            part = self._parts[number]
+            given = min(part.due_bytes - part.max_bytes, max(self.pool_bytes, 0))
+            max_bytes = part.max_bytes + given
+            min_bytes = min(max_bytes, min_left)
+            min_left -= min_bytes
+            part.set_limits(max_bytes, min_bytes)
+            self._charge(part, max_bytes)
+
+    def check(self) -> None:
+        """Assert [PB]."""
+        if self.limit_bytes < UNLIMITED:
+            charged = sum([part.charged_bytes for part in self._parts])
+            assert charged + self.pool_bytes == self.limit_bytes, "[PB] the budget does not add up"
+            assert all(p.max_bytes <= p.charged_bytes for p in self._parts), "[PB] a gift"
+
+
+class PartHolder(Holder):
+    """Stands before the Holder of a part and sees what arrives."""
+
+    def __init__(self, owner: "PriorityQueue", part: Part, holder: Holder) -> None:
+        self._owner = owner
+        self._part = part
+        self._holder = holder
+
+    def add(self, entry: Entry) -> None:
+        budget, part = self._owner.budget, self._part
+        budget.make_room(part, entry)
+        writes = part.queue.state.disk_writes
+        self._holder.add(entry)
+        if part.queue.state.disk_writes == writes:
+            budget.fill_pool(part)
+        self._owner.count(part)
+
+    def drop(self, first: int, n: int) -> None:
+        self._holder.drop(first, n)
+
+    def wants_drops(self) -> bool:
+        return self._holder.wants_drops()
+
+    def get(self, seq: int) -> Entry | None:
+        return self._holder.get(seq)
+
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        return self._holder.candidates(below, n)
+
+    def unsettled(self) -> list[Entry]:
+        return self._holder.unsettled()
+
+    def materialised(self, entries: list[Entry]) -> None:
+        self._holder.materialised(entries)
+
+
+def take_by_priority(
+    queue: "PriorityQueue", messages_max: int, bytes_max: int, now_ms: int
+) -> list[Taken]:
+    """See BackingQueue.take."""
+    found: list[Taken] = []
+    while messages_max > 0 and (part := queue.highest()) is not None:
+        try:
+            head = part.queue.head()
+            if found and head is not None and head.size > bytes_max:
+                break
+            taken = part.queue.take(messages_max, bytes_max, now_ms)
+        except BaseException:
+            queue.untake(found)
+            raise
+        queue.count(part)
+        found += taken
+        for one in taken:
+            messages_max -= len(one.entries)
+            bytes_max -= sum([entry.message.size for entry in one.entries])
+        if part.len:
+            break  # enough, or the head is not to be taken now: nothing overtakes it
+    return found
+
+
+PARTS_MAX: Final = 256
 
 
 class PriorityQueue(BackingQueue):

@@ -1,44 +1,375 @@
-"""VariableQueue: the queue. A BackingQueue whose RAM is bounded, whatever its length.
+"""VariableQueue: a BackingQueue whose RAM is bounded, whatever its length.
 
-It is the queue of RabbitMQ's variable_queue.md and of the essay of 2011 at the head of its source:
-q1, q2, delta, q3, q4; alpha, beta, gamma, delta (see vq_state.py for the picture and the
-invariants), over a storage engine in which every persistent message is in the log already when it
-arrives here. So paging is not what makes a message safe: it only moves it out of RAM.
+This is the queue of RabbitMQ's variable_queue.md and of the essay of 2011 at the head of its
+source: q1, q2, delta, q3, q4 and alpha, beta, gamma, delta (vq_state.py has the picture and the
+invariants). The storage engine has every persistent message in its log before it arrives here, so
+paging does not make a message safe; it only moves it out of RAM. paging.py decides when and how
+much, and does it.
 
-    arrive     `add`, called by the engine: to q4 while q3 is empty, else to q1. Over the limit, or
-               on a flowed queue, a step of the Purger follows
-    fetch      the head of q4; if that is empty, a run of q3 is read into it first
-    settle     pending messages die in one DEQUEUE record per call
-    requeue    back to the old place: before q3's head to what came back; before delta into q3;
-               else delta grows
+    arrive     the engine adds an entry: to q4 while q3 is empty, else to q1. Over the limit, or on
+               a flowed queue, a step of the Purger follows
+    fetch      takes the head of q4; if q4 is empty, a run of q3 is read into it first
+    ack        pending messages die, one DEQUEUE record per call
+    requeue    pending messages return to their old places
+    move       a pending message dies here and lives in other queues, one MOVE record
+    take       heads leave for a reader that leases them
 
-It is also the `Holder` of its QueueIndex: what a checkpoint must materialise is what is in q1, q4
-and pending and on no slot yet.
+**Publishing calls back.** `publish` calls the engine, and the engine gives the new entry to the
+Holder of each queue's index. `VqHolder` is that Holder: it calls `arrive`, and at a checkpoint it
+lists what is only in RAM and log (q1, q4 and pending, unless on a slot), which the engine then
+writes. One publish for many queues is one record that way.
 
-Not here: when and how much is paged (paging.py), and the steps of it (purger.py, inhaler.py); where
-requeued messages go (vq_requeue.py); fold and browse (vq_scan.py); marks and holds
-(delivered_mark.py). Which message is dead before its time, how many may be in a queue, and what
-becomes of the dead is the business of whoever owns one (amq_queue.py).
+**Pending.** A fetched message is pending, in RAM or, paged out, as a row. A purge is one record and
+keeps what is pending. A call that fails leaves messages pending: what must be read of them is read
+before they are taken out.
+
+**Delivered mark.** RabbitMQ once wrote a record for each delivery; here a queue has one number.
+Messages below the mark were delivered or may have been, so they are redelivered when they come
+again. One number is enough because messages leave in the order of their seqs. It is reserved ahead
+in the log, in blocks of 1,024 or of the deliveries of the last second if these are more: the next
+block once half of one is used. A first delivery beyond what is settled waits. So after a crash
+nothing that was delivered is called fresh, and at most a block that was not delivered is called
+redelivered. An orderly stop writes the exact number. Only persistent messages of durable queues
+have this. Besides, single messages can be held: what a transaction or a move brought is delivered
+once its record is settled, and holds back what is after it.
+
+**Requeue.** RabbitMQ merges what comes back into q4 while it belongs before q3's head, reading
+bodies that left RAM; then into q3, writing bodies, while it belongs before delta; the rest makes
+delta wider. So a consumer that takes a million messages and dies would bring a million bodies back
+into RAM, and one that rejects what it gets would walk over all ready messages each time. Here
+
+    before q4's head             q4's head; in RAM
+    before q3's, in RAM          `back`, a heap by seq
+    before q3's, paged out       `back_rows`: a row until its turn comes
+    after that                   q3 or delta, paged out
+
+so the cost of a requeue depends on what comes back and not on what is ready
+(tests/unit/queues/test_requeue_cost.py counts). What should be written and cannot, for want of
+space, goes the other way: what is before it joins `back_rows`, and it goes to `back`. The queue is
+over its limit then, and in order.
+
+**Looking.** fold and browse read bodies in runs and keep none, so a browser costs a run of RAM.
+
+**Leases.** A lease takes heads in order as a fetch does, never one that is expired or held. But
+leased messages are not pending: once the engine has the LEASE record, the message is on its slot,
+its bit is set in the index, and this queue has nothing of it in RAM. So a million leased messages
+cost nothing here. `take` returns heads with their bodies for the time of one call; `untake` puts
+them back if the lease failed; `leased` completes it: the record raises the delivered mark, and
+transient messages, which live on as persistent ones at other seqs, are released. `returning` reads
+the rows of leased messages that are about to be released, `readmit` makes them ready, at their old
+places. A message without a good body is set aside as in a fetch.
 """
 
-from collections.abc import Callable
-from heapq import heappush
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappush, merge
+from itertools import islice
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_disk_full
-from penstock.message import Entry, Message, is_large
-from penstock.queues import inhaler, purger
-from penstock.queues.backing_queue import Delivery, Head, NewMessage
-from penstock.queues.rows import PERSISTENT, Row
-from penstock.queues.vq_holder import VqHolder
-from penstock.queues.vq_lease import VqLease
-from penstock.queues.vq_pending import ACKS_MAX
-from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, alpha_bytes
+from penstock.message import Entry, Message, is_large, seq_of
+from penstock.queues import paging
+from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.paging import Paging
+from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
+from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, VQState, alpha_bytes
 from penstock.shared_body import SharedMessage
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder
+from penstock.storage.holder import DictHolder, Holder
+from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
+
+BLOCK: Final = 1024
+# Of all queues that have held nothing yet: an empty deque takes 700 bytes. It is never changed.
+NO_HOLDS: Final[deque[tuple[int, int, int]]] = deque()
+
+
+class DeliveredMark:
+    """Of one queue. `delivered`: the exact mark of this run. mode: of the records of the mark."""
+
+    def __init__(self, engine: StorageEngine, index: QueueIndex, mode: int) -> None:
+        self._engine = engine
+        self._index = index
+        self._mode = mode
+        self.delivered: int = min(index.mark, index.next_seq)
+        self._settled: int = index.mark  # of the reserved mark
+        self._next: int = index.mark
+        self._lsn: int = 0
+        self.half: int = index.mark - BLOCK // 2  # a delivery from here on reserves more
+        self.holds: deque[tuple[int, int, int]] = NO_HOLDS  # (seq, lsn, mode)
+        # Ahead of the head, and not of a whole backlog, all of which would then come redelivered
+        # after the next crash. What is below the mark needs no more of it.
+        head = min([s.lo for s in index.segments.values()], default=index.next_seq)
+        if index.is_durable and index.mark < head + BLOCK // 2:
+            self.reserve(max(self.delivered, head), 0.0)
+
+    def reserve(self, seq: int, out_per_s: float) -> None:
+        """Log a mark a block beyond `seq` and what is reserved already."""
+        block = max(BLOCK, int(out_per_s))
+        self._next = max(seq + 1, self._next) + block
+        self.half = self._next - block // 2
+        self._lsn = self._engine.mark(self._index, self._next, self._mode)
+
+    def beyond(self, seq: int, out_per_s: float) -> int:
+        """The mark that a record which delivers up to `seq` has to raise; 0 if there is enough.
+        Nothing is changed: see `logged`."""
+        if seq < self.half or not self._index.is_durable:
+            return 0
+        return max(seq + 1, self._next) + max(BLOCK, int(out_per_s))
+
+    def logged(self, mark: int, lsn: int) -> None:
+        """Another record has raised the mark."""
+        self.half = mark - BLOCK // 2
+        self._next = mark
+        self._lsn = lsn
+
+    def hold(self, seq: int, lsn: int, mode: int) -> None:
+        """This message, and what is behind it, waits until the LSN is settled."""
+        if self._engine.settled(mode) < lsn:
+            if self.holds is NO_HOLDS:
+                self.holds = deque()
+            self.holds.append((seq, lsn, mode))
+            while self._engine.settled(self.holds[0][2]) >= self.holds[0][1]:
+                self.holds.popleft()
+
+    def waits_for(self, seq: int, *, has_mark: bool, out_per_s: float) -> tuple[int, int] | None:
+        """(lsn, mode) that a delivery of `seq` waits for. has_mark: it is a persistent one."""
+        if self.holds:
+            engine = self._engine
+            while self.holds and engine.settled(self.holds[0][2]) >= self.holds[0][1]:
+                self.holds.popleft()
+            for held, lsn, mode in self.holds:
+                if held <= seq and engine.settled(mode) < lsn:
+                    return lsn, mode
+        if not has_mark or seq < self._settled:
+            return None
+        if self._engine.settled(self._mode) >= self._lsn:
+            self._settled = self._next
+            if seq < self._settled:
+                return None
+            self.reserve(seq, out_per_s)
+        return self._lsn, self._mode
+
+    def terminate(self) -> None:
+        """An orderly stop: the exact mark goes into its checkpoint."""
+        if self._index.is_durable:
+            self._index.lower_mark(self.delivered)
+
+
+SEQ_MAX = 1 << 62
+
+
+def put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
+    """Entries in RAM and rows, each ascending, become ready at their places; the caller counts
+    them as ready. OSError: none; see the head of this module."""
+    state.in_hand = {entry.seq for entry in alphas}
+    state.in_hand.update([row.seq for row in rows])
+    try:
+        _put_back(state, alphas, rows)
+    finally:
+        state.in_hand = set()
+
+
+def _put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
+    if not state.is_lazy:
+        border = SEQ_MAX
+        if state.q3.count:
+            border = state.q3.first_seq()
+        elif state.delta.count:  # it could not be read
+            border = state.delta.start
+        early = [entry for entry in alphas if entry.seq < border]
+        state.place(early)
+        alphas = alphas[len(early) :]
+        first = [row for row in rows if row.seq < border]
+        for row in first:
+            state.place_row(row)
+        state.join_rows()
+        rows = rows[len(first) :]
+    if alphas:
+        try:
+            rows = list(merge(rows, paging.page_out(state, alphas), key=seq_of_row))
+        except OSError:
+            _put_rows(state, rows)
+            _lift(state, alphas[-1].seq)
+            state.place(alphas)
+            return
+    _put_rows(state, rows)
+
+
+def _put_rows(state: VQState, rows: Iterable[Row]) -> None:
+    """Rows, ascending, into q3 while they come before delta, else into delta."""
+    later: list[Row] = []
+    for row in rows:
+        if state.delta.count and row.seq >= state.delta.start:
+            later.append(row)
+        else:
+            state.q3.insert(row)
+    try:
+        paging.roll_rows(state, later)
+    except OSError:
+        return  # they are in q3 or q2 again
+
+
+def _lift(state: VQState, below: int) -> None:
+    """The rows of q3 and delta below a seq join those that came back."""
+    while True:
+        if not state.q3.count and state.delta.count and state.delta.start < below:
+            paging.deltas_to_betas(state, paging.segment_rows(state))
+        if not state.q3.count or state.q3.first_seq() >= below:
+            return
+        state.place_row(state.q3.pop_first())
+
+
+RUN_ROWS: Final = 64  # whose bodies are read at once
+
+Found = tuple[int, Message, bool]  # seq, message with body, is pending
+
+
+def everything(state: VQState) -> Iterator[Found]:
+    """All messages, ready and pending, ascending by seq."""
+    ready = ready_after(state, -1)
+    pending = _pending(state)
+    a, b = next(ready, None), next(pending, None)
+    while a is not None or b is not None:
+        if b is None or (a is not None and a[0] < b[0]):
+            assert a is not None
+            yield a
+            a = next(ready, None)
+        else:
+            yield b
+            b = next(pending, None)
+
+
+def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
+    """Ready messages above a seq, ascending; damaged ones are left out. run: how many are read from
+    disk at once; whoever wants a few asks for no more."""
+    if state.has_back:
+        yield from _head(state, after, run)
+    else:
+        yield from _alphas(state, state.q4, after)
+    yield from _bodies(state, state.q3.rows(after), run)
+    delta = state.delta
+    start = max(delta.start, after + 1)
+    while delta.count and start < delta.end:
+        stop = min(state.segment_end(start), delta.end, start + run)
+        yield from _bodies(state, iter(_rows_of_delta(state, start, stop)), run)
+        start = stop
+    yield from _bodies(state, state.q2.rows(after), run)
+    yield from _alphas(state, state.q1, after)
+
+
+def _head(state: VQState, after: int, run: int) -> Iterator[Found]:
+    """q4 and what came back to it."""
+    back = deque(state.back[seq] for seq in sorted(state.back))
+    alphas = merge(_alphas(state, state.q4, after), _alphas(state, back, after), key=_seq_of_found)
+    return merge(alphas, _bodies(state, state.back_rows.rows(after), run), key=_seq_of_found)
+
+
+def _seq_of_found(found: Found) -> int:
+    return found[0]
+
+
+def _alphas(state: VQState, entries: deque[Entry], after: int) -> Iterator[Found]:
+    at = bisect_right(entries, after, key=seq_of)
+    for entry in islice(entries, at, None):
+        message = _whole(state, entry.seq, entry.message)
+        if message is not None:
+            yield entry.seq, message, False
+
+
+def _pending(state: VQState) -> Iterator[Found]:
+    in_ram = sorted(state.ram_pending)
+    at = 0
+    for seq, message, _ in _bodies(state, state.disk_pending.rows(), RUN_ROWS):
+        while at < len(in_ram) and in_ram[at] < seq:
+            yield from _pending_in_ram(state, in_ram[at])
+            at += 1
+        yield seq, message, True
+    for seq in in_ram[at:]:
+        yield from _pending_in_ram(state, seq)
+
+
+def _pending_in_ram(state: VQState, seq: int) -> Iterator[Found]:
+    message = _whole(state, seq, state.ram_pending[seq].message)
+    if message is not None:
+        yield seq, message, True
+
+
+def _whole(state: VQState, seq: int, message: Message) -> Message | None:
+    """The message with a body that does not stay in RAM; None if it is damaged."""
+    if message.body is not None:
+        return message
+    copy = message.copy()
+    try:
+        state.engine.load_body(state.index, seq, copy)
+    except CorruptionError:
+        return None
+    return copy
+
+
+def _rows_of_delta(state: VQState, start: int, stop: int) -> list[Row]:
+    seqs = state.ready_on_disk(start, stop)
+    transients = set(state.transients_between(start, stop))
+    return paging.rows_on_disk(state, seqs, transients)
+
+
+def _bodies(state: VQState, rows: Iterator[Row], most: int) -> Iterator[Found]:
+    """Rows with their bodies, read in runs of one segment."""
+    run: list[Row] = []
+    for row in rows:
+        if run and (len(run) >= most or row.seq >= state.segment_end(run[0].seq)):
+            yield from _read(state, run)
+            run = []
+        run.append(row)
+    if run:
+        yield from _read(state, run)
+
+
+def _read(state: VQState, rows: list[Row]) -> Iterator[Found]:
+    try:
+        entries = paging.load(state, rows, stays=False, has_large=True)
+    except CorruptionError:
+        entries = []
+        for row in rows:
+            try:
+                entries += paging.load(state, [row], stays=False, has_large=True)
+            except CorruptionError:
+                continue  # whoever fetches it will be told
+    for entry in entries:
+        yield entry.seq, entry.message, False
+
+
+def paged_transients(state: VQState) -> Iterator[tuple[int, int, int, int]]:
+    """Transient messages that are paged out and ready: (seq, id, store file, whether the segment's
+    files have something of it). What cannot be read is left out: it holds no more than a reference
+    in the transient store, which is gone with the process."""
+    for rows in (state.back_rows, state.q3, state.q2):
+        for row in rows.rows():
+            if not row.flags & PERSISTENT:
+                file = paging.store_file_of(state, row) if row.flags & IN_STORE else 0
+                yield row.seq, row.id, file, paging.is_in_files(row)
+    index = state.index
+    for number in sorted(state.delta_transients):
+        start = number * index.slots
+        for seq in state.transients_between(start, start + index.slots):
+            try:
+                (slot,) = index.files(number).slots([seq])
+                file = 0
+                if slot.flags & SLOT_IN_STORE:
+                    file = index.files(number).entries_of([slot])[0].store_file
+            except CorruptionError:
+                yield seq, 0, 0, 1
+                continue
+            yield seq, slot.id, file, 1
+
+
+ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die
+
+A = TypeVar("A")
+
 
 BATCH_MESSAGES: Final = 256  # of a batch, between two steps of paging
 BATCH_BYTES: Final = 1 << 20
@@ -46,10 +377,8 @@ READ_MESSAGES: Final = 256  # that a fetch from disk reads at once
 POLICIES: Final = ("ratio", "eager")
 MODES: Final = ("default", "lazy")
 
-A = TypeVar("A")
 
-
-class VariableQueue(VqLease):
+class VariableQueue(BackingQueue):
     """Takes over `index`: what lives in it is ready, in delta.
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
@@ -64,7 +393,18 @@ class VariableQueue(VqLease):
     ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r}, expected one of {POLICIES}")
-        super().__init__(engine, index, mode, policy == "eager", on_event)
+        self.engine = engine
+        self.state: VQState = VQState(engine, index)
+        self.state.eager = policy == "eager"
+        self.mark: DeliveredMark = DeliveredMark(engine, index, mode)
+        self.paging: Paging = Paging(self.state, on_event)
+        self._index = index
+        self._mode: int = mode
+        self._confirms: list[tuple[int, int, int]] = []  # (lsn, mode, id)
+        # Deliveries of messages below this seq count when they are made; the seqs that are counted.
+        self._suspect_below: int = 0
+        self._crash_mark: int = 0 if engine.recovered.is_clean else self.mark.delivered
+        self._counted: set[int] = set()
         self._read_bytes: int = read_bytes
         self.state.reads_runs = read_bytes > 0
         self._is_batch: bool = False
@@ -117,7 +457,7 @@ class VariableQueue(VqLease):
             return
         state.add_alpha(entry)
         if not self._is_batch and (state.is_flowed or state.ram_bytes() > state.target_bytes):
-            self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
+            self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()
 
@@ -125,13 +465,13 @@ class VariableQueue(VqLease):
         """Straight to disk; if that fails the queue is not lazy any more."""
         state = self.state
         try:
-            rows = purger.page_out(state, [entry])
+            rows = paging.page_out(state, [entry])
         except (OSError, SyncFailedError) as error:
             self._leave_lazy(error)
             state.add_alpha(entry)
         else:
             try:
-                purger.roll_rows(state, rows)
+                paging.roll_rows(state, rows)
             except (OSError, SyncFailedError) as error:
                 self._leave_lazy(error)
         self._checked()
@@ -139,7 +479,7 @@ class VariableQueue(VqLease):
     def _leave_lazy(self, error: OSError | SyncFailedError) -> None:
         self.state.is_lazy = self.state.becomes_lazy = False
         self.paging.failed(error)
-        inhaler.settle(self.state, purger.load_rows(self.state))
+        paging.settle(self.state, paging.load_rows(self.state))
 
     def publish(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
@@ -178,9 +518,9 @@ class VariableQueue(VqLease):
 
     def _page_batch(self, n: int) -> None:
         """What n publishes of their own would have paged out."""
-        if purger.is_over(self.state):
-            slice_messages = min(n * (purger.PUBLISH_MESSAGES + 1), purger.SLICE_MESSAGES * 2)
-            self.paging.step(slice_messages, 2 * purger.SLICE_BYTES)
+        if paging.is_over(self.state):
+            slice_messages = min(n * (paging.PUBLISH_MESSAGES + 1), paging.SLICE_MESSAGES * 2)
+            self.paging.step(slice_messages, 2 * paging.SLICE_BYTES)
 
     def publish_delivered(
         self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
@@ -212,7 +552,7 @@ class VariableQueue(VqLease):
         if state.back_rows.count:
             return state.back_rows.first()
         if not state.q3.count:
-            inhaler.deltas_to_betas(state, purger.load_rows(state))
+            paging.deltas_to_betas(state, paging.load_rows(state))
             self.paging.tell_set_aside()
         return state.q3.first() if state.q3.count else None
 
@@ -231,7 +571,7 @@ class VariableQueue(VqLease):
                     return None
                 if self.held() is not None:  # the head was damaged, and this is another one
                     if state.is_lazy:
-                        purger.push_q4(state, 1)
+                        paging.push_q4(state, 1)
                     return None
             delivery = self._fetch(ack_required=ack_required, in_pieces=in_pieces)
             if delivery is not None:
@@ -255,7 +595,7 @@ class VariableQueue(VqLease):
             except CorruptionError as error:
                 state.q4.popleft()
                 state.alpha_bytes -= cost
-                inhaler.set_aside(state, seq, size, error)
+                paging.set_aside(state, seq, size, error)
                 self._after()
                 return None
         attempts = self._attempts(seq, message.persistent)
@@ -277,11 +617,11 @@ class VariableQueue(VqLease):
             if state.pending_order is not None:
                 self._note_pending(seq)
         if not state.q3.count:
-            inhaler.settle(state, purger.load_rows(state))
+            paging.settle(state, paging.load_rows(state))
         if state.is_flowed and not state.q3.count:
             self.paging.note_recovered()
         elif ack_required and state.ram_bytes() > state.target_bytes:
-            self.paging.step(purger.PUBLISH_MESSAGES, purger.PUBLISH_BYTES)
+            self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
@@ -302,14 +642,14 @@ class VariableQueue(VqLease):
         while True:
             if state.back_rows.count:
                 run = min(self._read_bytes, state.target_bytes // 4)
-                inhaler.back_to_alphas(state, min(run, self.paging.room_for(run)), READ_MESSAGES)
+                paging.back_to_alphas(state, min(run, self.paging.room_for(run)), READ_MESSAGES)
                 self.paging.tell_set_aside()
                 if state.head_in_ram():
                     return True
                 state.join_rows()
                 continue
             if not state.q3.count:
-                inhaler.deltas_to_betas(state, purger.load_rows(state))
+                paging.deltas_to_betas(state, paging.load_rows(state))
                 self.paging.tell_set_aside()
             if not state.q3.count:
                 return state.head_in_ram()
@@ -317,11 +657,11 @@ class VariableQueue(VqLease):
             room = self.paging.room_for(run)
             run = min(run, room)
             before = state.alpha_bytes
-            inhaler.betas_to_alphas(state, run, READ_MESSAGES)
+            paging.betas_to_alphas(state, run, READ_MESSAGES)
             left = run - (state.alpha_bytes - before)
             if left > 0 and not state.q3.count and state.reads_runs and not state.is_lazy:
-                inhaler.deltas_to_alphas(state, left, READ_MESSAGES)
-            inhaler.settle(state, purger.load_rows(state))
+                paging.deltas_to_alphas(state, left, READ_MESSAGES)
+            paging.settle(state, paging.load_rows(state))
             self.paging.tell_set_aside()
             if state.q4:
                 return True
@@ -353,7 +693,7 @@ class VariableQueue(VqLease):
         else:
             row = self._first_row()
             assert row is not None, "there is a head"
-            entry = inhaler.take_entry(state, row) if not ack_required else inhaler.as_entry(row)
+            entry = paging.take_entry(state, row) if not ack_required else paging.as_entry(row)
         self._delivered(seq, entry.message.persistent)
         if not ack_required:
             self._die(entry, self._mode)  # it may fail: the head is the head until it has not
@@ -474,7 +814,7 @@ class VariableQueue(VqLease):
         self._after()
 
     def resume(self) -> bool:
-        more = self.paging.step(purger.SLICE_MESSAGES, purger.SLICE_BYTES)
+        more = self.paging.step(paging.SLICE_MESSAGES, paging.SLICE_BYTES)
         self._after()
         return more
 
@@ -506,3 +846,559 @@ class VariableQueue(VqLease):
         for entry in held:
             index.holder.add(entry)
         self.purged()
+
+    # ---- settling ------------------------------------------------------------------------------
+
+    def ack(self, tags: list[int], mode: int) -> list[int]:
+        state = self.state
+        # First what may fail: reading, and the log; nothing has happened until it has not.
+        entries = self._pending_entries(tags)
+        if entries:
+            self._dequeue(entries, mode)
+            for entry in entries:
+                self._drop_pending(entry)
+            state.rates.n_ack_out += len(entries)
+            if state.is_flowed:
+                self.paging.note_recovered()
+        if CHECKS.is_on:
+            state.check()
+        return [entry.message.id for entry in entries]
+
+    def _pending_entries(self, tags: list[int]) -> list[Entry]:
+        """The pending ones of these, without bodies if they were paged out; each once."""
+        state = self.state
+        entries: list[Entry] = []
+        for tag in tags if len(tags) < 2 else dict.fromkeys(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is not None:
+                entries.append(entry)
+            elif state.disk_pending.count:
+                row = state.disk_pending.find(tag)
+                if row is not None:
+                    entries.append(paging.entry_of(state, row))
+        return entries
+
+    def _dequeue(self, entries: list[Entry], mode: int) -> None:
+        """Entries die in the log and in the index, if they are persistent."""
+        persistent = entries
+        if len(entries) > 1:
+            persistent = sorted([e for e in entries if e.message.persistent], key=seq_of)
+        elif not entries[0].message.persistent:
+            return
+        if persistent:
+            self.engine.dequeue(self._index, persistent, mode)
+
+    def _drop_pending(self, entry: Entry) -> None:
+        """A pending message that is dead: nothing here knows of it any more."""
+        state = self.state
+        seq = entry.seq
+        held = state.ram_pending.pop(seq, None)
+        if held is not None:
+            message = held.message
+            state.pending_bytes -= alpha_bytes(message)
+            if isinstance(message, SharedMessage):
+                message.shared.leave(state.shared)
+        else:
+            row = state.disk_pending.remove(seq)
+            assert row is not None, "it was pending"
+            if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
+                state.places[seq] = row.place
+        state.unacked_bytes -= entry.message.size
+        if self._counted:
+            self._counted.discard(seq)
+        if not entry.message.persistent:
+            self._release(entry)
+
+    def _die(self, entry: Entry, mode: int) -> None:
+        """An entry that was never pending dies."""
+        message = entry.message
+        if message.persistent:
+            self.engine.dequeue(self._index, [entry], mode)
+        else:
+            self._release(entry)
+        if isinstance(message, SharedMessage):
+            message.shared.leave(self.state.shared)
+
+    def _release(self, entry: Entry) -> None:
+        """A transient message is gone."""
+        state = self.state
+        if state.places.pop(entry.seq, None) is not None or entry.on_slot:
+            self._index.keep_transients(entry.seq // self._index.slots, -1)
+        state.transient_attempts.pop(entry.seq, None)
+        self.engine.release(entry.message)
+
+    def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
+        state = self.state
+        alphas: list[Entry] = []
+        rows: list[Row] = []
+        for tag in dict.fromkeys(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is not None:
+                alphas.append(entry)
+                continue
+            row = state.disk_pending.find(tag) if state.disk_pending.count else None
+            if row is not None:
+                rows.append(row)
+        alphas.sort(key=seq_of)
+        rows.sort(key=seq_of_row)
+        ids = {entry.seq: entry.message.id for entry in alphas}
+        ids.update({row.seq: row.id for row in rows})
+        if attempted and ids:  # first what may fail: DiskFullError, and nothing has happened
+            self._count_attempts(alphas, rows, mode)
+        elif self._counted:
+            self._uncount(list(ids), mode)
+        for entry in alphas:
+            del state.ram_pending[entry.seq]
+            state.pending_bytes -= alpha_bytes(entry.message)
+        for row in rows:
+            state.disk_pending.remove(row.seq)
+        size = sum([e.message.size for e in alphas]) + sum([row.size for row in rows])
+        state.unacked_bytes -= size
+        state.bytes += size
+        state.len += len(ids)
+        state.rates.n_in += len(ids)
+        state.rates.n_ack_out += len(ids)
+        put_back(state, alphas, rows)
+        self._after()
+        return [ids[seq] for seq in sorted(ids)]
+
+    def _count_attempts(self, alphas: list[Entry], rows: list[Row], mode: int) -> None:
+        known = self._index.attempts
+        seqs = [entry.seq for entry in alphas if entry.message.persistent]
+        seqs += [row.seq for row in rows if row.flags & PERSISTENT]
+        counted = [(q, known.get(q, 0) + 1) for q in sorted(seqs) if q not in self._counted]
+        if counted:
+            self.engine.requeue(self._index, counted, mode)
+        self._counted.difference_update(seqs)
+        transient = self.state.transient_attempts
+        for seq in [entry.seq for entry in alphas if not entry.message.persistent]:
+            transient[seq] = transient.get(seq, 0) + 1
+        for seq in [row.seq for row in rows if not row.flags & PERSISTENT]:
+            transient[seq] = transient.get(seq, 0) + 1
+
+    def move(
+        self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
+    ) -> int:
+        found = self.pending(tag, with_header=True)
+        if found is None:
+            raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
+        engine = self.engine
+        message = found.message
+        durable = [target for target in targets if target.is_durable and message.persistent]
+        others = [target for target in targets if not (target.is_durable and message.persistent)]
+        is_stored = message.body is None and is_large(message)
+        if message.body is None and not is_stored:
+            message = self._with_body(Entry(tag, message))
+        body = message.body
+        shared = None if body is None else engine.share_of(body, len(targets), message)
+        with engine.share(shared):
+            if durable:
+                # It stays pending until it is dead: the target may be this very queue.
+                lsn, _ = engine.move(
+                    self._index, self._moving(tag, message), durable, header, mode, expiry_ms
+                )
+                self._drop_pending(Entry(tag, message))
+                self.state.rates.n_ack_out += 1
+            if others and is_stored:  # given before it is taken: it may be the same body
+                engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
+            if not durable:
+                self.ack([tag], mode)
+                lsn = engine.last_lsn if message.persistent else 0
+            if others and body is not None:
+                engine.publish_transient(others, header, body, expiry_ms)
+        self._after()
+        return lsn
+
+    def _moving(self, tag: int, message: Message) -> Entry:
+        entry = self.state.ram_pending.get(tag)
+        return Entry(tag, message, True if entry is None else entry.on_slot)
+
+    def pending(
+        self, tag: int, *, with_header: bool = False, with_body: bool = False
+    ) -> Delivery | None:
+        state = self.state
+        entry = state.ram_pending.get(tag)
+        if entry is not None:
+            message = entry.message
+            if message.body is None and (with_body or (with_header and not is_large(message))):
+                message = self._with_body(entry)
+        else:
+            row = state.disk_pending.find(tag) if state.disk_pending.count else None
+            if row is None:
+                return None
+            if with_header or with_body:
+                (entry,) = paging.load(state, [row], stays=False, has_large=with_body)
+            else:
+                entry = paging.entry_of(state, row)
+            message = entry.message
+        attempts = self._attempts(tag, message.persistent)
+        return Delivery(tag, message, tag < self.mark.delivered, attempts)
+
+    def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
+        state = self.state
+        found: list[Entry] = []
+        for tag in sorted(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is None:
+                row = state.disk_pending.find(tag) if state.disk_pending.count else None
+                if row is None:
+                    raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
+                entry = paging.entry_of(state, row)
+            if entry.message.persistent:
+                found.append(entry)
+        return [(self._index, found)] if found else []
+
+    def forget(self, tags: list[int]) -> None:
+        for entry in self._pending_entries(tags):
+            self._drop_pending(entry)
+            self.state.rates.n_ack_out += 1
+        self._after()
+
+    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
+        for tag in tags:
+            delivery = self.pending(tag, with_body=True)
+            if delivery is not None:
+                acc = fun(delivery, acc)
+        return acc
+
+    def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
+        for seq, message, is_pending in everything(self.state):
+            go_on, acc = fun(self._seen(seq, message), is_pending, acc)
+            if not go_on:
+                break
+        return acc
+
+    def browse(self, after: int | None, n: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        if n > 0:
+            for seq, message, _ in ready_after(
+                self.state, -1 if after is None else after, min(n, RUN_ROWS)
+            ):
+                found.append(self._seen(seq, message))
+                if len(found) >= n:
+                    break
+        return found
+
+    def _seen(self, seq: int, message: Message) -> Delivery:
+        attempts = self._attempts(seq, message.persistent)
+        return Delivery(seq, message, seq < self.mark.delivered or attempts > 0, attempts)
+
+    def purge(self, mode: int) -> int:
+        died = self.state.len
+        if self._index.count:
+            self.engine.purge(self._index, self.purge_kept(), mode)
+        self.purged()
+        return died
+
+    def purge_kept(self) -> list[Entry]:
+        """The persistent pending messages, ascending: what the record of a purge keeps."""
+        state = self.state
+        kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
+        rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
+        kept += [paging.entry_of(state, row) for row in rows]
+        kept.sort(key=seq_of)
+        return kept
+
+    def purged(self) -> None:
+        """A record has purged the persistent messages: let go of all that is ready."""
+        state = self.state
+        for seq, id, file, in_files in list(paged_transients(state)):
+            if in_files:
+                self._index.keep_transients(seq // self._index.slots, -1)
+            if file:
+                self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
+            state.transient_attempts.pop(seq, None)
+        if state.has_transients:
+            for entry in [*state.q4, *state.q1, *state.back.values()]:
+                if not entry.message.persistent:
+                    self._release(entry)
+        state.clear_ready()
+        self._after()
+
+    def purge_acks(self, mode: int) -> int:
+        state = self.state
+        died = len(state.ram_pending) + state.disk_pending.count
+        while state.ram_pending:
+            self.ack(list(islice(state.ram_pending, ACKS_MAX)), mode)
+        while state.disk_pending.count:
+            self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
+        return died
+
+    def drain_confirmed(self) -> list[int]:
+        confirmed: list[int] = []
+        left: list[tuple[int, int, int]] = []
+        for lsn, mode, id in self._confirms:
+            if mode == NONE or self.engine.settled(mode) >= lsn:
+                confirmed.append(id)
+            else:
+                left.append((lsn, mode, id))
+        self._confirms = left
+        return confirmed
+
+    # ---- attempts of messages that may have killed this process --------------------------------
+
+    def count_crashes(self) -> None:
+        self._suspect_below = self._crash_mark
+
+    def _count_delivery(self, seq: int) -> None:
+        """A suspect is about to be delivered: the count is in the log, and written, before it is.
+        (That it was delivered before the crash is not certain, so that is not counted.)"""
+        attempts = self._index.attempts.get(seq, 0) + 1
+        lsn = self.engine.requeue(self._index, [(seq, attempts)], OS)
+        self.engine.wait(lsn, OS)
+        self._counted.add(seq)
+
+    def _uncount(self, seqs: list[int], mode: int) -> None:
+        """Suspects come back untried."""
+        known = self._index.attempts
+        back = [(seq, known.get(seq, 1) - 1) for seq in sorted(seqs) if seq in self._counted]
+        if back:
+            self.engine.requeue(self._index, back, mode)
+            self._counted.difference_update(seqs)
+
+    # ---- what both halves need -----------------------------------------------------------------
+
+    def _with_body(self, entry: Entry) -> Message:
+        """Its message, with a body that does not stay in RAM."""
+        copy = entry.message.copy()
+        self.engine.load_body(self._index, entry.seq, copy)
+        self.state.disk_reads += 1
+        return copy
+
+    def _attempts(self, seq: int, is_persistent: bool) -> int:
+        if is_persistent:
+            if not self._index.attempts:
+                return 0
+            return self._index.attempts.get(seq, 0) - (seq in self._counted)
+        known = self.state.transient_attempts
+        return known.get(seq, 0) if known else 0
+
+    def _after(self) -> None:
+        """After anything that may have emptied a part of the queue."""
+        paging.settle(self.state, paging.load_rows(self.state))
+        self.paging.tell_set_aside()
+        if self.state.is_flowed:
+            self.paging.note_recovered()
+        self._checked()
+
+    def _checked(self) -> None:
+        if CHECKS.is_on:
+            self.state.check()
+
+    def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
+        state = self.state
+        entries: list[Entry] = []
+        bodies: list[bytes] = []
+        left = bytes_max
+        try:
+            while len(entries) < messages_max and (state.head_in_ram() or self._refill()):
+                size = self._take_run(entries, bodies, messages_max, left, now_ms)
+                if size < 0:
+                    break
+                left -= size
+            if state.is_lazy and state.q4:
+                paging.push_q4(state, len(state.q4))
+        except BaseException:
+            self._untake(entries)
+            raise
+        state.rates.n_out += len(entries)
+        self._after()
+        if not entries:
+            return []
+        return [Taken(self._index, entries, bodies, self._mark_for(entries))]
+
+    def _refill(self) -> bool:
+        """The head is not in RAM: what comes next is read. False if nothing does."""
+        paging.settle(self.state, paging.load_rows(self.state))
+        return self.state.head_in_ram() or (self.state.len > 0 and self._read_run())
+
+    def _take_run(
+        self, entries: list[Entry], bodies: list[bytes], messages_max: int, bytes_max: int,
+        now_ms: int,
+    ) -> int:  # fmt: skip
+        """Take from q4 until it is empty or there are enough; bytes of the bodies. -1: what comes
+        next is not to be taken now."""
+        state, q4 = self.state, self.state.q4
+        taken = cost = n = 0
+        is_over = False
+        holds = self.mark.holds
+        try:
+            while len(entries) < messages_max and state.head_in_ram():
+                entry = q4[0]
+                message = entry.message
+                size = message.size
+                is_over = (taken + size > bytes_max and len(entries) > 0) or (
+                    0 < message.expiry_ms <= now_ms
+                )
+                if not is_over and holds:
+                    is_over = self._is_held(entry.seq)
+                if is_over:
+                    break
+                body = message.body
+                if body is None:
+                    try:
+                        body = self._body(entry)
+                    except CorruptionError as error:
+                        q4.popleft()
+                        cost += alpha_bytes(message)
+                        paging.set_aside(state, entry.seq, size, error)
+                        continue
+                q4.popleft()
+                if isinstance(message, SharedMessage):
+                    message.shared.leave(state.shared)
+                cost += alpha_bytes(message)
+                taken += size
+                n += 1
+                entries.append(entry)
+                bodies.append(body)
+        finally:
+            state.alpha_bytes -= cost
+            state.len -= n
+            state.bytes -= taken
+        return -1 if is_over else taken
+
+    def _body(self, entry: Entry) -> bytes:
+        body = self._with_body(entry).body
+        assert body is not None, "asked for with its body"
+        return body
+
+    def _is_held(self, seq: int) -> bool:
+        rate = self.state.rates.out
+        return self.mark.waits_for(seq, has_mark=False, out_per_s=rate) is not None
+
+    def may_take(self) -> bool:
+        state = self.state
+        if not state.len:
+            return False
+        if not self.mark.holds:
+            return True
+        head = self.head()
+        return head is not None and not self._is_held(head.tag)
+
+    def leased_count(self) -> int:
+        return self._index.leased.count
+
+    def _mark_for(self, entries: list[Entry]) -> int:
+        """The mark that is to be logged with a lease of these."""
+        for entry in reversed(entries):
+            if entry.message.persistent:
+                return self.mark.beyond(entry.seq, self.state.rates.out)
+        return 0
+
+    def untake(self, taken: list[Taken]) -> None:
+        for one in taken:
+            self._untake(one.entries)
+        self._after()
+
+    def _untake(self, entries: list[Entry]) -> None:
+        state = self.state
+        state.len += len(entries)
+        state.bytes += sum([entry.message.size for entry in entries])
+        state.join(entries)
+        put_back(state, entries, [])
+
+    def leased(self, taken: list[Taken], lsn: int) -> None:
+        mark = self.mark
+        for one in taken:
+            for entry in one.entries:
+                if not entry.message.persistent:
+                    self._release(entry)
+                elif entry.seq >= mark.delivered:
+                    mark.delivered = entry.seq + 1
+            if one.mark:
+                mark.logged(one.mark, lsn)
+            if self._counted:
+                self._counted.difference_update([entry.seq for entry in one.entries])
+        self._checked()
+
+    # ---- coming back ---------------------------------------------------------------------------
+
+    def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
+        return paging.rows_on_disk(self.state, seqs, set())
+
+    def readmit(self, index: QueueIndex, seqs: list[int], rows: list[Row]) -> None:
+        state = self.state
+        state.len += len(seqs)
+        state.bytes += sum([row.size for row in rows])
+        state.rates.n_in += len(rows)
+        good = {row.seq for row in rows}
+        for seq in seqs:
+            if seq not in good:
+                text = f"the slot of leased seq {seq} does not verify"
+                paging.set_aside(state, seq, 0, CorruptionError(index.path, 0, text))
+        put_back(state, [], rows)
+        self._after()
+        if paging.is_over(state):
+            self.paging.step(paging.SLICE_MESSAGES, paging.SLICE_BYTES)
+        self._checked()
+
+
+def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]:
+    """The n newest with seq < below, descending; less, if there are no more with seq >= least.
+    Nothing is looked at but one in each power of two; and newer ones are not walked over, which
+    would touch each of them, but turned away: a quarter of the time."""
+    newer = 0
+    if alphas and alphas[-1].seq >= below:
+        newer = len(alphas) - bisect_left(alphas, below, key=seq_of)
+    most = min(len(alphas) - newer, n)
+    alphas.rotate(newer)
+    try:
+        wanted = 1
+        while wanted < most and alphas[-wanted].seq > least:
+            wanted *= 2
+        return list(islice(reversed(alphas), min(wanted, most)))
+    finally:
+        alphas.rotate(-newer)
+
+
+class VqHolder(Holder):
+    """What the engine calls: arrivals, and what a checkpoint must write."""
+
+    def __init__(self, queue: VariableQueue) -> None:
+        self._queue = queue
+        self._state = queue.state
+        # What is below it in q1, q4 and pending, and persistent, is on its slot.
+        self._on_slots_below: int = 0
+
+    def add(self, entry: Entry) -> None:
+        self._queue.arrive(entry)
+
+    def drop(self, first: int, n: int) -> None:
+        """Nothing: the queue itself took it out before the engine was told."""
+
+    def wants_drops(self) -> bool:
+        return False
+
+    def get(self, seq: int) -> Entry | None:
+        state = self._state
+        held = state.ram_pending.get(seq)
+        if held is None:
+            held = state.back.get(seq)
+        if held is not None:
+            return held
+        for alphas in (state.q4, state.q1):
+            at = bisect_left(alphas, seq, key=seq_of)
+            if at < len(alphas) and alphas[at].seq == seq:
+                return alphas[at]
+        return None
+
+    def candidates(self, below: int, n: int) -> list[Entry]:
+        """A queue may have millions in RAM that earlier checkpoints have put onto their slots: they
+        are the oldest, and hardly any of them is listed."""
+        state, least = self._state, self._on_slots_below
+        found = _newest(state.q1, least, below, n)
+        if len(found) < n and state.q4:  # q1 is behind q4
+            found += _newest(state.q4, least, below, n - len(found))
+        return found
+
+    def unsettled(self) -> list[Entry]:
+        state = self._state
+        found = [entry for entry in state.ram_pending.values() if not entry.on_slot]
+        if state.back:
+            found += [entry for entry in state.back.values() if not entry.on_slot]
+        return found
+
+    def materialised(self, entries: list[Entry]) -> None:
+        """They are on their slots, and so is all before them: they come in ascending order."""
+        if entries:
+            self._on_slots_below = max(self._on_slots_below, entries[-1].seq + 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import UnknownLeaseError
-from penstock.queues.leasing import SLICE_BYTES, SLICE_MESSAGES, LeaseSlice
+from penstock.queues.amq_queue import SLICE_BYTES, SLICE_MESSAGES, LeaseSlice
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.stream_view import StreamView
 from tests.helpers.amq_world import AmqWorld

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.queues.back_off import retry_delay_ms
+from penstock.queues.amq_queue import retry_delay_ms
 
 
 @pytest.mark.parametrize(

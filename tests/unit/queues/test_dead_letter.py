@@ -5,9 +5,9 @@ from types import FrameType
 
 import pytest
 
+from penstock.queues.amq_queue import SLICE
 from penstock.queues.backing_queue import NewMessage
 from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
-from penstock.queues.expiry import SLICE
 from penstock.queues.headers import Death
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, NONE, OS

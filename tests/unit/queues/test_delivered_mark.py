@@ -1,7 +1,6 @@
 """DeliveredMark of a queue with a backlog: what comes redelivered after crashes, and what not."""
 
-from penstock.queues.delivered_mark import BLOCK
-from penstock.queues.variable_queue import VariableQueue
+from penstock.queues.variable_queue import BLOCK, VariableQueue
 from penstock.storage.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from penstock.queues.amq_queue import expire, expiry_at, is_expired, sooner
 from penstock.queues.backing_queue import BackingQueue
-from penstock.queues.expiry import expire, expiry_at, is_expired, sooner
 from penstock.storage.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue

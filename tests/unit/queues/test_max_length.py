@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import QueueFullError
+from penstock.queues.amq_queue import MaxLength
 from penstock.queues.backing_queue import BackingQueue
-from penstock.queues.max_length import MaxLength
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import NONE, OS
 from tests.helpers.engine_rig import EngineRig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.factory import open_backing
 from penstock.queues.vq_state import CHECKS
@@ -126,7 +126,7 @@ def test_what_left_ram_while_it_was_pending_comes_back_without_moving_what_is_re
         world = filled(OPENERS["plain"], n)
         taken = world.take(TAKEN)
         vq = real(world.q)
-        purger.push_pending(vq.state, TAKEN)
+        paging.push_pending(vq.state, TAKEN)
         assert info_int(vq, "paged_pending") == TAKEN
 
         def call() -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
 from penstock.queues.variable_queue import VariableQueue
 from penstock.queues.vq_state import VQState
@@ -71,8 +71,8 @@ def spread(world: World, mode: int) -> VQState:
     state = real(world.q).state
     world.put(*range(60), mode=mode)
     world.take(8)
-    purger.push_q4(state, 44)
-    purger.push_betas_to_deltas(state, 10)
+    paging.push_q4(state, 44)
+    paging.push_betas_to_deltas(state, 10)
     world.put(*range(60, 68), mode=mode)
     assert all((state.q4, state.q3.count, state.delta.count, state.q1, state.ram_pending))
     return state
@@ -80,14 +80,14 @@ def spread(world: World, mode: int) -> VQState:
 
 def push_q1_eagerly(state: VQState, quota: int) -> int:
     """As a queue of the policy of 2011 does: gammas go on to delta."""
-    return purger.push_q1(state, quota, goes_on=True)
+    return paging.push_q1(state, quota, goes_on=True)
 
 
 PUSHES: list[Callable[[VQState, int], object]] = [
-    purger.push_q1,
-    purger.push_q4,
-    purger.push_pending,
-    purger.push_betas_to_deltas,
+    paging.push_q1,
+    paging.push_q4,
+    paging.push_pending,
+    paging.push_betas_to_deltas,
     push_q1_eagerly,
 ]
 
@@ -103,7 +103,7 @@ def test_a_step_that_fails_leaves_everything_in_order(
     pending = dict(state.ram_pending)
     before = (lengths(world), world.q.ram_bytes())
     break_writes(world, nth=nth)
-    needs_none = push is purger.push_betas_to_deltas and mode == DISK
+    needs_none = push is paging.push_betas_to_deltas and mode == DISK
     try:
         push(state, 40)
         assert needs_none or nth > 1
@@ -111,7 +111,7 @@ def test_a_step_that_fails_leaves_everything_in_order(
         assert not needs_none
         assert sum(lengths(world)) == 60
         assert state.ram_pending == pending
-        if push is not purger.push_betas_to_deltas:
+        if push is not paging.push_betas_to_deltas:
             assert (lengths(world), world.q.ram_bytes()) == before
     state.check()
     assert world.seen() == [(i, i < 8) for i in range(68)]
@@ -375,9 +375,9 @@ def test_a_move_to_its_own_end_while_delta_is_read(way: str, mode: int) -> None:
     world.page()
     world.q.requeue(tags_of(got)[::2], OS)
     state = real(world.q).state
-    purger.push_q4(state, 80)
+    paging.push_q4(state, 80)
     state.join_rows()
-    purger.push_betas_to_deltas(state, 80)
+    paging.push_betas_to_deltas(state, 80)
     assert state.delta.start <= 16 < 28 < state.delta.end, "it is around those that are pending"
     for tag in tags_of(got)[1::2]:
         world.q.move(tag, [world.q.index()], b"", OS)

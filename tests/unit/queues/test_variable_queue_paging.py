@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
@@ -323,11 +323,11 @@ def in_all_parts(world: World) -> None:
     state = real(world.q).state
     world.put(*range(40))
     world.take(3)
-    purger.push_pending(state, 2)
-    purger.push_q4(state, 30)
-    purger.push_betas_to_deltas(state, 10)
+    paging.push_pending(state, 2)
+    paging.push_q4(state, 30)
+    paging.push_betas_to_deltas(state, 10)
     world.put(40, 41, 42, 43)
-    purger.push_q1(state, 2)
+    paging.push_q1(state, 2)
     assert all(lengths(world))
     assert len(state.ram_pending) == 1
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from penstock.message import seq_of
-from penstock.queues import purger
+from penstock.queues import paging
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
@@ -66,7 +66,7 @@ class Real:
         return seqs
 
     def push_q1(self, quota: int) -> None:
-        purger.push_q1(self.vq.state, quota)
+        paging.push_q1(self.vq.state, quota)
         self.vq.state.check()
 
     def _merge_back(self) -> None:
@@ -79,16 +79,16 @@ class Real:
 
     def push_q4(self, quota: int) -> None:
         self._merge_back()
-        purger.push_q4(self.vq.state, quota)
+        paging.push_q4(self.vq.state, quota)
         self.vq.state.check()
 
     def push_alphas_to_betas(self, quota: int) -> None:
         self._merge_back()
-        purger.push_alphas_to_betas(self.vq.state, quota)
+        paging.push_alphas_to_betas(self.vq.state, quota)
         self.vq.state.check()
 
     def push_betas_to_deltas(self, quota: int) -> None:
-        purger.push_betas_to_deltas(self.vq.state, quota)
+        paging.push_betas_to_deltas(self.vq.state, quota)
         self.vq.state.check()
 
     def requeue(self, seqs: list[int]) -> None:

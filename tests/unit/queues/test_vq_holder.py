@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.message import Entry
-from penstock.queues.vq_holder import VqHolder
+from penstock.queues.variable_queue import VqHolder
 from penstock.storage.durability import DISK
 from penstock.storage.holder import DictHolder
 from tests.helpers.engine_rig import STORED, EngineRig

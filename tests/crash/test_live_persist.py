@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.verify_stream import verify_stream
+from penstock.storage.verify import verify_stream
 
 pytestmark = [pytest.mark.crash, pytest.mark.real]
 

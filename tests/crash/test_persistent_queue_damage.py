@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import CorruptionError
 from penstock.storage.page import PAGE_HEADER_BYTES
 from penstock.storage.stream_view import StreamView
-from penstock.storage.verify_stream import verify_stream
+from penstock.storage.verify import verify_stream
 from tests.helpers.faulty_filesystem import DAMAGES, FaultyFileSystem
 from tests.helpers.page_queue_lives import PATH, Alone, Record
 

@@ -14,7 +14,7 @@ from penstock.storage.closed_file import sync_closed
 from penstock.storage.persistent_queue import PersistentQueue
 from penstock.storage.stream_meta import Position, ReaderOffset
 from penstock.storage.stream_view import StreamView
-from penstock.storage.verify_stream import check_stream, verify_stream
+from penstock.storage.verify import check_stream, verify_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 
 PATH = "/q"

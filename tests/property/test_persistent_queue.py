@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.storage.persistent_queue import PersistentQueue
 from penstock.storage.stream_view import StreamView
-from penstock.storage.verify_stream import verify_stream
+from penstock.storage.verify import verify_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.message import Entry, Message
 from penstock.storage import checkpoint
-from penstock.storage.index_segment import Section, Ticks
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_index import QueueIndex, Section, Ticks
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 SLOTS = 4

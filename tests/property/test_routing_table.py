@@ -5,7 +5,7 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.index_segment import Ticks
+from penstock.storage.queue_index import Ticks
 from penstock.storage.routing_table import (
     UNBIND,
     Binding,

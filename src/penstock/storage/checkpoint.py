@@ -44,7 +44,7 @@ from penstock.fast_crc import crc32
 from penstock.message import Message
 from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.index_segment import IndexSegment, Row, Section
+from penstock.storage.queue_index import IndexSegment, Row, Section
 from penstock.storage.record import NOT_KEPT
 from penstock.storage.stream_meta import Position
 from penstock.storage.streams import ReaderOffset, StreamSection

@@ -4,21 +4,23 @@
               state as of this LSN at its first change (O(1), [3]); of each stream its position
     slices    queue by queue: what is only in RAM or log goes to slots and .qs, or, for a small
               queue, into a section of the checkpoint with its bodies in one new store file; at most
-              `slice_ms` at a time
+              `slice_ms` at a time. `Listing` first lists everything that may have to be written,
+              piece by piece (holder.py says what may happen between two pieces); then `Writing`
+              writes it, chunk by chunk
     sync      data files, pages, the store and their directories, off the owner's thread; and the
               log must be durable up to the cut, because counts and bitmaps rely on it [4]
     write     checkpoint-<n> and CURRENT (checkpoint.py)
     clean     what no manifest names any more is deleted [6]: segment files, store files, log
               segments, queue directories, the checkpoint before
 
-The slices may leave out only what a *durable* dequeue took since the cut [4]: every queue's `limbo`
+The slices may leave out only what a *durable* dequeue took since the cut [4]: `limbo` of each queue
 has what left RAM meanwhile. A purged entry is written all the same, because its slot will be read
 for its references. The checkpoint of a backup is *whole*: it leaves nothing out, because the backup
 has no log that says what was dequeued after the cut.
 
 Failure. A checkpoint that runs out of space is given up: nothing names what it wrote, the one
-before stays CURRENT, the log stays; it is tried again when there is space. A failed sync stops the
-engine [10].
+before stays CURRENT, and the log stays; it is tried again when there is space. A failed sync stops
+the engine [10].
 """
 
 import contextlib
@@ -27,19 +29,82 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import CorruptionError
+from penstock.message import Entry, seq_of
 from penstock.storage import checkpoint, streams
 from penstock.storage.checkpoint import Head
 from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import unwritten
-from penstock.storage.index_segment import Row, Section
 from penstock.storage.journal import Journal
 from penstock.storage.message_store import FileState, MessageStore
 from penstock.storage.pins import Pins
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.slice_listing import Listing, Writing
+from penstock.storage.queue_index import QueueIndex, Row, Section
 from penstock.storage.staging import staged_files
 from penstock.storage.streams import Stream, StreamSection
+
+
+class Listing:
+    """A queue whose slice has begun: its section, and what may have to be written of it, as the
+    pieces of its holder come.
+
+    pieces: of those in line, each descending, and all. owed: by seq, what is owed beside those: see
+    holder.py.
+    """
+
+    __slots__ = ("below", "is_small", "owed", "pieces", "queue", "section")
+
+    def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
+        self.queue: QueueIndex = queue
+        self.section: Section = section
+        self.is_small: bool = is_small
+        self.below: int = queue.cut_seq
+        self.pieces: list[list[Entry]] = []
+        self.owed: dict[int, Entry] = {}
+
+    def add(self, piece: list[Entry]) -> None:
+        """The next piece. Of a small queue only what counts is kept: there may be transient ones in
+        any number."""
+        if piece:
+            self.below = piece[-1].seq
+        some = unwritten(piece, self.queue.cut_seq) if self.is_small else piece
+        if some:
+            self.pieces.append(some)
+
+    def add_unsettled(self) -> None:
+        """Those that are delivered at this moment."""
+        for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
+            self.owed[entry.seq] = entry
+
+    def in_order(self) -> list[list[Entry]]:
+        """All of it, descending, each once; and those that were in the section of the checkpoint
+        before, with their bodies. Only pieces that reach down to the last of these are touched: as
+        a rule the oldest one alone."""
+        owed, rows, pieces = self.owed, self.section.rows, self.pieces
+        last = max(max(owed, default=-1), max(rows, default=-1))
+        some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
+        while pieces and pieces[-1][-1].seq <= last:
+            some.update([(entry.seq, entry) for entry in pieces.pop() if not entry.on_slot])
+        some.update(owed)
+        for seq, row in rows.items():
+            message = some[seq].message
+            if message.body is None:
+                message.body = row.message.body
+        if some:
+            pieces.append(sorted(some.values(), key=seq_of, reverse=True))
+        return pieces
+
+
+class Writing:
+    """A queue whose entries are being written to slots, and those that are left, in pieces, the
+    next one last. They are looked at and let go of chunk by chunk, because they may be many, and
+    the queue may long be done with them."""
+
+    __slots__ = ("pieces", "queue")
+
+    def __init__(self, queue: QueueIndex, pieces: list[list[Entry]]) -> None:
+        self.queue: QueueIndex = queue
+        self.pieces: list[list[Entry]] = pieces
+
 
 IDLE: Final = "idle"
 SLICES: Final = "slices"

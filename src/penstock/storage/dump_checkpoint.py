@@ -11,10 +11,9 @@ from penstock.fast_crc import crc32
 from penstock.storage import checkpoint, leases
 from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
-from penstock.storage.dump_batches import section_lines
-from penstock.storage.dump_text import at
-from penstock.storage.index_segment import IndexSegment, Section
+from penstock.storage.dump_text import at, section_lines
 from penstock.storage.leases import Lease
+from penstock.storage.queue_index import IndexSegment, Section
 from penstock.storage.record_types import lease_runs_text
 from penstock.storage.routing_table import topology_text
 from penstock.storage.store_state import FileState

@@ -65,7 +65,7 @@ from penstock.storage.leases import Lease, LeaseTable
 from penstock.storage.message_store import MessageStore, Spool
 from penstock.storage.options import StorageOptions
 from penstock.storage.pins import Pins
-from penstock.storage.placement import Placement
+from penstock.storage.placement import Placement, Sharing
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import LeaseRun
 from penstock.storage.record_types import (
@@ -83,7 +83,6 @@ from penstock.storage.record_types import (
 )
 from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
-from penstock.storage.sharing import Sharing
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody
 from penstock.storage.stream_making import StreamMaking

@@ -1,8 +1,21 @@
-"""Placement: makes new messages, and says where their bodies belong.
+"""Placement: makes new messages, says where their bodies belong, and which messages share one.
 
 A small body for one queue goes into that queue's own segment, in queue order. A large body, or one
 that several queues share, goes to the MessageStore, once. The limits are options of the storage.
+
+**Sharing.** One message for several queues may become several Messages: queues with a ttl of their
+own, queues that may refuse it and transient queues each get a record and a Message of their own. In
+RAM the body is one object all the same, and counts once (shared_body.py). So whatever publishes it
+in several calls does that inside
+
+    with engine.share(engine.share_of(body, len(queues))):
+        ...
+
+and every message that is published inside with this very object shares it. This may be nested: a
+publish may push out another message, which moves to other queues.
 """
+
+from types import TracebackType
 
 from penstock.message import Message, MessageFactory
 from penstock.shared_body import SharedBody, SharedMessage
@@ -13,7 +26,7 @@ class Placement:
     """One per engine.
 
     time_s: the time of new messages, seconds since 1970; the engine sets it at each turn. sharing:
-    what new messages with this body share, see sharing.py; None if there is nothing.
+    what new messages with this body share; None if there is nothing.
     """
 
     def __init__(self, factory: MessageFactory, options: StorageOptions, time_s: int) -> None:
@@ -74,3 +87,35 @@ class Placement:
         the same body follow."""
         if isinstance(message, SharedMessage) and message.shared is not self.sharing:
             message.shared.complete()
+
+
+class Sharing:
+    """shared: what its body is shared by; None: this does nothing. completes: it is published to
+    the last queue inside; False: later, by a transaction."""
+
+    def __init__(
+        self, placement: Placement, shared: SharedBody | None, *, completes: bool = True
+    ) -> None:
+        self._placement: Placement = placement
+        self._shared: SharedBody | None = shared
+        self._outer: SharedBody | None = None
+        self._completes: bool = completes
+
+    def __enter__(self) -> None:
+        shared = self._shared
+        placement = self._placement
+        self._outer = placement.sharing
+        if shared is not None:
+            placement.sharing = shared
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        outer = self._outer
+        self._placement.sharing = outer
+        shared = self._shared
+        if shared is not None and self._completes and shared is not outer:
+            shared.complete()

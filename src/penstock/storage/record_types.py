@@ -33,8 +33,7 @@ from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
-from penstock.storage.dump_batches import batch_text
-from penstock.storage.dump_text import body_text
+from penstock.storage.dump_text import batch_text, body_text
 from penstock.storage.record import (
     LeaseData,
     LeaseRun,

@@ -22,7 +22,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.storage.index_segment import Ticks
+from penstock.storage.queue_index import Ticks
 
 DECLARE_EXCHANGE: Final = 1
 DELETE_EXCHANGE: Final = 2

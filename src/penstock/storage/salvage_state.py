@@ -27,8 +27,8 @@ from penstock.storage.batches import BatchRecord
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.durability import NONE
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.index_segment import Row, Ticks
 from penstock.storage.leases import LeaseTable
+from penstock.storage.queue_index import Row, Ticks
 from penstock.storage.queue_name import queue_name
 from penstock.storage.queue_segment import (
     HEADER_BYTES,

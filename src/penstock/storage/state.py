@@ -27,11 +27,10 @@ from penstock.storage.data_directory import hash_name
 from penstock.storage.durability import DISK, NONE
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import unwritten
-from penstock.storage.index_segment import Limbo, Ticks
 from penstock.storage.leases import LeaseTable
 from penstock.storage.log_file import LogReader
 from penstock.storage.message_store import MessageStore
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_index import Limbo, QueueIndex, Ticks
 from penstock.storage.record import (
     LeaseData,
     LeaseRun,

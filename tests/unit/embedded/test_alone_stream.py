@@ -20,7 +20,7 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.verify_stream import verify_stream
+from penstock.storage.verify import verify_stream
 from tests.contracts.box import Opens, until
 from tests.contracts.stream import SMALL_PAGE, bodies, numbers, offsets
 from tests.contracts.stream_alone import AloneLifeContract, AloneStreamContract

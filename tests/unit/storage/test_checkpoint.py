@@ -10,7 +10,7 @@ from penstock.errors import CorruptionError, SyncFailedError, VersionError
 from penstock.message import Message
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
-from penstock.storage.index_segment import IndexSegment, Row, Section
+from penstock.storage.queue_index import IndexSegment, Row, Section
 from penstock.storage.stream_meta import Position
 from penstock.storage.streams import ReaderOffset, StreamSection
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem

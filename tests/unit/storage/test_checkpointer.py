@@ -6,8 +6,7 @@ import pytest
 
 from penstock.message import Entry
 from penstock.storage.checkpointer import IDLE, SLICES, SYNC, delete
-from penstock.storage.index_segment import Section
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_index import QueueIndex, Section
 from penstock.storage.routing_table import set_parameter
 from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import PATH, STORED, EngineRig

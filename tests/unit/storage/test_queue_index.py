@@ -6,8 +6,7 @@ from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
 from penstock.storage.checkpointer import CLEAN, SLICES
 from penstock.storage.holder import DictHolder
-from penstock.storage.index_segment import Row, Ticks
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.queue_index import QueueIndex, Row, Ticks
 from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem

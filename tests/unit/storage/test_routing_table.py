@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.index_segment import Ticks
+from penstock.storage.queue_index import Ticks
 from penstock.storage.routing_table import (
     UNBIND,
     Binding,

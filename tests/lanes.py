@@ -12,8 +12,8 @@ With --durations the SLOWEST tests of all lanes are listed before the verdict.
     lint         format, style, types, imports
     unit         the unit tests, compiled
     uncompiled   the unit tests of packages with compiled modules again, uncompiled, but without
-                 checks of invariants after each operation: `unit` has these. It needs no compiled
-                 environment, so it begins while that is made
+                 checks of invariants after each operation: `unit` has these; and the lengths of
+                 paths. It needs no compiled environment, so it begins while that is made
     brokers      tests that start brokers, mostly waiting for them
     spark, long  tests that start Spark; `long`, with clusters, starts after `brokers`
     crash        crash images, faults and mutants
@@ -40,6 +40,7 @@ OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWE
 PYTEST: Final = (".venv/bin/python", *OPTIONS)
 PURE: Final = ("nice", "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS)
 UNIT: Final = "tests/unit"
+PATHS: Final = "tests/test_paths.py"
 COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "storage")
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
@@ -145,7 +146,7 @@ def lanes(make: Sequence[str] = ("make",)) -> list[Lane]:
     """Return those of `make test`. The first needs no compiled environment. make: the command."""
     rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
     return [
-        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED))),
+        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED), PATHS)),
         Lane("spark", (*PYTEST, SPARK)),
         Lane("brokers", (*PYTEST, *BROKERS)),
         Lane("unit", (*PYTEST, UNIT)),

@@ -119,4 +119,4 @@ def test_two_executors_without_a_shared_disk(
         assert victim not in keys  # what was staged by the executor that was killed
         assert f"{victim[:-1]}1" in keys
         if world.cluster.is_isolated:
-            assert "is not there; access=auto would ask" in found["file"]
+            assert "does not exist; access=auto would ask" in found["file"]

@@ -515,6 +515,8 @@ class VHost:
         """Delete all ready messages. Returns how many, and the LSN. AMQPConnectionError 540: a
         stream."""
         queue.serve()
+        if isinstance(queue, BrokerQueue):
+            self.timers.touch(queue)  # an alert may be over
         return self.table.purge(queue)
 
     def _has_queue(self, name: str) -> bool:

@@ -166,6 +166,17 @@ def test_an_alert_on_age_comes_by_itself(rig: VHostRig) -> None:
     assert rig.told("age_up") == ["queue 'q': age is 5.0 s, the alert threshold is 5.0 s"]
 
 
+def test_an_alert_is_over_after_a_purge_in_a_queue_at_rest(rig: VHostRig) -> None:
+    queue = rig.queue(arguments={"x-alert-count-up": 1})
+    rig.put(queue, b"x")
+    for _ in range(5):
+        rig.tick(1)
+    assert [row["is_on"] for row in rig.vhost.alerts.list.rows()] == [True]
+    rig.vhost.purge_queue(queue)
+    rig.tick(1)
+    assert not any(row["is_on"] for row in rig.vhost.alerts.list.rows())
+
+
 # --- calls ---
 
 

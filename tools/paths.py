@@ -52,6 +52,7 @@ from tests.helpers.broker_rig import BrokerRig, RigClient  # noqa: E402
 PACKAGE = str(Path(penstock.__file__).parent) + "/"
 PERSISTENT = 2
 BODY = b"x" * 256
+ROUNDS = 30  # of each call of the library
 PAGED = 200  # messages that overflow a queue of PAGED_BYTES
 PAGED_BYTES = 16 << 10
 
@@ -201,21 +202,30 @@ def trace_recovery(traces: dict[str, Trace]) -> None:
 
 
 def trace_library(traces: dict[str, Trace]) -> None:
-    """put, get and job_ack of the blocking library, in mode `os`."""
+    """put, get and job_ack of the blocking library, in mode `os`.
+
+    The box has a thread of its own, and now and then a call writes what others left for it. So each
+    call is made ROUNDS times, and the shortest trace counts.
+    """
     with (
         tempfile.TemporaryDirectory() as directory,
         penstock.open(directory, durability="os") as box,
     ):
         queue = box.queue("q")
-        for _ in range(3):
-            queue.put(BODY)
-            queue.get().ack()
-        with traces["put"].running():
-            queue.put(BODY)
-        with traces["get"].running():
-            job = queue.get()
-        with traces["job_ack"].running():
-            job.ack()
+        for _ in range(ROUNDS):
+            keep_shortest(traces, "put", lambda: queue.put(BODY))
+            jobs: list[penstock.Job] = []
+            keep_shortest(traces, "get", lambda jobs=jobs: jobs.append(queue.get()))
+            keep_shortest(traces, "job_ack", jobs[0].ack)
+
+
+def keep_shortest(traces: dict[str, Trace], name: str, call: Callable[[], None]) -> None:
+    """Trace a call, and keep the trace if it is the shortest of this name so far."""
+    trace = Trace()
+    with trace.running():
+        call()
+    if not traces[name].calls or trace.calls < traces[name].calls:
+        traces[name] = trace
 
 
 PATHS: dict[str, Callable[[dict[str, Trace]], None]] = {

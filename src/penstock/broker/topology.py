@@ -41,7 +41,7 @@ QUEUE: Final = "q"
 EXCHANGE: Final = "e"
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
-ALERTS: Final = "amq.penstock.alert"  # alert_desk.py
+ALERTS: Final = "amq.penstock.alert"  # alerts.py
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2

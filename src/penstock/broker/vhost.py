@@ -214,8 +214,8 @@ class VHost:
         self.mode: int = settings.mode
         self.blocked_reason: str = ""
         self.blocked_since_ms: int = 0
-        self.operations: object | None = None  # what operators' sessions hold (operations.py)
-        self.batches: object | None = None  # of the exactly-once sink (batch_desk.py)
+        self.operations: object | None = None  # what operators' sessions hold (broker.operations)
+        self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process

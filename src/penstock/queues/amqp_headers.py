@@ -28,7 +28,7 @@ What cannot be understood in the headers (a table that is damaged, an x-death th
 as not there: a message that dies must go somewhere.
 
 Not here: what is refused of a publish (penstock.codec.properties), the route of what died
-(dead_letters.py), keys in CC and BCC when a message is published (copies.py).
+(dead_letters.py), keys in CC and BCC when a message is published (publish.py).
 """
 
 import struct

@@ -43,7 +43,7 @@ its own maximum if that is smaller still.
 * A round goes in slices: `step(until)` returns when the time is over, and the next goes on. With
   10,000 queues no call takes more than a few ms.
 
-Not here: how a queue pages (purger), what is counted (variable_queue), how large the budget is
+Not here: how a queue pages (paging), what is counted (variable_queue), how large the budget is
 (budget), who is blocked by an alarm (the owner).
 """
 

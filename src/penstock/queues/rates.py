@@ -22,7 +22,7 @@ queue responsive (the essay at the head of rabbit_variable_queue).
 Below 0.01 events a second in all four, a queue is idle and what it holds lasts for ever.
 
 Not here: when a report is due and what becomes of it (memory_monitor), what a queue does with a
-target (purger).
+target (paging).
 """
 
 from typing import Final

@@ -39,12 +39,10 @@ from penstock.errors import CorruptionError
 from penstock.storage import checkpoint
 from penstock.storage.adoption import is_adopted
 from penstock.storage.batches import decode_section
-from penstock.storage.checkpoint import Manifest
-from penstock.storage.checkpointer import IDLE, SLICES, delete
-from penstock.storage.data_directory import write_small
+from penstock.storage.checkpoint import IDLE, SLICES, Manifest, delete
+from penstock.storage.data_directory import FreshDirectory, write_small
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.fresh_directory import FreshDirectory
 from penstock.storage.recovery import PARTS
 from penstock.storage.staging import query_path, staging_path
 from penstock.storage.store_file import HEADER_BYTES

@@ -48,24 +48,265 @@ PLACES and take the store for a new one. So PLACES must be there if VERSION is 2
 A copy of a data directory names the same other directories. The one that does not have the path in
 OWNER is refused while the other one exists; a data directory that was moved gets its new path
 written into OWNER.
+
+PlacedFileSystem: one data directory to look at, whose files lie in up to three directories.
+
+`log_directory` puts the log of each vhost into another directory than the data directory,
+`spill_directory` the messages that leave RAM. The engine and all above it use paths below the data
+directory as ever; this file system maps them:
+
+    below <data>/vhosts/<hash>/                        is in
+    -------------------------------------------------  --------------------------------------
+    wal  CURRENT  checkpoint-<n>  reserve              <log_directory>/<hash>/
+    queues  msg_store_persistent  msg_store_transient  <spill_directory>/<hash>/
+    streams  leases  staging  spill_reserve
+    .vhost  LOCK  and any other name                   the data directory itself
+
+Checkpoints are with the log because each is where the log goes on from, and the reserve because it
+is room for both. No file is ever renamed or linked from one column to another.
+
+A vhost's directory is thus up to three. `list` shows the names of each directory that belong there,
+so what an interrupted move has left in the wrong one is not seen. `mkdir`, `rmdir` and `sync_dir`
+of it are done in all three, and `sync_dir` of `<data>/vhosts` in both other directories too. The
+others are made and removed first, and durably, so that a vhost in the data directory has them and
+one that is gone has not [13].
+`free_bytes` of the data directory or a vhost's is that of the disk with the least; `disks` names
+them, `place` says where one file is.
+
+Files, locks and submitted work are those of the file system below. Errors have the path of the
+place where the file really is.
+
+Not here: which directories these are, and whether they are the right ones (data_directory).
+
+FreshDirectory: a data directory in the making, for a backup or for what was salvaged.
+
+Nobody may take a half-written copy for a store, so while it is being made there is a file
+`UNFINISHED` in it and no `VERSION`:
+
+    UNFINISHED synced -> everything else, each file and directory synced -> VERSION -> no UNFINISHED
+
+Without VERSION a server refuses the directory and names UNFINISHED as what is not its own; the next
+backup or salvage to the same place deletes what it finds and begins anew. With VERSION it is whole.
+The path must be free: missing, empty, unfinished, or with nothing in it but what a volume brings
+(`lost+found`). Anything else is a PathNotFreeError, and is left as it is.
+
+Failure: OSErrors as they come. `abandon` leaves it unfinished and gives its lock back.
+
+`.queue_name`: whose directory this is, for people, for salvage and for readers by path.
+
+A directory is named by a hash, so what stands behind it is written into it, as RabbitMQ does:
+
+    VHOST: <name of the vhost>\\n
+    QUEUE: <name of the queue>\\n
+
+Each name as `escaping.escaped` writes it: UTF-8, with what is not printable as `\\xNN` and each
+backslash twice, so a name has no line feed. A part of a queue with priorities or delays, and a
+partition of a stream, is a queue of its own here; what distinguishes it stands behind a zero byte.
+
+Earlier versions wrote the queue's name as it is and a line feed. Both are read, and told apart by
+the hash in the directory's name; the next write into the queue's files writes the new form.
+
+It is no evidence: nothing that lives depends on it [1], a crash may have cut it off, and a name
+that does not have its directory's hash is no name.
+
+Not here: writing the file (queue_index, streams), what hashes names (data_directory).
 """
 
 import hashlib
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock import escaping
 from penstock.errors import (
     CorruptionError,
     NetworkFileSystemError,
     NotAStoreError,
     OptionError,
+    PathNotFreeError,
     SyncFailedError,
     VersionError,
 )
-from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
-from penstock.storage.placed_filesystem import KINDS, LOG, SPILL, VHOSTS, PlacedFileSystem
+from penstock.storage.filesystem import (
+    NETWORK_KINDS,
+    Completions,
+    File,
+    FileSystem,
+    Lock,
+    Names,
+    whole_path,
+)
+
+LOG: Final = "log"
+SPILL: Final = "spill"
+KINDS: Final = (LOG, SPILL)
+# By the name in a vhost's directory; a name ending with "*" stands for all that begin so.
+PARTS: Final = {
+    LOG: ("wal", "CURRENT*", "checkpoint-*", "reserve"),
+    SPILL: (
+        "queues", "msg_store_persistent", "msg_store_transient", "streams", "leases", "staging",
+        "spill_reserve",
+    ),
+}  # fmt: skip
+VHOSTS: Final = "vhosts"
+
+
+def kind_of(name: str) -> str:
+    """LOG or SPILL for a name in a vhost's directory, "" for one that stays in the data
+    directory."""
+    for kind, parts in PARTS.items():
+        for part in parts:
+            if name == part or (part.endswith("*") and name.startswith(part[:-1])):
+                return kind
+    return ""
+
+
+class PlacedFileSystem(FileSystem):
+    """`below` with the store at `data` in several directories. roots: LOG and SPILL -> directory,
+    for those of them that are elsewhere. `data` is free of symbolic links; path: one in it as the
+    caller spells it, by which other paths are recognised that are spelled alike."""
+
+    def __init__(self, below: FileSystem, path: str, data: str, roots: dict[str, str]) -> None:
+        self.below = below
+        self.roots = dict(roots)
+        self._vhosts = f"{data.rstrip('/')}/{VHOSTS}"
+        self._data = data
+        self._spelled = whole_path(path)
+        self._real = below.real_path(path)
+
+    @property
+    def on_complete(self) -> Callable[[], None] | None:
+        """Of the file system below."""
+        return self.below.on_complete
+
+    @on_complete.setter
+    def on_complete(self, wake: Callable[[], None] | None) -> None:
+        self.below.on_complete = wake
+
+    # ---- paths ---------------------------------------------------------------------------------
+
+    def _inside(self, path: str) -> str:
+        """The path without links, as far as it is below the one that the caller spelled."""
+        whole = whole_path(path)
+        spelled = self._spelled
+        if whole == spelled or whole.startswith(spelled.rstrip("/") + "/"):
+            return self._real + whole[len(spelled) :]
+        return whole
+
+    def place(self, path: str) -> str:
+        inside = self._inside(path)
+        if not inside.startswith(self._vhosts + "/"):
+            return path
+        directory, _, rest = inside[len(self._vhosts) + 1 :].partition("/")
+        root = self.roots.get(kind_of(rest.partition("/")[0]), "") if rest else ""
+        return f"{root}/{directory}/{rest}" if root else path
+
+    def _others(self, path: str) -> list[tuple[str, str]]:
+        """(kind, directory) of the other directories of a vhost's, or of all of them; none for any
+        other path."""
+        inside = self._inside(path)
+        if inside == self._vhosts:
+            return list(self.roots.items())
+        parent, _, name = inside.rpartition("/")
+        if parent != self._vhosts:
+            return []
+        return [(kind, f"{root}/{name}") for kind, root in self.roots.items()]
+
+    def disks(self, path: str) -> Names:
+        inside = self._inside(path)
+        if inside not in (self._data, self._vhosts) and not self._others(path):
+            return [self.place(path)]
+        # Not the data directory itself: free_bytes of that is the least of all.
+        return [self.roots.get(kind, self._vhosts) for kind in KINDS]
+
+    def free_bytes(self, path: str) -> int:
+        inside = self._inside(path)
+        if inside != self._vhosts and (inside == self._data or self._others(path)):
+            return min([self.below.free_bytes(disk) for disk in self.disks(path)])
+        return self.below.free_bytes(self.place(path))
+
+    def real_path(self, path: str) -> str:
+        return self.below.real_path(self.place(path))
+
+    # ---- files ---------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return self.below.open(self.place(path), create=create)
+
+    def read(self, path: str) -> bytes:
+        return self.below.read(self.place(path))
+
+    def exists(self, path: str) -> bool:
+        return self.below.exists(self.place(path))
+
+    def is_dir(self, path: str) -> bool:
+        return self.below.is_dir(self.place(path))
+
+    def list(self, path: str) -> Names:
+        names = self.below.list(self.place(path))
+        others = self._others(path)
+        if not others or self._inside(path) == self._vhosts:
+            return names
+        found = [name for name in names if kind_of(name) not in self.roots]
+        for kind, directory in others:
+            # Made before `.vhost`: if it is missing the vhost is not made yet, or half deleted.
+            inner = self.below.list(directory) if self.below.exists(directory) else []
+            found += [name for name in inner if kind_of(name) == kind]
+        return sorted(found)
+
+    def size(self, path: str) -> int:
+        return self.below.size(self.place(path))
+
+    def rename(self, old: str, new: str) -> None:
+        self.below.rename(self.place(old), self.place(new))
+
+    def link(self, old: str, new: str) -> None:
+        self.below.link(self.place(old), self.place(new))
+
+    def unlink(self, path: str) -> None:
+        self.below.unlink(self.place(path))
+
+    def mkdir(self, path: str) -> None:
+        if self._inside(path) != self._vhosts:
+            for kind, directory in self._others(path):
+                self.below.mkdir(directory)
+                # There for good before `.vhost` says that the vhost is whole.
+                self.below.sync_dir(self.roots[kind])
+        self.below.mkdir(self.place(path))
+
+    def rmdir(self, path: str) -> None:
+        if self._inside(path) != self._vhosts:
+            for kind, directory in self._others(path):
+                if self.below.exists(directory):
+                    self.below.rmdir(directory)
+                    # Gone for good before the vhost is: one of the same name would find it.
+                    self.below.sync_dir(self.roots[kind])
+        self.below.rmdir(self.place(path))
+
+    def sync_dir(self, path: str) -> None:
+        for _, directory in self._others(path):
+            self.below.sync_dir(directory)
+        self.below.sync_dir(self.place(path))
+
+    # ---- the rest ------------------------------------------------------------------------------
+
+    def kind(self, path: str) -> str:
+        return self.below.kind(self.place(path))
+
+    def lock(self, path: str) -> Lock:
+        return self.below.lock(self.place(path))
+
+    def submit(self, op: Callable[[], object]) -> int:
+        return self.below.submit(op)
+
+    def completed(self, wait: bool) -> Completions:
+        return self.below.completed(wait)
+
+    def close(self) -> None:
+        self.below.close()
+
 
 FORMAT: Final = 1
 PLACED_FORMAT: Final = 2  # of a store of which something is elsewhere
@@ -556,3 +797,139 @@ class DataDirectory:
         for lock in self._locks:
             lock.release()
         self._locks = []
+
+
+MARK = "UNFINISHED"
+
+
+class FreshDirectory:
+    """Begins at once. Make vhosts' directories with `vhost`, then `finish`."""
+
+    def __init__(self, fs: FileSystem, path: str, why: str) -> None:
+        """why: what is being made, for whoever finds it unfinished. PathNotFreeError,
+        NotAStoreError (no parent), LockedError, NetworkFileSystemError, OSError."""
+        self.fs = fs
+        self.path = path.rstrip("/")
+        parent = self.path.rpartition("/")[0] or ("/" if self.path.startswith("/") else ".")
+        if fs.exists(self.path):
+            if not fs.is_dir(self.path):
+                raise PathNotFreeError(self.path, "expected a free path, it is a file")
+            names = not_of_volume(fs.list(self.path))
+            if "VERSION" in names:
+                text = "expected a free path, it is a store of Penstock already"
+                raise PathNotFreeError(self.path, text)
+            if set(names) - {"LOCK"} and MARK not in names:
+                text = f"expected a free path, it has {names[-1]!r} in it"
+                raise PathNotFreeError(self.path, text)
+        elif not fs.is_dir(parent):
+            raise NotAStoreError(parent, "there is no such directory")
+        kind = fs.kind(parent)
+        if kind in NETWORK_KINDS:
+            raise NetworkFileSystemError(self.path, kind)
+        fs.mkdir(self.path)
+        fs.sync_dir(parent)
+        self._lock: Lock = fs.lock(self.path + "/LOCK")
+        try:
+            write_small(fs, f"{self.path}/{MARK}", f"{why}\n".encode())
+            fs.sync_dir(self.path)
+            delete_tree(fs, self.path + "/vhosts")
+            fs.mkdir(self.path + "/vhosts")
+            fs.sync_dir(self.path)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def vhost(self, name: bytes) -> str:
+        """The directory of a vhost, made and synced, with its `.vhost`."""
+        fs = self.fs
+        path = f"{self.path}/vhosts/{hash_name(name)}"
+        fs.mkdir(path)
+        write_small(fs, path + "/.vhost", name + b"\n")
+        fs.sync_dir(path)
+        fs.sync_dir(self.path + "/vhosts")
+        return path
+
+    def finish(self) -> None:
+        """Everything in it is synced: it is a data directory now."""
+        fs = self.fs
+        fs.sync_dir(self.path + "/vhosts")
+        write_small(fs, self.path + "/VERSION.new", f"penstock {FORMAT}\n".encode())
+        fs.rename(self.path + "/VERSION.new", self.path + "/VERSION")
+        fs.sync_dir(self.path)
+        fs.unlink(f"{self.path}/{MARK}")
+        fs.sync_dir(self.path)
+        self._lock.release()
+
+    def abandon(self) -> None:
+        """Leave it unfinished."""
+        self._lock.release()
+
+
+def delete_tree(fs: FileSystem, path: str) -> None:
+    """Delete a directory with everything in it; nothing happens when there is none."""
+    if not fs.exists(path):
+        return
+    for name in fs.list(path):
+        inner = f"{path}/{name}"
+        if fs.is_dir(inner):
+            delete_tree(fs, inner)
+        else:
+            fs.unlink(inner)
+    fs.rmdir(path)
+
+
+QUEUE_NAME: Final = ".queue_name"
+PART: Final = b"\0"  # in a name, before what distinguishes parts of one queue
+_FORM: Final = re.compile(rb"VHOST: [^\n]*\nQUEUE: ([^\n]*)\n?")
+
+
+def text_of(vhost: bytes, queue: bytes) -> bytes:
+    """What stands in the file."""
+    return b"VHOST: %b\nQUEUE: %b\n" % (_escaped(vhost), _escaped(queue))
+
+
+def old_text_of(queue: bytes) -> bytes:
+    """The same as older versions wrote it."""
+    return queue + b"\n"
+
+
+def name_in(text: bytes, directory: str) -> bytes:
+    """The queue's name in the text of a directory's file, in whichever form it is."""
+    old = text.removesuffix(b"\n")
+    found = _FORM.fullmatch(text)
+    if found is None or _is_named_after(directory, old):
+        return old
+    name = escaping.unescaped(found[1].decode("utf-8", "surrogateescape"))
+    return name.encode("utf-8", "surrogateescape")
+
+
+def queue_name(fs: FileSystem, directory: str) -> bytes:
+    """The name in a queue's directory, b"" if it is not the one that the directory is named
+    after."""
+    path = f"{directory}/{QUEUE_NAME}"
+    if not fs.exists(path):
+        return b""
+    name = name_in(fs.read(path), directory)
+    return name if _is_named_after(directory, name) else b""
+
+
+def directories_of(fs: FileSystem, vhost_path: str, queue: bytes) -> list[str]:
+    """The directories of a queue or stream of this name, with those of all its parts, sorted. One
+    that was deleted keeps its directory until the next checkpoint. Takes no lock."""
+    found = []
+    for kind in ("queues", "streams"):
+        parent = f"{vhost_path}/{kind}"
+        for entry in sorted(fs.list(parent)) if fs.is_dir(parent) else []:
+            path = f"{parent}/{entry}"
+            name = queue_name(fs, path)
+            if name.partition(PART)[0] == queue or (not name and _is_named_after(path, queue)):
+                found.append(path)
+    return found
+
+
+def _is_named_after(directory: str, name: bytes) -> bool:
+    return hash_name(name) == directory.rpartition("/")[2].partition(".")[0]
+
+
+def _escaped(name: bytes) -> bytes:
+    return escaping.escaped(name.decode("utf-8", "surrogateescape")).encode()

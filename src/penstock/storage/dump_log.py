@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from penstock.fast_crc import crc32
 from penstock.storage import record, record_types
 from penstock.storage.dump_text import at, is_zero
-from penstock.storage.log_segment import (
+from penstock.storage.log_file import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
     FIRST_GROUP_OFFSET,

@@ -53,18 +53,17 @@ from penstock.message import Entry, Message
 from penstock.shared_body import SharedBody
 from penstock.storage import record, recovery
 from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpointer import Checkpointer
+from penstock.storage.checkpoint import Checkpointer
 from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
-from penstock.storage.journal import Journal, OneRecord, fullest_disk
+from penstock.storage.journal import Journal, OneRecord, Pins, Reserve, fullest_disk
 from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.leases import Lease, LeaseTable
 from penstock.storage.message_store import MessageStore, Spool
 from penstock.storage.options import StorageOptions
-from penstock.storage.pins import Pins
 from penstock.storage.placement import Placement, Sharing
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import LeaseRun
@@ -81,7 +80,6 @@ from penstock.storage.record_types import (
     StreamRecord,
     Topology,
 )
-from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody

@@ -40,28 +40,226 @@ Nothing is written to disk in a format of this module's own, save the text of a
 lock file, for people and for the message of ``LockedError``::
 
     pid <process number> host <host name>\\n          empty: not held, and released in order
+
+Threads for what is slow: syncs, the preparing of log files, reads ahead of a queue.
+
+A sync takes milliseconds in which the loop could do other work, and Python lets go
+of its lock during it, so a thread is all that is needed. One pool belongs to one
+``OsFileSystem`` and its owner: ``submit``, ``completed`` and ``close`` are called by
+one thread, so the counters need no lock; what crosses the threads goes through two
+``SimpleQueue``s.
+
+Operations begin in the order in which they came; with more than one worker they may
+end in any. An operation's exception is its result: nothing is retried and nothing is
+lost, and the owner gets one answer for each token.
+
+Threads start with the first operations, one for each, up to the number allowed. They
+are daemons, because an interpreter that ends without ``close`` must not hang on them;
+a sync cut off so is a crash like any other.
+
+Which kind of file system a path lies on, by the kernel's table of mounts.
+
+Asked once, when a data directory is opened: on a network file system a lock may be
+granted twice and a sync may end at another machine's cache, so Penstock refuses to
+run there unless told otherwise. The table is Linux's /proc/mounts, one mount a line:
+
+    device  mount-point  kind  options  0  0        blank-separated; blank, tab, newline and
+                                                    backslash in a field as \\ and 3 octal digits
+
+Elsewhere nothing tells, and the kind is "unknown". Pure functions; the table is read
+by ``filesystem``.
+
+Zeros: a file's room filled in one system call, where the system has one for that.
+
+A segment of the log is written with zeros before it is used, by a thread beside the one that
+serves. Written piece by piece it needs the interpreter's lock between any two pieces, and gets it
+only when the serving thread lets go: measured, 64 MiB in pieces of 64 KiB took a second and more
+beside a busy broker, longer than the segment before it lasted, and publishers stood still until it
+was done. One `sendfile` from a hole in memory needs the lock once. The kernel still writes in
+pieces of a pipe, 64 KiB, which makes later small writes into the file cheaper (filesystem.py).
+
+Not here: systems without memfd_create; there the caller writes piece by piece.
+
+Syncing a file whose handle was closed: by whoever keeps fewer handles open than it has files.
+
+Handles are bounded, so a file may be written, closed, and synced later through another handle. That
+is as good: Linux reports an error of writing back, if nobody has seen it yet, to a handle that was
+opened after it happened too. A file that is gone was deleted by its owner, and nothing needs it.
 """
 
 import errno
 import fcntl
 import os
+import queue
 import stat
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from penstock.errors import LockedError, is_disk_full
-from penstock.storage.mounts import NETWORK_KINDS, UNKNOWN_KIND, mounted_kind
-from penstock.storage.worker_pool import Completions, WorkerPool
-from penstock.storage.zeros import write_zeros
+
+Completions: TypeAlias = list[tuple[int, object]]  # (token, result or the exception raised)
+
+
+class WorkerPool:
+    """At most ``workers`` threads; 0 means that each operation runs in ``submit`` itself.
+
+    ``wake`` is called after each completion, from the worker's thread.
+    """
+
+    def __init__(self, workers: int, wake: Callable[[], None]) -> None:
+        if workers < 0:
+            raise ValueError(f"workers must be 0 or more, not {workers}")
+        self.workers = workers
+        self._wake = wake
+        self._next_token = 0
+        self._outstanding = 0  # submitted and not yet handed out by completed()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], object]] | None]
+        self._waiting = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+
+    def submit(self, op: Callable[[], object]) -> int:
+        """Queue the operation; returns its token. RuntimeError after ``close``."""
+        if self._closed:
+            raise RuntimeError("the file system is closed")
+        token = self._next_token
+        self._next_token += 1
+        if self.workers == 0:
+            # Only an Exception is a result here: an interrupt belongs to the caller's thread.
+            try:
+                result: object = op()
+            except Exception as error:
+                result = error
+            self._outstanding += 1
+            self._finished.put((token, result))
+            self._call_wake()
+            return token
+        self._waiting.put((token, op))
+        self._outstanding += 1
+        if len(self._threads) < self.workers:
+            self._start()
+        return token
+
+    def _start(self) -> None:
+        """One thread more. An interrupt may come at any step of it: what was submitted waits then
+        for a thread that runs, or for the next one to be started."""
+        name = f"penstock-disk-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def completed(self, wait: bool) -> Completions:
+        """What has finished since the last call; with ``wait`` at least one, if any is to come."""
+        results: Completions = []
+        try:
+            while self._outstanding:
+                results.append(self._finished.get(block=wait and not results))
+                self._outstanding -= 1
+        except queue.Empty:
+            pass
+        return results
+
+    def close(self) -> None:
+        """Let all operations finish and end the threads; a second call does nothing."""
+        self._closed = True
+        self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _work(self) -> None:
+        """One worker: operations until the None of close(), which each leaves for the next."""
+        while (item := self._waiting.get()) is not None:
+            token, op = item
+            try:
+                result: object = op()
+            except BaseException as error:  # whatever it was, the owner waits for an answer
+                result = error
+            self._finished.put((token, result))
+            del item, op, result  # a worker that waits keeps nothing of the last one alive
+            self._call_wake()
+        self._waiting.put(None)
+
+    def _call_wake(self) -> None:
+        try:
+            self._wake()
+        except Exception:
+            # Shown as any thread's uncaught exception; but the worker lives, for operations
+            # that wait for it would otherwise never be answered.
+            error_type, error, trace = sys.exc_info()
+            assert error_type is not None
+            threading.excepthook(
+                threading.ExceptHookArgs((error_type, error, trace, threading.current_thread()))
+            )
+
+
+UNKNOWN_KIND: Final = "unknown"
+
+# Kinds on which neither a lock nor a sync means what it means on a local disk. FUSE kinds
+# are listed one by one: most FUSE mounts are local.
+# fmt: off
+NETWORK_KINDS: Final = frozenset({
+    "9p", "acfs", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "glusterfs", "gpfs",
+    "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3",
+    "smbfs", "virtiofs",
+    "fuse.ceph", "fuse.ceph-fuse", "fuse.curlftpfs", "fuse.davfs", "fuse.gcsfuse",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.moosefs", "fuse.rclone", "fuse.s3fs",
+    "fuse.seaweedfs", "fuse.sshfs",
+})
+# fmt: on
+
+
+def mounted_kind(table: bytes, path: str) -> str:
+    """Kind of file system of an absolute path, by the text of /proc/mounts.
+
+    The longest mount point that holds the path decides; of equal ones the last, which was
+    mounted over the others. "unknown" when none does.
+    """
+    wanted = os.fsencode(path)
+    best, kind = b"", UNKNOWN_KIND
+    for line in table.splitlines():
+        fields = line.split(b" ")
+        if len(fields) < 3:
+            continue
+        point = _unescape(fields[1])
+        is_inside = point == b"/" or wanted == point or wanted.startswith(point + b"/")
+        if is_inside and len(point) >= len(best):
+            best, kind = point, os.fsdecode(fields[2])
+    return kind
+
+
+def _unescape(field: bytes) -> bytes:
+    """A field of the table as it is meant; a backslash always begins three octal digits."""
+    head, *rest = field.split(b"\\")
+    return head + b"".join(bytes((int(part[:3], 8),)) + part[3:] for part in rest)
+
+
+def write_zeros(descriptor: int, size: int) -> int:
+    """Write `size` bytes of zeros from the start of a file; how many were written (0 where there is
+    no such call). OSError: ENOSPC and others; part of them may have been written."""
+    if not hasattr(os, "memfd_create"):
+        return 0
+    done = 0
+    source = os.memfd_create("zeros")
+    try:
+        os.ftruncate(source, size)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while done < size:
+            n = os.sendfile(descriptor, source, done, size - done)
+            if not n:
+                break
+            done += n
+    finally:
+        os.close(source)
+    return done
+
 
 Names: TypeAlias = list[str]  # named because inside a FileSystem "list" is its method
 
-__all__ = [
-    "NETWORK_KINDS", "File", "FileSystem", "Lock", "OsFile", "OsFileSystem", "OsLock",
-    "whole_path",
-]  # fmt: skip
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -543,3 +741,15 @@ def _sync_all(descriptor: int) -> None:
 
 def _with_path(error: OSError, path: str) -> OSError:
     return OSError(error.errno, error.strerror, path)
+
+
+def sync_closed(fs: FileSystem, path: str) -> None:
+    """fdatasync of a file that is not open here. OSError: the sync failed [10]."""
+    try:
+        file = fs.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        file.sync()
+    finally:
+        file.close()

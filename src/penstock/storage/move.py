@@ -34,14 +34,18 @@ from typing import Final
 from penstock.errors import DiskFullError, PenstockError, SyncFailedError
 from penstock.storage.data_directory import (
     FORMAT,
+    LOG,
     OWNER,
     PLACED_FORMAT,
+    SPILL,
+    VHOSTS,
     DataDirectory,
     NewPlace,
     Places,
     check_apart,
     check_free,
     check_version,
+    kind_of,
     owner_of,
     read_places,
     sync_dir,
@@ -49,7 +53,6 @@ from penstock.storage.data_directory import (
     write_version,
 )
 from penstock.storage.filesystem import FileSystem, Lock
-from penstock.storage.placed_filesystem import LOG, SPILL, VHOSTS, kind_of
 
 COPY_BYTES: Final = 1 << 20
 SPARE_BYTES: Final = 1 << 20  # of room, for what directories and names take

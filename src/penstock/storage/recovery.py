@@ -35,8 +35,7 @@ from penstock.storage import checkpoint, leases, record
 from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.log_file import LogReader
-from penstock.storage.log_segment import LogEnd, segment_path
+from penstock.storage.log_file import LogEnd, LogReader, segment_path
 from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import page_name

@@ -24,7 +24,7 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.storage import record
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.log_segment import (
+from penstock.storage.log_file import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
     FIRST_GROUP_OFFSET,

@@ -17,9 +17,8 @@ from typing import Final
 from penstock.storage import recovery
 from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.offline import Offline, Vhost
+from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
-from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 
 QUEUE_RAM: Final = 1800

@@ -8,11 +8,10 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, NotAStoreError, SyncFailedError
 from penstock.storage.backup import Backup, backup
-from penstock.storage.checkpointer import IDLE
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.data_directory import DataDirectory, FreshDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.fresh_directory import FreshDirectory
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (

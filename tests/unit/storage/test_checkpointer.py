@@ -5,10 +5,10 @@ import errno
 import pytest
 
 from penstock.message import Entry
-from penstock.storage.checkpointer import IDLE, SLICES, SYNC, delete
+from penstock.storage.checkpoint import IDLE, SLICES, SYNC, delete
+from penstock.storage.durability import DISK
 from penstock.storage.queue_index import QueueIndex, Section
 from penstock.storage.routing_table import set_parameter
-from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -15,6 +15,7 @@ from penstock.errors import (
 )
 from penstock.message import START_SHIFT
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.holder import DictHolder
@@ -25,7 +26,6 @@ from penstock.storage.routing_table import (
     clear_parameter,
     set_parameter,
 )
-from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.engine_rig import OPTIONS, PATH, STORED, VHOST, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
 from penstock.storage import record
-from penstock.storage.checkpointer import IDLE
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

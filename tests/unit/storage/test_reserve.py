@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.reserve import STEP, Reserve
+from penstock.storage.journal import STEP, Reserve
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 MANY = 1 << 40

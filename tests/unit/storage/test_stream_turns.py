@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import checkpoint
+from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.stream_meta import WRITE_META, decode_head, read_tail
 from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.engine_rig import NUMBER, EngineRig
 from tests.helpers.tiny_engine import PATH
 

@@ -13,10 +13,10 @@ from penstock.errors import (
     UnknownQueueError,
 )
 from penstock.storage import record
+from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.page_index import INDEX_ROW_BYTES
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
-from penstock.storage.transaction_log import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_engine import PATH
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import record
 from penstock.storage.durability import DISK, INTERVAL, OS, SOFT
-from penstock.storage.log_segment import FIRST_GROUP_OFFSET, LogEnd
+from penstock.storage.log_file import FIRST_GROUP_OFFSET, LogEnd
 from penstock.storage.transaction_log import HOLD_BYTES_MAX, TransactionLog
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 

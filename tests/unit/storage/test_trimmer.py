@@ -8,11 +8,11 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.storage.backup import Backup
-from penstock.storage.checkpointer import IDLE
-from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.data_directory import FreshDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK
-from penstock.storage.trimmer import IDLE_S, RESERVE_BYTES, ROUNDS
+from penstock.storage.upkeep import IDLE_S, RESERVE_BYTES, ROUNDS
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 KIB = 1 << 10

@@ -39,7 +39,7 @@ from penstock.errors import CorruptionError
 from penstock.storage import checkpoint
 from penstock.storage.adoption import is_adopted
 from penstock.storage.batches import decode_section
-from penstock.storage.checkpoint import IDLE, SLICES, Manifest, delete
+from penstock.storage.checkpoint import IDLE, SLICES, Manifest
 from penstock.storage.data_directory import FreshDirectory, write_small
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
@@ -93,7 +93,7 @@ class Backup:
 
     def _steps(self) -> Generator[bool, None, None]:
         engine = self._engine
-        engine.pins.count += 1
+        engine.pin_files()
         try:
             yield from self._checkpoint()
             number = self.checkpoint_number
@@ -112,7 +112,7 @@ class Backup:
                 yield True
             self._write_checkpoint(manifest, target)
         finally:
-            self._unpin()
+            engine.unpin_files()
         yield from self._verify(target)
 
     def _checkpoint(self) -> Iterator[bool]:
@@ -310,20 +310,6 @@ class Backup:
         number = max(manifest.number, 2)
         data = checkpoint.encode_file(self._engine.vhost, number, sections, is_clean=True)
         checkpoint.write(self._fs, target, number, data)
-
-    def _unpin(self) -> None:
-        engine = self._engine
-        engine.pins.count -= 1
-        if engine.pins.count or engine.failed is not None or engine.is_closed:
-            return
-        paths, trees = engine.pins.take()
-        if paths or trees:
-            fs = engine.fs
-            engine.submit(
-                lambda: delete(fs, paths, trees),
-                lambda _: None,
-                lambda error: engine.event("clean", f"a dead file could not be deleted: {error}"),
-            )
 
 
 def _keep(found: list[Report]) -> Callable[[object], None]:

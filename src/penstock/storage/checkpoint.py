@@ -59,7 +59,6 @@ before stays CURRENT, and the log stays; it is tried again when there is space. 
 the engine [10].
 """
 
-import contextlib
 import errno
 import struct
 from collections.abc import Callable
@@ -73,7 +72,7 @@ from penstock.storage import streams
 from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem, sync_closed
 from penstock.storage.holder import unwritten
-from penstock.storage.journal import Journal, Pins
+from penstock.storage.journal import Journal
 from penstock.storage.message_store import FileState, MessageStore
 from penstock.storage.queue_index import IndexSegment, QueueIndex, Row, Section
 from penstock.storage.record import NOT_KEPT
@@ -467,10 +466,9 @@ class Checkpointer:
     one in progress. on_given_up(error): called when one was given up for want of space.
     """
 
-    def __init__(self, journal: Journal, transient: MessageStore, pins: Pins, number: int) -> None:
+    def __init__(self, journal: Journal, transient: MessageStore, number: int) -> None:
         self._journal = journal
         self._transient = transient
-        self._pins = pins
         self.on_given_up: Callable[[OSError], None] = _not_told
         self.written_bytes: int = 0
         self.number: int = number
@@ -777,8 +775,7 @@ class Checkpointer:
         state.store.put_back_dead(self._dead_files)
         for queue in [*state.queues.values(), *state.dying.values(), *state.deleted]:
             queue.sliced()
-        self._reset()
-        self.phase = IDLE
+        self._end()
         self.on_given_up(error)
 
     def _written(self, number: int) -> None:
@@ -810,41 +807,18 @@ class Checkpointer:
         for stream in self._deleted_streams:
             streams.close(stream)
         state.streams.checkpointed(self._streams)
-        if self._pins.count:
-            self._pins.paths += paths
-            self._pins.trees += trees
+        if journal.pins.count:
+            journal.pins.paths += paths
+            journal.pins.trees += trees
             paths, trees = [], []
         else:
             journal.log.release_before(self._head.log_segment)
         self.phase = DELETING
-        journal.submit(
-            lambda: delete(journal.fs, paths, trees), lambda _: self._cleaned(), self._not_cleaned
-        )
+        journal.delete_files(paths, trees, self._end)
 
-    def _not_cleaned(self, error: BaseException) -> None:
-        self._journal.event("clean", f"a dead file could not be deleted: {error}")
-        self._cleaned()
-
-    def _cleaned(self) -> None:
+    def _end(self) -> None:
         self._reset()
         self.phase = IDLE
-
-
-def delete(fs: FileSystem, paths: list[str], trees: list[str]) -> None:
-    """Delete files, and directories with the files in them; what is gone already is fine."""
-    for path in paths:
-        unlink(fs, path)
-    for tree in trees:
-        if fs.exists(tree):
-            for name in fs.list(tree):
-                unlink(fs, f"{tree}/{name}")
-            fs.rmdir(tree)
-
-
-def unlink(fs: FileSystem, path: str) -> None:
-    """Delete a file if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        fs.unlink(path)
 
 
 def _not_told(_: OSError) -> None:

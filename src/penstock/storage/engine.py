@@ -59,7 +59,7 @@ from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.file_queue_backing import SPOOL_BYTES
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
-from penstock.storage.journal import Journal, OneRecord, Pins, Reserve, fullest_disk
+from penstock.storage.journal import Journal, OneRecord, fullest_disk
 from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.leases import Lease, LeaseTable
 from penstock.storage.message_store import MessageStore, Spool
@@ -117,7 +117,6 @@ class StorageEngine:
         self.clock = clock
         self.rng = rng
         self.options: StorageOptions = options or StorageOptions()
-        self.pins: Pins = Pins()
         # Takes entries that nobody needs any more: to free a million takes a quarter of a second.
         self.let_go: Callable[[deque[Entry]], None] = deque.clear
         self._transient_below: int = self.options.transient_inline_below
@@ -172,24 +171,21 @@ class StorageEngine:
 
     def _compose(self, found: recovery.Recovered) -> None:
         """Make the parts of the engine; each is given those that it needs."""
-        state, pins, transient = self.state, self.pins, self.transient
+        state, transient = self.state, self.transient
         journal = Journal(
             self.fs, self.path, self.clock, self.options, state, self.log, self._on_event
         )
         time_s = self.clock.wall_ms() // 1000
-        reserve = Reserve(self.fs, self.path)
         self.journal: Journal = journal
         self.placement: Placement = Placement(state.factory, self.options, time_s)
-        self.turns: StreamTurns = StreamTurns(journal, pins)
+        self.turns: StreamTurns = StreamTurns(journal, journal.pins)
         number = found.manifest.number
-        self.checkpoints: Checkpointer = Checkpointer(journal, transient, pins, number)
+        self.checkpoints: Checkpointer = Checkpointer(journal, transient, number)
         self.batches: BatchEngine = BatchEngine(
-            journal, self.checkpoints, self.turns, reserve, pins
+            journal, self.checkpoints, self.turns, journal.reserve, journal.pins
         )
         self._leases: LeaseEngine = LeaseEngine(journal, self.placement)
-        self.upkeep: Upkeep = Upkeep(
-            journal, self.checkpoints, self.batches, transient, reserve, pins
-        )
+        self.upkeep: Upkeep = Upkeep(journal, self.checkpoints, self.batches, transient)
         journal.call_back(
             on_turn=self.turns.turn, on_settled=self.turns.settle,
             on_progress=self.checkpoints.advance,
@@ -220,7 +216,7 @@ class StorageEngine:
             self.state.streams.finish_restore()
         except OSError as error:
             full = self.journal.disk_full(error, 0)
-            if not isinstance(full, DiskFullError) or not self.upkeep.reserve.release():
+            if not isinstance(full, DiskFullError) or not self.journal.reserve.release():
                 raise full from error
             self.state.streams.finish_restore()
 
@@ -959,9 +955,17 @@ class StorageEngine:
         """Do a slice of the checkpoint in progress, until this monotonic time (seconds)."""
         self.upkeep.step_checkpoint(until)
 
+    def pin_files(self) -> None:
+        """Begin a backup: what checkpoints would delete stays until its `unpin_files`."""
+        self.journal.pin_files()
+
+    def unpin_files(self) -> None:
+        """End a backup. After the last one, delete what waited for it."""
+        self.journal.unpin_files()
+
     def use_reserve(self) -> bool:
         """Give back the room of the reserve on a full disk; False if there is none."""
-        return self.upkeep.reserve.release()
+        return self.journal.reserve.release()
 
     # ---- stopping ------------------------------------------------------------------------------
 

@@ -373,7 +373,7 @@ def test_a_checkpoint_that_leaves_out_what_is_consumed_meanwhile_is_noticed(
     work = Backup(engine, FreshDirectory(engine.fs, COPY, "a backup"))
     with pytest.raises(CorruptionError, match="the backup does not verify"):
         drive(engine, work, lambda _: kind(engine, 0))
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     assert not engine.fs.exists(COPY + "/VERSION")
 
 

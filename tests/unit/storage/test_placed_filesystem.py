@@ -46,7 +46,7 @@ def simulated(roots: dict[str, str] = ROOTS) -> PlacedFileSystem:
 
 
 def test_every_part_of_a_vhost_has_its_place() -> None:
-    parts = [*recovery.PARTS, *journal.NAMES, LEASES, STAGING, "CURRENT", "CURRENT.new"]
+    parts = [*recovery.PARTS, *journal.RESERVE_NAMES, LEASES, STAGING, "CURRENT", "CURRENT.new"]
     kinds = {part: kind_of(part) for part in [*parts, "checkpoint-7"]}
     log = {"wal", "reserve", "CURRENT", "CURRENT.new", "checkpoint-7"}
     assert {part for part, kind in kinds.items() if kind == LOG} == log

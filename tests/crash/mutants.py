@@ -230,8 +230,8 @@ MUTANTS = (
         "tail",
     ),
     Mutant(
-        "no-vouch", "[11]",
-        "            place.file.pwrite(vouch, CHAIN_OFFSET)\n",
+        "no-end-marker", "[11]",
+        "            place.file.pwrite(marker, CHAIN_OFFSET)\n",
         "            pass\n",
         "tail",
     ),
@@ -241,7 +241,7 @@ MUTANTS = (
         "segment.seed, 0, self.written_lsn + 1, self.written_lsn, 0",
     ),
     Mutant(
-        "vouch-says-written", "[11]",
+        "end-marker-says-written", "[11]",
         "segment.number, self._last_end, self.durable_lsn, self.durable_lsn, True",
         "segment.number, self._last_end, self.written_lsn, self.written_lsn, True",
     ),

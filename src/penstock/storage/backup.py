@@ -4,8 +4,8 @@ A checkpoint holds everything that a store needs to start, except for the log af
 backup is a new checkpoint and the files that it names:
 
     checkpoint        made first, and *whole*: messages that are dequeued after its cut are written
-                      all the same, because the copy has no log (checkpointer.py); from before its
-                      cut on nothing is deleted (pins.py)
+                      all the same, because the copy has no log (checkpoint.py); from before its
+                      cut on nothing is deleted (journal.py)
     sealed .rdq+.hint, own files      never change: hard links, which need no room; copied where
                       the disk knows no links, or the backup is on another disk
     pages of streams  sealed: linked, with their index; the active one copied up to the position at
@@ -14,7 +14,7 @@ backup is a new checkpoint and the files that it names:
     .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
                       the checkpoint, and so is harmless
     checkpoint-<n>    written anew: with no log after it, and clean, because nothing followed it
-    VERSION           last (`fresh_directory.py`), after the copy of each vhost was verified
+    VERSION           last (`data_directory.py`), after the copy of each vhost was verified
 
 Each file and directory is synced before VERSION is. What was published after the cut is not in the
 backup, what was acknowledged after it is still there: the copy is the store as of the cut. A linked

@@ -12,7 +12,7 @@ and no part behind them. The parts do not know the engine; `_compose` gives each
     StreamTurns    pages and heads of streams, retention           stream_turns.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
-    Checkpointer   makes checkpoints                               checkpointer.py
+    Checkpointer   makes checkpoints                               checkpoint.py
     Upkeep         when: checkpoints, reaping, combining, space    upkeep.py
 
 Everything is synchronous and deterministic: no threads, no sockets; time, chance and files are
@@ -928,7 +928,7 @@ class StorageEngine:
 
     @property
     def checkpoint_phase(self) -> str:
-        """What a checkpoint in progress is at (checkpointer.py), or IDLE."""
+        """What a checkpoint in progress is at (checkpoint.py), or IDLE."""
         return self.checkpoints.phase
 
     @property

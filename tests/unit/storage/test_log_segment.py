@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import DiskFullError, SyncFailedError
 from penstock.storage import log_file
-from penstock.storage.log_file import Segment, prepare
+from penstock.storage.transaction_log import Segment, prepare_segment
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.logs import KIB, VHOST, WAL
 
@@ -26,7 +26,7 @@ def disk(old_bytes: int = 0) -> FaultyFileSystem:
 
 
 def made(fs: FaultyFileSystem, recycled: str | None = None, size: int = KIB) -> Segment:
-    return prepare(fs, WAL, VHOST, 7, size, SALT, recycled)
+    return prepare_segment(fs, WAL, VHOST, 7, size, SALT, recycled)
 
 
 def test_a_new_segment() -> None:
@@ -103,12 +103,12 @@ def test_a_full_disk_that_a_sync_tells_of_is_a_failed_sync() -> None:
 
 
 def test_chain_and_vouch() -> None:
-    for is_vouch in (False, True):
-        block = log_file.encode_chain(5, 6, 640, 99, 98, is_vouch)
+    for is_end_marker in (False, True):
+        block = log_file.encode_chain(5, 6, 640, 99, 98, is_end_marker)
         chain = log_file.decode_chain(block, 5)
         assert chain is not None
         assert (chain.prev_segment, chain.prev_end, chain.prev_lsn) == (6, 640, 99)
-        assert (chain.durable_lsn, chain.is_vouch) == (98, is_vouch)
+        assert (chain.durable_lsn, chain.is_end_marker) == (98, is_end_marker)
         assert log_file.decode_chain(block, 4) is None
     assert log_file.decode_chain(bytes(64), 5) is None
 

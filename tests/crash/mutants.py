@@ -213,13 +213,13 @@ MUTANTS = (
     ),
     Mutant(
         "torn-always", "[11]",
-        "        if behind.claim >= walk.next_lsn:\n",
+        "        if rest.claim >= walk.next_lsn:\n",
         "        if False:\n",
         "tail",
     ),
     Mutant(
-        "headers-behind-not-read", "[11]",
-        "        behind.scan(walk.segment, walk.group_offset, walk.next_lsn)\n",
+        "headers-after-not-read", "[11]",
+        "        rest.scan(walk.segment, walk.group_offset, walk.next_lsn)\n",
         "",
         "tail",
     ),
@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "vhost-made-on-one-disk", "[13]",
-        "                # There for good before `.vhost` says that the vhost is whole.\n"
+        "                # Durable before `.vhost` says that the vhost is whole.\n"
         "                self.below.sync_dir(self.roots[kind])\n",
         "",
         DISKS,

@@ -274,7 +274,7 @@ MUTANTS = (
     ),
     Mutant(
         "vhost-gone-on-one-disk", "[13]",
-        "                    # Gone for good before the vhost is: "
+        "                    # Durable before the vhost is deleted: "
         "one of the same name would find it.\n"
         "                    self.below.sync_dir(self.roots[kind])\n",
         "",

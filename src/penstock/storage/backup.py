@@ -292,20 +292,14 @@ class Backup:
     def _write_checkpoint(self, manifest: Manifest, target: str) -> None:
         """The same checkpoint without a log."""
         head = replace(manifest.head, log_segment=0, log_position=0)
-        slots = head.segment_slots
-        sections = [
-            (checkpoint.HEAD, head.encode()),
-            (checkpoint.TOPOLOGY, checkpoint.encode_topology(manifest.topology)),
-        ]
+        queues: list[bytes] = []
         for number, section in manifest.queues.items():
             section.mark = min(section.mark, section.next_seq)
-            sections.append((checkpoint.QUEUE, checkpoint.encode_queue(number, section, slots)))
-        sections += [(checkpoint.STORE, data) for data in manifest.store]
-        sections.append((checkpoint.REAPING, checkpoint.encode_reaping(manifest.reaping)))
-        for number, stream in manifest.streams.items():
-            sections.append((checkpoint.STREAM, checkpoint.encode_stream(number, stream)))
-        sections += [(checkpoint.BATCH, data) for data in manifest.batches]
-        sections += [(checkpoint.LEASE, data) for data in manifest.leases]
+            queues.append(checkpoint.encode_queue(number, section, head.segment_slots))
+        sections = checkpoint.encode_sections(
+            head, manifest.topology, queues, manifest.store, manifest.reaping,
+            manifest.streams.items(), manifest.leases, manifest.batches,
+        )  # fmt: skip
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)
         data = checkpoint.encode_file(self._engine.vhost, number, sections, is_clean=True)

@@ -1,4 +1,4 @@
-"""The checkpoint file: the state of a vhost at one instant, written whole.
+"""Checkpoints: the file with the state of a vhost at one instant, and how it is made.
 
     checkpoint-<n>   magic "PCKP" 4 | version 2 | flags 2 | vhost 8 | number 8 | crc 4
                      then sections: kind 4 | length 4 | crc 4 | data
@@ -25,43 +25,43 @@
       0 END          number of sections before it 4
     CURRENT          "checkpoint-<n> <crc of that text, 8 hex digits>"
 
-flags: 1, a stop in order: nothing follows in the log, marks are exact. log segment 0: there
-is no log behind it (a backup, or salvage). Each section's checksum is seeded with vhost, number,
+flags: CLEAN 1, an orderly stop: nothing follows in the log, marks are exact. log segment 0: no log
+follows (a backup, or salvage). Each section's checksum is seeded with vhost, number,
 kind and place, so that no section of another checkpoint verifies. Big-endian.
 
-The order of writing is rule [5]: what it names is synced before, then the file, then CURRENT is
-replaced by a rename and the directory synced; only then may anything older go. So CURRENT always
-names a whole checkpoint, and anything wrong in it is damage: a CorruptionError with file and
-position, never a guess.
+A checkpoint is made durable in the order of rule [5]: first what it names, then the file, then
+CURRENT by a rename and a sync of the directory. Only then is anything older deleted. So CURRENT
+always names a whole checkpoint, and anything wrong in it is damage: a CorruptionError with file and
+position.
 
-Checkpointer: makes a checkpoint beside the traffic, in slices, in the order of rule [5].
+The Checkpointer makes a checkpoint beside the traffic:
 
-    begin     the cut: the open group is closed, the epoch rises; from here on every part keeps its
-              state as of this LSN at its first change (O(1), [3]); of each stream its position
-    slices    queue by queue: what is only in RAM or log goes to slots and .qs, or, for a small
-              queue, into a section of the checkpoint with its bodies in one new store file; at most
-              `slice_ms` at a time. `Listing` first lists everything that may have to be written,
-              piece by piece (holder.py says what may happen between two pieces); then `Writing`
-              writes it, chunk by chunk
-    sync      data files, pages, the store and their directories, off the owner's thread; and the
-              log must be durable up to the cut, because counts and bitmaps rely on it [4]
-    write     checkpoint-<n> and CURRENT (checkpoint.py)
-    clean     what no manifest names any more is deleted [6]: segment files, store files, log
-              segments, queue directories, the checkpoint before
+    begin     the cut: the open group is closed and the epoch rises. From now on each part keeps its
+              state as of this LSN at its first change (O(1), [3]), and each stream its position
+    slices    queue by queue: what is only in RAM or log is written to slots and .qs, or, for a
+              small queue, into a section of the checkpoint with its bodies in one new store file;
+              at most `slice_ms` at a time. `Listing` first lists all that may have to be written,
+              in pieces (holder.py says what may happen between two pieces); then `Writing` writes
+              it in chunks
+    sync      data files, pages, the store and their directories, in a worker; and the log must be
+              durable up to the cut, because counts and bitmaps rely on it [4]
+    write     checkpoint-<n> and CURRENT
+    deleting  what no checkpoint names any more [6]: segment files, store files, log segments, queue
+              directories, the checkpoint before
 
-The slices may leave out only what a *durable* dequeue took since the cut [4]: `limbo` of each queue
-has what left RAM meanwhile. A purged entry is written all the same, because its slot will be read
-for its references. The checkpoint of a backup is *whole*: it leaves nothing out, because the backup
-has no log that says what was dequeued after the cut.
+The slices may leave out only what a durable dequeue took since the cut [4]: the `limbo` of each
+queue has what left RAM meanwhile. A purged entry is written all the same, because its slot will be
+read for its references. The checkpoint of a backup is whole: it leaves nothing out, because the
+backup has no log that says what was dequeued after the cut.
 
-Failure. A checkpoint that runs out of space is given up: nothing names what it wrote, the one
-before stays CURRENT, and the log stays; it is tried again when there is space. A failed sync stops
+Failure. A checkpoint that runs out of space is given up: no file names what it wrote, the one
+before stays CURRENT, and the log stays. It is tried again when there is space. A failed sync stops
 the engine [10].
 """
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,6 +80,7 @@ from penstock.storage.staging import staged_files
 from penstock.storage.stream_meta import Position
 from penstock.storage.streams import ReaderOffset, Stream, StreamSection
 
+
 VERSION: Final = 1
 MAGIC: Final = b"PCKP"
 CLEAN: Final = 1
@@ -93,6 +94,17 @@ STREAM: Final = 6
 LEASE: Final = 7
 BATCH: Final = 8
 KINDS_MAX: Final = BATCH
+IDLE: Final = "idle"
+SLICES: Final = "slices"
+SYNC: Final = "sync"
+WRITE: Final = "write"
+DELETING: Final = "deleting"
+CHUNK: Final = 256  # entries written between two looks at the clock
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+ROW_BYTES: Final = 64  # counted for an entry of a section, beside its header
+
+
+# ---- the file -----------------------------------------------------------------------------------
 
 _FILE: Final = struct.Struct(">4sHHQQ")
 _SECTION: Final = struct.Struct(">III")
@@ -109,8 +121,8 @@ _U32: Final = struct.Struct(">I")
 
 @dataclass(slots=True)
 class Head:
-    """The scalars of a checkpoint. The log is read from (log_segment, log_position) on, its first
-    record is cut_lsn + 1. segment_slots belongs to the directory and never changes."""
+    """The scalars of a checkpoint. The log is read from (log_segment, log_position) on; its first
+    record is cut_lsn + 1. segment_slots is fixed for the directory."""
 
     cut_lsn: int = 0
     log_segment: int = 0
@@ -130,8 +142,8 @@ class Head:
 
 @dataclass(slots=True)
 class Manifest:
-    """A checkpoint that was read. reaping: (queue, segment) -> bitmap of the
-    slots that are still read for references."""
+    """A checkpoint that was read. reaping: (queue, segment) -> bitmap of the purged slots whose
+    references are not released yet."""
 
     number: int = 0
     is_clean: bool = True
@@ -143,9 +155,6 @@ class Manifest:
     streams: dict[int, StreamSection] = field(default_factory=dict)
     leases: list[bytes] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
-
-
-# ---- encoding ----------------------------------------------------------------------------------
 
 
 def encode_topology(records: list[bytes]) -> bytes:
@@ -210,10 +219,29 @@ def encode_stream(number: int, section: StreamSection) -> bytes:
     return section.encoded
 
 
+def encode_sections(
+    head: Head, topology: list[bytes], queues: list[bytes], store: list[bytes],
+    reaping: dict[tuple[int, int], bytearray], streams: Iterable[tuple[int, StreamSection]],
+    leases: list[bytes], batches: list[bytes],
+) -> list[tuple[int, bytes]]:  # fmt: skip
+    """Return the sections (kind, data) of a checkpoint, in their order. queues: see
+    `encode_queue`."""
+    return [
+        (HEAD, head.encode()),
+        (TOPOLOGY, encode_topology(topology)),
+        *((QUEUE, data) for data in queues),
+        *((STORE, data) for data in store),
+        (REAPING, encode_reaping(reaping)),
+        *((STREAM, encode_stream(*stream)) for stream in streams),
+        *((LEASE, data) for data in leases),
+        *((BATCH, data) for data in batches),
+    ]
+
+
 def encode_file(
     vhost: int, number: int, sections: list[tuple[int, bytes]], *, is_clean: bool
 ) -> bytes:
-    """The whole file from its sections (kind, data), END added."""
+    """Encode the whole file from its sections (kind, data), and add END."""
     header = _FILE.pack(MAGIC, VERSION, CLEAN if is_clean else 0, vhost, number)
     parts = [header, _U32.pack(crc32(header))]
     for i, (kind, data) in enumerate([*sections, (END, _U32.pack(len(sections)))]):
@@ -226,13 +254,10 @@ def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
     return crc32(struct.pack(">QQII", vhost, number, kind, place))
 
 
-# ---- files -------------------------------------------------------------------------------------
-
-
 def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
     """Write and sync checkpoint-<number>, make it CURRENT, sync the directory [5].
 
-    OSError: it is not CURRENT, and another may be tried. SyncFailedError: nobody knows [10]."""
+    OSError: it is not CURRENT, and another may be tried. SyncFailedError: that is unknown [10]."""
     name = f"checkpoint-{number}"
     write_small(fs, f"{path}/{name}", data)
     sync_dir(fs, path)
@@ -242,7 +267,7 @@ def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
 
 
 def current(fs: FileSystem, path: str) -> int:
-    """The number of the checkpoint that CURRENT names, 0 if there is no CURRENT."""
+    """Return the number of the checkpoint that CURRENT names, 0 if there is no CURRENT."""
     at = path + "/CURRENT"
     if not fs.exists(at):
         return 0
@@ -255,7 +280,7 @@ def current(fs: FileSystem, path: str) -> int:
 
 
 def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
-    """Read checkpoint-<number>; CorruptionError or VersionError with what is wrong and where."""
+    """Read checkpoint-<number>. CorruptionError, VersionError."""
     at = f"{path}/checkpoint-{number}"
     if not fs.exists(at):
         raise CorruptionError(at, 0, "CURRENT names this checkpoint, and it is missing")
@@ -374,15 +399,17 @@ def _decode_queue(data: bytes, slots: int) -> tuple[int, Section]:
     return number, section
 
 
-class Listing:
-    """A queue whose slice has begun: its section, and what may have to be written of it, as the
-    pieces of its holder come.
+# ---- making one ---------------------------------------------------------------------------------
 
-    pieces: of those in line, each descending, and all. owed: by seq, what is owed beside those: see
-    holder.py.
+
+class Listing:
+    """A queue that is being listed: its section, and the entries that may have to be written.
+
+    pieces: entries in line, each piece descending, and each after the one before. others: seq ->
+    entries beside those, see holder.py.
     """
 
-    __slots__ = ("below", "is_small", "owed", "pieces", "queue", "section")
+    __slots__ = ("below", "is_small", "others", "pieces", "queue", "section")
 
     def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
         self.queue: QueueIndex = queue
@@ -390,11 +417,11 @@ class Listing:
         self.is_small: bool = is_small
         self.below: int = queue.cut_seq
         self.pieces: list[list[Entry]] = []
-        self.owed: dict[int, Entry] = {}
+        self.others: dict[int, Entry] = {}
 
     def add(self, piece: list[Entry]) -> None:
-        """The next piece. Of a small queue only what counts is kept: there may be transient ones in
-        any number."""
+        """Add the next piece. Of a small queue only what is written is kept: it may have any number
+        of transient entries."""
         if piece:
             self.below = piece[-1].seq
         some = unwritten(piece, self.queue.cut_seq) if self.is_small else piece
@@ -402,20 +429,20 @@ class Listing:
             self.pieces.append(some)
 
     def add_unsettled(self) -> None:
-        """Those that are delivered at this moment."""
+        """Add the entries that are delivered now."""
         for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
-            self.owed[entry.seq] = entry
+            self.others[entry.seq] = entry
 
     def in_order(self) -> list[list[Entry]]:
-        """All of it, descending, each once; and those that were in the section of the checkpoint
-        before, with their bodies. Only pieces that reach down to the last of these are touched: as
-        a rule the oldest one alone."""
-        owed, rows, pieces = self.owed, self.section.rows, self.pieces
-        last = max(max(owed, default=-1), max(rows, default=-1))
+        """Return all entries in pieces, descending, each once, with those that were in the section
+        of the checkpoint before, and their bodies. Changes only pieces that reach down to the last
+        of these: as a rule the oldest one."""
+        others, rows, pieces = self.others, self.section.rows, self.pieces
+        last = max(max(others, default=-1), max(rows, default=-1))
         some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
         while pieces and pieces[-1][-1].seq <= last:
             some.update([(entry.seq, entry) for entry in pieces.pop() if not entry.on_slot])
-        some.update(owed)
+        some.update(others)
         for seq, row in rows.items():
             message = some[seq].message
             if message.body is None:
@@ -426,9 +453,9 @@ class Listing:
 
 
 class Writing:
-    """A queue whose entries are being written to slots, and those that are left, in pieces, the
-    next one last. They are looked at and let go of chunk by chunk, because they may be many, and
-    the queue may long be done with them."""
+    """A queue whose entries are being written to slots, with those that are left, in pieces, the
+    next one last. They are written and released in chunks, because they may be many, and the queue
+    may have acknowledged them."""
 
     __slots__ = ("pieces", "queue")
 
@@ -437,18 +464,8 @@ class Writing:
         self.pieces: list[list[Entry]] = pieces
 
 
-IDLE: Final = "idle"
-SLICES: Final = "slices"
-SYNC: Final = "sync"
-WRITE: Final = "write"
-DELETING: Final = "deleting"
-CHUNK: Final = 256  # entries written between two looks at the clock
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-ROW_BYTES: Final = 64  # what an entry of a section is counted for, beside its header
-
-
 class Small:
-    """A small queue of the checkpoint in progress: its section, and the rows that are new."""
+    """A small queue of the checkpoint in progress: its section, and its new rows."""
 
     __slots__ = ("fresh", "queue", "section")
 
@@ -459,17 +476,17 @@ class Small:
 
 
 class Checkpointer:
-    """One per engine. `phase` is idle, or what a checkpoint in progress is at.
+    """One per engine. phase: IDLE, or that of the checkpoint in progress.
 
-    number: of the checkpoint that is CURRENT; bytes: of its file; count: how many were made.
-    written_bytes: of .qi and .qs files, by all of them. dead_staged: staged pages that go with the
-    one in progress. on_given_up(error): called when one was given up for want of space.
+    number: of the checkpoint that is CURRENT. bytes: of its file. count: checkpoints made.
+    written_bytes: to .qi and .qs files, by all of them. dead_staged: staged pages that the one in
+    progress deletes. on_given_up(error): called when one was given up because the disk was full.
     """
 
     def __init__(self, journal: Journal, transient: MessageStore, number: int) -> None:
         self._journal = journal
         self._transient = transient
-        self.on_given_up: Callable[[OSError], None] = _not_told
+        self.on_given_up: Callable[[OSError], None] = _ignore
         self.written_bytes: int = 0
         self.number: int = number
         self.bytes: int = 0
@@ -505,8 +522,7 @@ class Checkpointer:
 
     def begin(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
         """Make the cut. The caller makes sure that no checkpoint and no large commit is running.
-        is_whole: it is complete without the log after its cut, as a backup needs it: messages that
-        are dequeued meanwhile are written too."""
+        is_whole: for a backup; messages that are dequeued meanwhile are written too."""
         assert self.phase == IDLE
         journal = self._journal
         state, store = journal.state, journal.state.store
@@ -523,7 +539,7 @@ class Checkpointer:
         )  # fmt: skip
         self._queues = [q for q in state.queues.values() if q.is_durable]
         self._queues.sort(key=lambda q: q.changed)  # popped from the end: see _is_small
-        # As of the cut: a segment that dies after it is named by this checkpoint [6].
+        # As of the cut: this checkpoint names a segment that dies later [6].
         self._dead = [key for key in ticks.dead if not state.names_segment(*key)]
         ticks.dead = []
         self._dead_files = store.take_dead()
@@ -539,8 +555,8 @@ class Checkpointer:
     # ---- slices --------------------------------------------------------------------------------
 
     def step(self, until: float) -> None:
-        """Make slices until this monotonic time (seconds), a chunk at the least.
-        OSError of a write: the caller gives the checkpoint up."""
+        """Make slices until this monotonic time (seconds), one chunk at the least. OSError of a
+        write: the caller gives the checkpoint up."""
         assert self.phase == SLICES
         clock = self._journal.clock
         while True:
@@ -557,7 +573,7 @@ class Checkpointer:
                 return
 
     def _begin_slice(self, queue: QueueIndex) -> None:
-        """Begin to list what was alive at the cut, if anything was."""
+        """Begin to list what was alive at the cut."""
         section = queue.capture()
         listing = Listing(queue, section, self._is_small(section))
         if section.count:
@@ -568,7 +584,7 @@ class Checkpointer:
             self._slice(listing)
 
     def _list(self, listing: Listing) -> None:
-        """List the next piece. After the last one, decide where they go."""
+        """List the next piece; after the last one, begin to write."""
         queue, n = listing.queue, self._journal.options.slice_entries
         piece = queue.holder.candidates(listing.below, n)
         listing.add(piece)
@@ -578,17 +594,18 @@ class Checkpointer:
             self._slice(listing)
 
     def _slice(self, listing: Listing) -> None:
-        """Decide what the queue's section will be. Entries are taken over from its holder and its
+        """Decide what the queue's section will be. All entries are taken from its holder and its
         limbo here, so no later change of the queue concerns this checkpoint."""
-        queue, section, owed = listing.queue, listing.section, listing.owed
+        queue, section, others = listing.queue, listing.section, listing.others
         durable = self._journal.log.durable_lsn
         for x in queue.limbo or ():
             if self._is_whole or x.is_purged or x.lsn > durable:
-                owed[x.entry.seq] = x.entry
+                others[x.entry.seq] = x.entry
         if listing.is_small or not self._load_bodies(queue, section):
             for piece in listing.pieces:
-                owed.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
-            fresh = [(q, Row(owed[q].message, 0)) for q in sorted(owed) if q not in section.rows]
+                others.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
+            seqs = [seq for seq in sorted(others) if seq not in section.rows]
+            fresh = [(seq, Row(others[seq].message, 0)) for seq in seqs]
             self._small.append(Small(queue, section, fresh))
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
@@ -603,8 +620,8 @@ class Checkpointer:
         queue.sliced()
 
     def _is_small(self, section: Section) -> bool:
-        """Whether it has few entries and few bytes, and all sections together stay below their
-        limit. The queues come latest changed first, so those over the limit are the longest
+        """Return whether it has few entries and few bytes, and all small sections together are
+        below their limit. Queues come latest changed first, so those over the limit are the longest
         unchanged."""
         options = self._journal.options
         return (
@@ -615,8 +632,8 @@ class Checkpointer:
 
     def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
         """Read bodies that belong into .qs and are only in the store, because their queue was
-        small. False if one is damaged: then the queue stays in its section, and a reader of that
-        message gets the error."""
+        small. False if one is damaged: the queue stays in its section, and a reader of that message
+        gets the error."""
         messages = [row.message for row in section.rows.values()]
         for m, row in zip(messages, section.rows.values(), strict=True):
             if m.body is None and not m.store_file:
@@ -628,7 +645,7 @@ class Checkpointer:
         return True
 
     def _write_chunk(self, writing: Writing) -> None:
-        """Write the next entries to their slots, but those that paging has put there meanwhile."""
+        """Write the next entries to their slots, except those that paging wrote meanwhile."""
         queue, piece = writing.queue, writing.pieces[-1]
         chunk = piece[-CHUNK:]
         chunk.reverse()
@@ -649,10 +666,10 @@ class Checkpointer:
                 self._journal.state.store.unref(row.body_file, row.message.id)
 
     def _finish_slices(self) -> None:
-        """After the last queue: put bodies of small queues into one store file, encode the rest."""
+        """Write the bodies of small queues into one store file, and encode all sections."""
         state = self._journal.state
         store = state.store
-        state.streams.write()  # at least what the sections say
+        state.streams.write()  # at least up to the captured positions
         if self._states is None:  # what may fail comes first: this may be called again
             self._states = self._store_states()
         bodies: dict[int, tuple[bytes, int]] = {}
@@ -674,16 +691,11 @@ class Checkpointer:
         for small in self._small:
             small.section.rows.update(small.fresh)
             self._sections.append(encode_queue(small.queue.number, small.section, slots))
-        self._encoded = [
-            (HEAD, self._head.encode()),
-            (TOPOLOGY, encode_topology(state.routing.capture())),
-            *((QUEUE, data) for data in self._sections),
-            *((STORE, s.encode()) for s in self._states),
-            (REAPING, encode_reaping(self._reaping)),
-            *((STREAM, encode_stream(*s)) for s in self._streams),
-            *((LEASE, data) for data in self._leases),
-            *((BATCH, data) for data in self._batches),
-        ]
+        self._encoded = encode_sections(
+            self._head, state.routing.capture(), self._sections,
+            [s.encode() for s in self._states], self._reaping, self._streams, self._leases,
+            self._batches,
+        )  # fmt: skip
         for small in self._small:
             for seq, row in small.fresh:
                 if small.queue.is_live(seq):
@@ -693,7 +705,7 @@ class Checkpointer:
         self._start_sync()
 
     def _store_states(self) -> list[FileState]:
-        """The store as of the cut, without the references of rows that got slots."""
+        """Return the store's state as of the cut, without the references of rows that got slots."""
         states = self._journal.state.store.capture()
         for number, id in self._leaving:
             if number:
@@ -709,7 +721,7 @@ class Checkpointer:
         names, ticks.dirty_names = ticks.dirty_names, []
         directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
         pages, page_directories = journal.state.streams.take_dirty()
-        if self._is_clean:  # so that a reader by path finds all of it
+        if self._is_clean:  # a reader by path must find all of it
             pages += [f"{s.path}/writeMeta" for s in journal.state.streams.by_number.values()]
         names, directories = names + pages, directories + page_directories
         for file in files:
@@ -741,7 +753,7 @@ class Checkpointer:
         self._journal.stop(error)
 
     def advance(self) -> None:
-        """Write the checkpoint once data and log are durable [4] [5]; called at each completion."""
+        """Write the checkpoint once data and log are durable [4] [5]. Called at each completion."""
         journal = self._journal
         if self.phase != SYNC or not self._data_is_synced or journal.failed is not None:
             return
@@ -766,7 +778,7 @@ class Checkpointer:
             self._journal.stop(error)
 
     def give_up(self, error: OSError) -> None:
-        """Forget this checkpoint for want of space. The next deletes what it would have deleted."""
+        """Drop this checkpoint. The next one deletes what it would have deleted."""
         state = self._journal.state
         state.ticks.dead += self._dead
         state.deleted += self._deleted
@@ -779,10 +791,10 @@ class Checkpointer:
         self.on_given_up(error)
 
     def _written(self, number: int) -> None:
-        """CURRENT names the new checkpoint: delete what nothing names any more [6]."""
+        """Delete what no checkpoint names any more, now that this one is CURRENT [6]."""
         journal = self._journal
         if journal.failed is not None:
-            return  # either one is right for the next start, and nothing more is touched [10]
+            return  # the next start may use either one; nothing is changed any more [10]
         state = journal.state
         old, self.number = self.number, number
         self.count += 1
@@ -797,7 +809,7 @@ class Checkpointer:
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         paths += self._dead_files
         paths += staged_files(journal.path, self.dead_staged)
-        self._transient.cut(state.ticks.epoch)  # nothing names its files: they may go at any time
+        self._transient.cut(state.ticks.epoch)  # no checkpoint names its files
         paths += self._transient.take_dead()
         self._transient.capture()
         trees = [queue.path for queue in self._deleted]
@@ -821,5 +833,5 @@ class Checkpointer:
         self.phase = IDLE
 
 
-def _not_told(_: OSError) -> None:
+def _ignore(_: OSError) -> None:
     pass

@@ -1,36 +1,28 @@
-"""Offline: a store that nobody is using, held by its locks, to be looked at or copied.
+"""Offline: a store that is not running, locked and read without a change.
 
-What the tools of `penstock store` share: which directory was meant (a whole data directory, or one
-vhost's), the locks of it, and the vhosts in it with the numbers that seed their checksums. A tool
-must get at a damaged store too, so what is wrong with `VERSION` or a `.vhost` is a *fault*, told
-and not raised: a vhost's number is what its directory's name says, and if that is no such name,
-what the headers of its files say. Its name, if `.vhost` is lost, is the one with that hash among
-those that are handed in and `/`, which every box and every new broker has.
+`verify`, `salvage` and `stats` share this: which directory was meant (a whole data directory, or
+one vhost's), its locks, and the vhosts in it with the numbers that seed their checksums. They read
+damaged stores too. So what is wrong with `VERSION` or a `.vhost` is a fault, which is noted and not
+raised. A vhost's number is in its directory's name, or, if that is damaged, in the headers of its
+files. If `.vhost` is lost, the vhost's name is the one with that hash among those that are given
+and `/`, which every box and every new broker has.
 
-The locks are real, LOCK of the data directory and of each vhost: LockedError says who has them.
-Apart from the text in these lock files nothing is written.
-
-Failure: NotAStoreError when there is nothing of ours; LockedError; OSError. A VERSION that is whole
-and of another version is a VersionError: other formats are not guessed at.
-
-ReadOnlyFileSystem: another file system as it is, and changes that never reach it.
-
-`verify`, `salvage` and `stats` look at a store with recovery's own code, because only that knows
-what a store means. Recovery also repairs: it makes a lost hint again, it seals a file that was
-left open. A tool that looks must change nothing, least of all a damaged store whose bytes are all
-that is left. So the tools hand recovery this file system: reads go to the disk, changes are kept
-in RAM and forgotten.
+The tools use recovery's own code, which also repairs: it makes a lost hint again and seals a file
+that was left open. A tool must change nothing, least of all a damaged store. So it gives recovery a
+ReadOnlyFileSystem: reads are from the disk, changes stay in RAM.
 
     open, read        the file as changed here, else the one on disk
     pwrite, truncate  the file's bytes are copied to RAM first; only small files meet that (hints)
-    mkdir, rename, link, unlink, rmdir      change what names are seen here, and nothing below
+    mkdir, rename, link, unlink, rmdir      change which names are seen here
     sync, drop_cache  passed on for a file on disk: after a crash its cached pages may hold what
                       no disk holds [8], and a sync changes no byte; nothing for one in RAM
-    lock              refused: whoever uses this holds the lock of the real directory
+    lock              refused: the caller has the lock of the real directory
 
-Names of directories on disk cannot be renamed here. Submitted work runs at once.
+Directories on disk cannot be renamed here. Submitted work runs at once.
 
-Failure: what the disk's reads raise. A change cannot fail.
+The locks are real: LOCK of the data directory and of each vhost. Only the text in these lock files
+is written. Failure: NotAStoreError, LockedError, OSError. A VERSION that is whole and of another
+version is a VersionError.
 """
 
 import errno
@@ -44,7 +36,7 @@ from penstock.storage.filesystem import Completions, File, FileSystem, Lock, Nam
 
 
 class _Content:
-    """Bytes of a file that is only here; shared by its handles."""
+    """The bytes of a file in RAM, shared by its handles."""
 
     __slots__ = ("data",)
 
@@ -53,7 +45,7 @@ class _Content:
 
 
 class _ShadowFile(File):
-    """A file on disk until its first change, and in RAM from then on."""
+    """A file on disk until its first change, and in RAM afterwards."""
 
     def __init__(self, fs: "ReadOnlyFileSystem", path: str, below: File | None) -> None:
         self.path = path
@@ -115,7 +107,7 @@ class _ShadowFile(File):
 
 
 class ReadOnlyFileSystem(FileSystem):
-    """See the head of this module. `below` is never changed."""
+    """The file system `below`, with changes that are kept in RAM."""
 
     def __init__(self, below: FileSystem) -> None:
         self.below = below
@@ -227,7 +219,7 @@ class ReadOnlyFileSystem(FileSystem):
         self._token += 1
         try:
             result: object = op()
-        except Exception as error:  # noqa: BLE001 - handed to whoever asks, as every FileSystem does
+        except Exception as error:  # noqa: BLE001 - a result, as in every FileSystem
             result = error
         self._finished.append((self._token, result))
         return self._token
@@ -246,20 +238,20 @@ _HEADER = struct.Struct(">4sHHQ")  # how checkpoints, log segments and store fil
 
 @dataclass(frozen=True, slots=True)
 class Vhost:
-    """One vhost's directory. name: what `.vhost` says, b"" if that is lost."""
+    """One vhost's directory. name: b"" if it is lost."""
 
     path: str
     name: bytes
     number: int
 
     def title(self) -> str:
-        """For people."""
+        """Return the name for people, or the number in hex."""
         return self.name.decode("utf-8", "replace") or f"{self.number:016x}"
 
 
 class Offline:
-    """The locked store at `path`; `close` (or the end of `with`) gives the locks back. names: that
-    vhosts may have, for those that have lost their `.vhost`."""
+    """The locked store at `path`; `close`, or the end of a `with`, releases the locks. names: those
+    that vhosts without a `.vhost` may have."""
 
     def __init__(self, fs: FileSystem, path: str, names: Sequence[bytes] = ()) -> None:
         self.fs = placed(fs, path)
@@ -289,13 +281,13 @@ class Offline:
         self.close()
 
     def close(self) -> None:
-        """Give the locks back; a second call does nothing."""
+        """Release the locks; a second call does nothing."""
         for lock in self._locks:
             lock.release()
         self._locks = []
 
     def _look(self) -> bool:
-        """Whether it is a data directory; else it is a vhost's. NotAStoreError if neither."""
+        """Return whether it is a data directory, and not a vhost's. NotAStoreError if neither."""
         fs, path = self.fs, self.path
         if is_vhost(fs, path):
             return False
@@ -342,19 +334,19 @@ class Offline:
 
 
 def is_vhost(fs: FileSystem, path: str) -> bool:
-    """Whether it looks like a vhost's directory, damaged or not."""
+    """Return whether it looks like a vhost's directory, damaged or not."""
     return any(fs.exists(f"{path}/{name}") for name in (".vhost", "CURRENT", "wal"))
 
 
 def _number_of(name: str) -> int:
-    """The number of a vhost whose directory has this name, or -1."""
+    """Return the number of a vhost whose directory has this name, or -1."""
     if len(name) != 16 or not all(digit in "0123456789abcdef" for digit in name):
         return -1
     return int(name, 16)
 
 
 def _number_in_headers(fs: FileSystem, directory: str) -> int:
-    """The vhost's number as most files' headers have it, or -1."""
+    """Return the vhost's number that most files' headers have, or -1."""
     votes: dict[int, int] = {}
     for part in ("", "/wal", "/msg_store_persistent"):
         at = directory + part

@@ -80,7 +80,6 @@ from penstock.storage.staging import staged_files
 from penstock.storage.stream_meta import Position
 from penstock.storage.streams import ReaderOffset, Stream, StreamSection
 
-
 VERSION: Final = 1
 MAGIC: Final = b"PCKP"
 CLEAN: Final = 1

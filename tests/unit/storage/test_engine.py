@@ -351,7 +351,7 @@ def test_a_name_or_number_that_is_taken_is_refused_before_it_is_logged() -> None
     rig = EngineRig()
     queue = rig.queue()
     lsn = rig.engine.last_lsn
-    with pytest.raises(ValueError, match=r"b'q' is there"):
+    with pytest.raises(ValueError, match=r"b'q' exists"):
         rig.engine.declare_queue(b"q")
     with pytest.raises(ValueError, match="given out before"):
         rig.engine.apply_topology(DurableQueue(b"other", queue.number).record())

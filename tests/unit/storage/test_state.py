@@ -174,7 +174,7 @@ def test_a_body_that_is_nowhere_is_damage() -> None:
     queue = cold(rig, b"inline")
     (message,) = queue.read([0])
     queue.section[0].body_file = 0
-    with pytest.raises(CorruptionError, match="the body of seq 0 of queue 1 is nowhere"):
+    with pytest.raises(CorruptionError, match="the body of seq 0 of queue 1 is in no file"):
         rig.engine.load_body(queue, 0, message)
 
 

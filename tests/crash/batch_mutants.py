@@ -20,7 +20,7 @@ BATCH_MUTANTS = (
     ),
     Mutant(
         "batches-left-out", "checkpoint",
-        "            *((checkpoint.BATCH, data) for data in self._batches),\n",
+        "        *((BATCH, data) for data in batches),\n",
         "",
         BATCHES,
     ),

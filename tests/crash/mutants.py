@@ -213,13 +213,13 @@ MUTANTS = (
     ),
     Mutant(
         "torn-always", "[11]",
-        "        if behind.claim >= walk.next_lsn:\n",
+        "        if rest.claim >= walk.next_lsn:\n",
         "        if False:\n",
         "tail",
     ),
     Mutant(
-        "headers-behind-not-read", "[11]",
-        "        behind.scan(walk.segment, walk.group_offset, walk.next_lsn)\n",
+        "headers-after-not-read", "[11]",
+        "        rest.scan(walk.segment, walk.group_offset, walk.next_lsn)\n",
         "",
         "tail",
     ),
@@ -230,8 +230,8 @@ MUTANTS = (
         "tail",
     ),
     Mutant(
-        "no-vouch", "[11]",
-        "            place.file.pwrite(vouch, CHAIN_OFFSET)\n",
+        "no-end-marker", "[11]",
+        "            place.file.pwrite(marker, CHAIN_OFFSET)\n",
         "            pass\n",
         "tail",
     ),
@@ -241,7 +241,7 @@ MUTANTS = (
         "segment.seed, 0, self.written_lsn + 1, self.written_lsn, 0",
     ),
     Mutant(
-        "vouch-says-written", "[11]",
+        "end-marker-says-written", "[11]",
         "segment.number, self._last_end, self.durable_lsn, self.durable_lsn, True",
         "segment.number, self._last_end, self.written_lsn, self.written_lsn, True",
     ),
@@ -274,7 +274,7 @@ MUTANTS = (
     ),
     Mutant(
         "vhost-gone-on-one-disk", "[13]",
-        "                    # Gone for good before the vhost is: "
+        "                    # Durable before the vhost is deleted: "
         "one of the same name would find it.\n"
         "                    self.below.sync_dir(self.roots[kind])\n",
         "",
@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "vhost-made-on-one-disk", "[13]",
-        "                # There for good before `.vhost` says that the vhost is whole.\n"
+        "                # Durable before `.vhost` says that the vhost is whole.\n"
         "                self.below.sync_dir(self.roots[kind])\n",
         "",
         DISKS,

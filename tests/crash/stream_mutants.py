@@ -20,7 +20,7 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "frames-not-written-before-the-sync", "[5]",
-        "        state.streams.write()  # at least what the sections say\n",
+        "        state.streams.write()  # at least up to the captured positions\n",
         "",
         STREAMS,
     ),

@@ -20,11 +20,11 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.options import StorageOptions
 from penstock.storage.salvage import salvage
 from penstock.storage.stats import stats
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import (

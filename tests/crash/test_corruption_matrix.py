@@ -26,9 +26,9 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, NotAStoreError, VersionError
 from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.damage_matrix import (
     DAMAGES,

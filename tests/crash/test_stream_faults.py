@@ -19,10 +19,10 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, VersionError
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.crash import failing_calls
 from tests.crash.failing_calls import CASES, SEED, check_nth, check_refused, with_streams

@@ -20,7 +20,7 @@ import pytest
 pytestmark = [pytest.mark.real, pytest.mark.crash]
 
 ROOT = Path(__file__).parent.parent.parent
-GROUP = struct.Struct(">4sIQQI")  # log_segment.py: magic, length, first LSN, durable LSN, count
+GROUP = struct.Struct(">4sIQQI")  # log_file.py: magic, length, first LSN, durable LSN, count
 RECORD = struct.Struct(">IIQBBH")  # record.py: length, crc, LSN, type, flags, count
 PUBLISH_IN_STORE = struct.Struct(">QIIII")  # id, time, header length, body size, store file
 PUBLISH, IN_STORE, OWN_FILE = 1, 1, 0x80000000

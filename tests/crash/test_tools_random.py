@@ -10,8 +10,8 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.storage.backup import Backup, backup
+from penstock.storage.data_directory import FreshDirectory
 from penstock.storage.engine import StorageEngine
-from penstock.storage.fresh_directory import FreshDirectory
 from penstock.storage.salvage import salvage
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem

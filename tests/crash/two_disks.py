@@ -20,11 +20,10 @@ import sys
 from penstock.clock import ManualClock
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
-from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.data_directory import LOG, SPILL, DataDirectory, hash_name, kind_of
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.move import move
-from penstock.storage.placed_filesystem import LOG, SPILL, kind_of
 from penstock.storage.verify import verify
 from tests.crash import enumerate as queues
 from tests.crash import triple_unit

@@ -13,10 +13,10 @@ import json
 
 from penstock.errors import SyncFailedError
 from penstock.storage.batches import BatchFacts, QueryOwner, StagedPage
+from penstock.storage.durability import DISK
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import DISK
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, ModelBatch, ModelPage, Violation, body_of
 from tests.helpers.stream_driver import StreamDriver

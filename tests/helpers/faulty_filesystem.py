@@ -29,8 +29,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.errors import LockedError, is_disk_full
-from penstock.storage.filesystem import File, FileSystem, Lock, Names
-from penstock.storage.worker_pool import Completions
+from penstock.storage.filesystem import Completions, File, FileSystem, Lock, Names
 from tests.helpers.faults import DAMAGES, OPERATION_KINDS, CrashNow, Damage, Fault, flipped
 from tests.helpers.faulty_file import FaultyFile, FaultyLock, with_file
 from tests.helpers.journal import Entry, Journal

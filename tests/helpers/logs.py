@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from penstock.clock import ManualClock
 from penstock.storage import record
-from penstock.storage.durability import DISK, StoreSync
-from penstock.storage.log_file import LogReader
-from penstock.storage.log_segment import LogEnd
+from penstock.storage.durability import DISK
+from penstock.storage.log_file import LogEnd, LogReader
 from penstock.storage.record import Record
-from penstock.storage.transaction_log import TransactionLog
+from penstock.storage.transaction_log import StoreSync, TransactionLog
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 WAL = "/wal"

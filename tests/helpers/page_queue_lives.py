@@ -10,7 +10,7 @@ import random
 from typing import NamedTuple
 
 from penstock.clock import ManualClock
-from penstock.storage.closed_file import sync_closed
+from penstock.storage.filesystem import sync_closed
 from penstock.storage.persistent_queue import PersistentQueue
 from penstock.storage.stream_meta import Position, ReaderOffset
 from penstock.storage.stream_view import StreamView

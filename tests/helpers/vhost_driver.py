@@ -17,13 +17,13 @@ from typing import ClassVar
 
 from penstock.clock import ManualClock
 from penstock.message import Entry, Message
-from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.checkpoint import IDLE, SLICES
+from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.holder import DictHolder
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import set_parameter
 from penstock.storage.transaction import Transaction
-from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
 from tests.helpers.tiny_engine import (

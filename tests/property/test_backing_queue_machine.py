@@ -27,7 +27,7 @@ from penstock.queues.backing_queue import (
 )
 from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.vq_state import VQState
-from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.checkpoint import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.transaction import Transaction
 from tests.helpers.queue_machine import QueueMachine

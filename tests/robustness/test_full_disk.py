@@ -264,13 +264,13 @@ def test_publishers_go_on_when_the_last_checkpoint_was_given_up() -> None:
     for _ in range(2):
         rig.tick(1.1)
         engine.poll(wait=True)
-    assert engine.upkeep.reserve.bytes > 3000
+    assert engine.journal.reserve.bytes > 3000
     rig.fs.fail(errno.ENOSPC, kinds=["create", "allocate", "pwrite"], times=None)
     rig.fs.capacity = rig.fs.used_bytes()
     assert not engine.checkpoint()
     rig.fs.capacity = rig.fs.used_bytes()  # somebody else has taken what the reserve had
     assert engine.blocked
-    assert engine.upkeep.reserve.bytes == 0
+    assert engine.journal.reserve.bytes == 0
     rig.tick(2)
     assert engine.blocked
     rig.fs.clear_faults()
@@ -313,7 +313,7 @@ def test_publishers_go_on_after_the_reserve_could_not_be_made(number: int) -> No
     assert bool(rig.vhost.blocked_reason) == rig.vhost.engine.blocked
     goes_on(rig, queue, 1)
     goes_on(rig, queue, 12)  # it is tried again after five seconds
-    assert rig.vhost.engine.upkeep.reserve.bytes
+    assert rig.vhost.engine.journal.reserve.bytes
 
 
 def test_a_blocked_vhost_looks_at_the_disk_once_a_second() -> None:

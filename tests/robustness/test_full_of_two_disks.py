@@ -81,7 +81,7 @@ def test_there_is_a_reserve_on_each_disk_and_a_checkpoint_uses_it() -> None:
         rig.put(queue, b"x" * 300)
     advance(rig, 3)
     fs = disk_of(rig)
-    reserve = rig.vhost.engine.upkeep.reserve
+    reserve = rig.vhost.engine.journal.reserve
     directory = PlacedDriver.path.rpartition("/")[2]
     places = [f"/fast/log/{directory}/reserve", f"/big/spill/{directory}/spill_reserve"]
     assert [fs.size(place) for place in places] == [reserve.bytes] * 2

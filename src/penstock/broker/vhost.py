@@ -303,7 +303,7 @@ class VHost:
             self.timers.expire_unused(name, arguments)
         self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
-        self.engine.let_go = self.deferred_free.add
+        self.engine.free_later = self.deferred_free.add
         self.leases: LeaseManager = LeaseManager(
             self.table, self.restarts, self.background, self.settings.lease_alert_s, self.event
         )

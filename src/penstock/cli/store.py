@@ -39,13 +39,18 @@ from penstock.storage import move as moves
 from penstock.storage import salvage as salvages
 from penstock.storage import stats as figures
 from penstock.storage import verify as verifies
-from penstock.storage.data_directory import DataDirectory, check_version, hash_name, placed
+from penstock.storage.data_directory import (
+    DataDirectory,
+    PlacedFileSystem,
+    check_version,
+    directories_of,
+    hash_name,
+    placed,
+)
 from penstock.storage.dump_text import queue_title
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem, OsFileSystem
 from penstock.storage.options import check_directory
-from penstock.storage.placed_filesystem import PlacedFileSystem
-from penstock.storage.queue_name import directories_of
 from penstock.storage.user_store import vhosts_in
 from penstock.storage.verify import Progress
 

@@ -30,9 +30,9 @@ from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import StorageError
 from penstock.queues.alerts import Alert
 from penstock.storage.backup import Backup
-from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.checkpoint import IDLE, SLICES
+from penstock.storage.data_directory import FreshDirectory
 from penstock.storage.durability import DISK
-from penstock.storage.fresh_directory import FreshDirectory
 
 T = TypeVar("T")
 

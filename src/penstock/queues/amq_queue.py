@@ -112,7 +112,7 @@ from penstock.queues.queue_options import (
     QueueOptions,
 )
 from penstock.queues.rows import Row
-from penstock.storage.checkpointer import IDLE, SLICES
+from penstock.storage.checkpoint import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.lease_engine import Taken

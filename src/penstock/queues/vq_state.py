@@ -294,10 +294,10 @@ class VQState:
         """All that was ready is dead."""
         if self.shared.count:  # else nobody has to walk over them
             self.leave([*self.q1, *self.q4, *self.back.values()])
-        self.engine.let_go(self.q1)
-        self.engine.let_go(self.q4)
+        self.engine.free_later(self.q1)
+        self.engine.free_later(self.q4)
         if self.back:
-            self.engine.let_go(deque(self.back.values()))
+            self.engine.free_later(deque(self.back.values()))
         self.q1 = deque()
         self.q4 = deque()
         self.back = {}

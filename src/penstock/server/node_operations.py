@@ -39,9 +39,8 @@ from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.data_directory import LOG, SPILL, DataDirectory
 from penstock.storage.durability import MODE_NAMES
-from penstock.storage.placed_filesystem import LOG, SPILL
 from penstock.storage.user_store import READY
 
 DEFAULT_VHOST: Final = "/"

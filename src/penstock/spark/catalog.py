@@ -51,9 +51,8 @@ from penstock.spark.http_link import (
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
-from penstock.storage.data_directory import hash_name, placed
+from penstock.storage.data_directory import QUEUE_NAME, hash_name, name_in, placed
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.queue_name import QUEUE_NAME, name_in
 from penstock.storage.stream_view import StreamView
 
 FRESH_BROKER_S: Final = 0.1

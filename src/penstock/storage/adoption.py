@@ -2,26 +2,26 @@
 
 A sink of Spark stages its rows as whole pages (staging.py). When their batch is decided for a
 stream, a page of some MiB is not copied through the log: one record, BATCH ADOPTED, says from which
-offset on it is the stream's. What is left is work on files, done by a worker:
+offset on it is the stream's. What remains is work on files, in a worker:
 
-    index    read, verified; written anew under the stream's name, with the base offset and, in
+    index    read, verified; written again under the stream's name, with the base offset and, in
              every row, the time; synced
     header   64 bytes in place in the staged file: stream number, base offset, base time; synced
     name     the staged file is linked to <base>.page, in place of a stale one; directory synced
 
-Then it counts as written (PageWriter.placed), and the stream's head may pass it. Until then no
-checkpoint makes its cut, so one that has the stream behind the page finds the page on the disk. The
-staged name goes only after such a checkpoint [6]: as long as the record is in a log that may be
-replayed, the whole of it can be done again.
+Then the page counts as written (PageWriter.placed), and the stream's head may pass it. Until then
+no checkpoint makes its cut, so a checkpoint with the stream after the page finds the page on the
+disk. The staged name is deleted only after such a checkpoint [6]: as long as the record is in a log
+that may be replayed, all of it can be done again.
 
-It is idempotent, and it has to be, for a crash may leave any part of it. The header is the only
-thing that is changed in place, and it may be torn. It is never believed: all of it follows from the
-record. The frames are not touched. The first block's CRC, which covers the header, is made anew,
-and only if the block verifies with the header that it was staged with; one that does not gets a CRC
-that is wrong, so that who reads it looks at its frames one by one.
+All steps are idempotent, because a crash may leave any part of them. Only the header is changed in
+place, and it may be torn. It is never trusted, because all of it follows from the record. The
+frames are not changed. The first block's CRC, which covers the header, is made again, and only if
+the block verifies with the header that it was staged with. A block that does not verify gets a
+wrong CRC, so that readers check its frames one by one.
 
 An index that is lost or wrong is made again from the frames (`make_index`). A damaged page is
-adopted as it is, up to its end: who reads the bad record is told, as in any page. A page that is
+adopted as it is, and a reader of the bad record gets the error, as in any page. A page that is
 missing becomes a header without a frame, and an event.
 
 Failure: OSError, to be tried again; SyncFailedError [10].
@@ -60,8 +60,8 @@ _TIME_BYTES: Final = 8
 
 
 class Adoption:
-    """The work on the files of one page. staged: the path of its page file; page: as it was
-    decided; writer: what the stream knows of it. damage: what was found, or ""."""
+    """The work on the files of one page. staged: the path of its page file. page: as it was
+    decided. writer: the stream's PageWriter for it. damage: what was found, or ""."""
 
     def __init__(self, fs: FileSystem, staged: str, page: StagedPage, writer: "PageWriter") -> None:
         self._fs: FileSystem = fs
@@ -71,8 +71,8 @@ class Adoption:
         self.damage: str = ""
 
     def run(self, *, is_recovery: bool = False) -> None:
-        """Do it, or do it again. is_recovery: what is in the cache may be on no disk [8]. In any
-        thread. OSError, SyncFailedError."""
+        """Do all steps, perhaps again, in any thread. is_recovery: what is in the cache may be on
+        no disk [8]. OSError, SyncFailedError."""
         fs, writer = self._fs, self.writer
         path = writer.stem + ".page"
         is_staged = fs.exists(self.staged)
@@ -98,7 +98,8 @@ class Adoption:
         sync_dir(fs, path.rpartition("/")[0])
 
     def _write_index(self, file: File, *, is_staged: bool) -> bool:
-        """The index under the stream's name; False, and none, if there is none to make it from."""
+        """Write the index under the stream's name. False, and no index, if the staged one is not
+        good."""
         path = self.writer.stem + ".idx"
         old = _staged_index(self._fs, self.staged, self.page) if is_staged else b""
         if not old:
@@ -120,7 +121,7 @@ class Adoption:
 
 
 def _staged_index(fs: FileSystem, staged: str, page: StagedPage) -> bytes:
-    """The whole index of a staged page, b"" if it is not good. OSError."""
+    """Read the whole index of a staged page; b"" if it is not good. OSError."""
     path = staged.removesuffix(".page") + ".idx"
     try:
         data = fs.read(path)
@@ -145,7 +146,7 @@ def _header_of(writer: "PageWriter") -> bytes:
 
 
 def _rows_at(rows: bytes, count: int, time_us: int) -> bytes:
-    """The same rows, all of that time."""
+    """Return the rows with this time in each."""
     changed = bytearray(rows)
     for i, value in enumerate(time_us.to_bytes(_TIME_BYTES, "little", signed=True)):
         changed[_TIME_AT + i :: INDEX_ROW_BYTES] = bytes((value,)) * count
@@ -155,7 +156,7 @@ def _rows_at(rows: bytes, count: int, time_us: int) -> bytes:
 def _put_index(
     fs: FileSystem, path: str, writer: "PageWriter", rows: bytes, at: int, crcs: list[int]
 ) -> None:
-    """A new index file, in place of a stale one or one that a reader has open; its rows are those
+    """Write a new index file, in place of a stale one or one that a reader has open, with the rows
     in `rows` from `at` on. In pieces, so that no other thread waits long. OSError,
     SyncFailedError."""
     time_us = writer.first_time_us
@@ -184,8 +185,8 @@ def _put_index(
 
 
 def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
-    """Make the index of an adopted page again, from its frames; False, and no index, if one of them
-    is damaged. OSError."""
+    """Make the index of an adopted page from its frames. False, and no index, if a frame is
+    damaged. OSError."""
     path = stem + ".idx"
     rows: list[bytes] = []
     crcs: list[int] = []
@@ -212,7 +213,7 @@ def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
 
 
 def is_adopted(fs: FileSystem, path: str) -> bool:
-    """Whether the page at `path` was staged; False if there is none that can be read. OSError."""
+    """Return whether the page at `path` was staged; False if it cannot be read. OSError."""
     try:
         file = fs.open(path)
     except FileNotFoundError:

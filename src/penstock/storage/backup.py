@@ -1,33 +1,33 @@
 """Backup: a copy of a running store, exact as of one moment, made beside the traffic.
 
-A checkpoint holds everything that a store needs to start, except for the log after its cut. So a
-backup is a new checkpoint and the files that it names:
+A checkpoint has all that a store needs to start, except for the log after its cut. So a backup is a
+new checkpoint and the files that it names:
 
-    checkpoint        made first, and *whole*: messages that are dequeued after its cut are written
-                      all the same, because the copy has no log (checkpointer.py); from before its
-                      cut on nothing is deleted (pins.py)
-    sealed .rdq+.hint, own files      never change: hard links, which need no room; copied where
-                      the disk knows no links, or the backup is on another disk
+    checkpoint        made first, and whole: messages that are dequeued after its cut are written
+                      all the same, because the copy has no log (checkpoint.py); nothing is deleted
+                      from before its cut until the end (Pins, journal.py)
+    sealed .rdq+.hint, own files      never change: hard links, which take no room; copied where
+                      the disk has no links, or the backup is on another disk
     pages of streams  sealed: linked, with their index; the active one copied up to the position at
-                      the cut, without its index; the head written anew, as of the cut
+                      the cut, without its index; the head written again, as of the cut
     staged pages      copied, those that decided batches still have to move
     .qi .qs, open .rdq                copied; what was added to them since the cut is not named by
                       the checkpoint, and so is harmless
-    checkpoint-<n>    written anew: with no log after it, and clean, because nothing followed it
-    VERSION           last (`fresh_directory.py`), after the copy of each vhost was verified
+    checkpoint-<n>    written again, clean and with no log after it
+    VERSION           last (`data_directory.py`), after the copy of each vhost was verified
 
-Each file and directory is synced before VERSION is. What was published after the cut is not in the
-backup, what was acknowledged after it is still there: the copy is the store as of the cut. A linked
-file is one file: damage to it is damage to both, so keep a backup on another disk too.
+Each file and directory is synced before VERSION is. The copy is the store as of the cut: without
+what was published later, and with what was acknowledged later. Damage to a linked file is damage to
+both stores, so keep a backup on another disk too.
 
-`step` does a little and returns; its owner calls it between other work, as it does `tick`. The copy
-is verified by a worker (verify.py). Deleting waits until the end, so the disk needs room for what
-dies meanwhile.
+`step` does a little and returns; the owner calls it between other work, as it does `tick`. A worker
+verifies the copy (verify.py). Deleting waits until the end, so the disk needs room for what is
+deleted meanwhile.
 
-Failure: any OSError, DiskFullError when the checkpoint has no room, CorruptionError when the copy
-does not verify, as a rule because the source is damaged. The source goes on, what was kept from
-deletion is deleted, the copy stays UNFINISHED and the next one begins again. A crash leaves the
-same; what was to be deleted is then found as orphans by the next start.
+Failure: any OSError, DiskFullError if the checkpoint has no room, CorruptionError if the copy does
+not verify, as a rule because the source is damaged. The source continues, the deletions that waited
+are done, the copy stays UNFINISHED and the next backup begins again. After a crash the next start
+finds the files that were to be deleted as orphans.
 """
 
 import errno
@@ -39,12 +39,10 @@ from penstock.errors import CorruptionError
 from penstock.storage import checkpoint
 from penstock.storage.adoption import is_adopted
 from penstock.storage.batches import decode_section
-from penstock.storage.checkpoint import Manifest
-from penstock.storage.checkpointer import IDLE, SLICES, delete
-from penstock.storage.data_directory import write_small
+from penstock.storage.checkpoint import IDLE, SLICES, Manifest
+from penstock.storage.data_directory import FreshDirectory, write_small
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.fresh_directory import FreshDirectory
 from penstock.storage.recovery import PARTS
 from penstock.storage.staging import query_path, staging_path
 from penstock.storage.store_file import HEADER_BYTES
@@ -66,8 +64,8 @@ _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.
 class Backup:
     """The backup of one running engine into a data directory in the making.
 
-    checkpoint_number: of the checkpoint that it holds, 0 until that is made. is_waiting: the next
-    step needs something that the disk has not done yet. linked, copied: files.
+    checkpoint_number: of its checkpoint, 0 until that is made. is_waiting: the next step waits for
+    the disk. linked, copied: numbers of files.
     """
 
     def __init__(self, engine: StorageEngine, fresh: FreshDirectory) -> None:
@@ -84,18 +82,18 @@ class Backup:
 
     def step(self) -> bool:
         """Do a little; False when this engine's part is done. Raises as the head of this module
-        says, and then it is over."""
+        says, and ends then."""
         return next(self._work, False)
 
     def abandon(self) -> None:
-        """Stop here: the source goes on as if nothing had been."""
+        """End the backup unfinished. The source continues."""
         self._work.close()
 
     # ---- the work ------------------------------------------------------------------------------
 
     def _steps(self) -> Generator[bool, None, None]:
         engine = self._engine
-        engine.pins.count += 1
+        engine.pin_files()
         try:
             yield from self._checkpoint()
             number = self.checkpoint_number
@@ -114,7 +112,7 @@ class Backup:
                 yield True
             self._write_checkpoint(manifest, target)
         finally:
-            self._unpin()
+            engine.unpin_files()
         yield from self._verify(target)
 
     def _checkpoint(self) -> Iterator[bool]:
@@ -141,7 +139,7 @@ class Backup:
         return True
 
     def _copy_queues(self, manifest: Manifest, target: str) -> Iterator[bool]:
-        """Slots and .qs of all segments with something alive, or with references to be read."""
+        """Copy slots and .qs of all segments with live entries, or with references to be read."""
         fs = self._fs
         source = self._engine.path + "/queues"
         directories: dict[int, str] = {}
@@ -185,7 +183,7 @@ class Backup:
                 yield from self._copy(f"{source}/{name}", f"{target}/{name}", length)
 
     def _copy_streams(self, manifest: Manifest, target: str) -> Iterator[bool]:
-        """The pages of each stream, from the first one that the checkpoint knows."""
+        """Copy or link the pages of each stream, from the first one in the checkpoint."""
         fs = self._fs
         for directory in self._engine.fs.list(self._engine.path + "/streams"):
             digits = directory.rpartition(".")[2]
@@ -216,7 +214,7 @@ class Backup:
             write_small(fs, f"{inner}/{READ_META}", encode_tail(p.first_offset))
 
     def _copy_staged(self, manifest: Manifest, target: str) -> Iterator[bool]:
-        """The pages that batches still have to move: never linked, for adoption writes into one."""
+        """Copy the pages that batches still have to move. No links: adoption writes into a page."""
         fs = self._fs
         for data in manifest.batches:
             batch = decode_section(data)
@@ -233,7 +231,7 @@ class Backup:
                     yield from self._copy(f"{source}/{name}", f"{inner}/{name}", size)
 
     def _link(self, source: str, target: str, name: str) -> Iterator[bool]:
-        """A second name for a file that never changes, or a copy of it."""
+        """Link a file that never changes, or copy it."""
         old, new = f"{source}/{name}", f"{target}/{name}"
         try:
             self._fs.link(old, new)
@@ -247,7 +245,7 @@ class Backup:
         yield True
 
     def _copy(self, old: str, new: str, length: int) -> Iterator[bool]:
-        """The first `length` bytes of a file, synced."""
+        """Copy and sync the first `length` bytes of a file."""
         source = self._fs.open(old)
         try:
             target = self._fs.open(new, create=True)
@@ -265,7 +263,7 @@ class Backup:
         self.copied_bytes += length
 
     def _verify(self, target: str) -> Iterator[bool]:
-        """Have a worker verify the copy of this vhost. CorruptionError names its first problem."""
+        """Verify the copy of this vhost in a worker. CorruptionError names its first problem."""
         fs = self._fs
         found: list[Report] = []
         errors: list[BaseException] = []
@@ -292,40 +290,20 @@ class Backup:
         self._directories[path.rpartition("/")[0]] = None
 
     def _write_checkpoint(self, manifest: Manifest, target: str) -> None:
-        """The same checkpoint without a log."""
+        """Write the same checkpoint without a log."""
         head = replace(manifest.head, log_segment=0, log_position=0)
-        slots = head.segment_slots
-        sections = [
-            (checkpoint.HEAD, head.encode()),
-            (checkpoint.TOPOLOGY, checkpoint.encode_topology(manifest.topology)),
-        ]
+        queues: list[bytes] = []
         for number, section in manifest.queues.items():
             section.mark = min(section.mark, section.next_seq)
-            sections.append((checkpoint.QUEUE, checkpoint.encode_queue(number, section, slots)))
-        sections += [(checkpoint.STORE, data) for data in manifest.store]
-        sections.append((checkpoint.REAPING, checkpoint.encode_reaping(manifest.reaping)))
-        for number, stream in manifest.streams.items():
-            sections.append((checkpoint.STREAM, checkpoint.encode_stream(number, stream)))
-        sections += [(checkpoint.BATCH, data) for data in manifest.batches]
-        sections += [(checkpoint.LEASE, data) for data in manifest.leases]
+            queues.append(checkpoint.encode_queue(number, section, head.segment_slots))
+        sections = checkpoint.encode_sections(
+            head, manifest.topology, queues, manifest.store, manifest.reaping,
+            manifest.streams.items(), manifest.leases, manifest.batches,
+        )  # fmt: skip
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)
         data = checkpoint.encode_file(self._engine.vhost, number, sections, is_clean=True)
         checkpoint.write(self._fs, target, number, data)
-
-    def _unpin(self) -> None:
-        engine = self._engine
-        engine.pins.count -= 1
-        if engine.pins.count or engine.failed is not None or engine.is_closed:
-            return
-        paths, trees = engine.pins.take()
-        if paths or trees:
-            fs = engine.fs
-            engine.submit(
-                lambda: delete(fs, paths, trees),
-                lambda _: None,
-                lambda error: engine.event("clean", f"a dead file could not be deleted: {error}"),
-            )
 
 
 def _keep(found: list[Report]) -> Callable[[object], None]:
@@ -337,8 +315,9 @@ def _keep(found: list[Report]) -> Callable[[object], None]:
 
 
 def backup(engines: list[StorageEngine], directory: str) -> list[Backup]:
-    """A whole backup of these engines, now; each has a FileSystem of its own, over the same disk.
-    `directory` must be free or an unfinished backup (NotAStoreError). Fails as the head says."""
+    """Make a whole backup of these engines now; each has a FileSystem of its own, over the same
+    disk. `directory` must be free or an unfinished backup (NotAStoreError). Raises as the head
+    says."""
     fresh = FreshDirectory(engines[0].fs, directory, "a backup")
     done: list[Backup] = []
     try:

@@ -22,12 +22,10 @@ from penstock.errors import SyncFailedError, deleted_error, is_disk_full
 from penstock.storage import batches, staging
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
-from penstock.storage.checkpointer import Checkpointer
+from penstock.storage.checkpoint import Checkpointer
 from penstock.storage.durability import DISK
-from penstock.storage.journal import Journal
-from penstock.storage.pins import Pins
+from penstock.storage.journal import Journal, Pins, Reserve
 from penstock.storage.record_types import BatchChange
-from penstock.storage.reserve import Reserve
 from penstock.storage.stream_turns import StreamTurns
 from penstock.storage.streams import Stream
 

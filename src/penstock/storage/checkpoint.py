@@ -1,4 +1,4 @@
-"""The checkpoint file: the state of a vhost at one instant, written whole.
+"""Checkpoints: the file with the state of a vhost at one instant, and how it is made.
 
     checkpoint-<n>   magic "PCKP" 4 | version 2 | flags 2 | vhost 8 | number 8 | crc 4
                      then sections: kind 4 | length 4 | crc 4 | data
@@ -25,29 +25,60 @@
       0 END          number of sections before it 4
     CURRENT          "checkpoint-<n> <crc of that text, 8 hex digits>"
 
-flags: CLEAN 1, a stop in order: nothing follows in the log, marks are exact. log segment 0: there
-is no log behind it (a backup, or salvage). Each section's checksum is seeded with vhost, number,
+flags: CLEAN 1, an orderly stop: nothing follows in the log, marks are exact. log segment 0: no log
+follows (a backup, or salvage). Each section's checksum is seeded with vhost, number,
 kind and place, so that no section of another checkpoint verifies. Big-endian.
 
-The order of writing is rule [5]: what it names is synced before, then the file, then CURRENT is
-replaced by a rename and the directory synced; only then may anything older go. So CURRENT always
-names a whole checkpoint, and anything wrong in it is damage: a CorruptionError with file and
-position, never a guess.
+A checkpoint is made durable in the order of rule [5]: first what it names, then the file, then
+CURRENT by a rename and a sync of the directory. Only then is anything older deleted. So CURRENT
+always names a whole checkpoint, and anything wrong in it is damage: a CorruptionError with file and
+position.
+
+The Checkpointer makes a checkpoint beside the traffic:
+
+    begin     the cut: the open group is closed and the epoch rises. From now on each part keeps its
+              state as of this LSN at its first change (O(1), [3]), and each stream its position
+    slices    queue by queue: what is only in RAM or log is written to slots and .qs, or, for a
+              small queue, into a section of the checkpoint with its bodies in one new store file;
+              at most `slice_ms` at a time. `Listing` first lists all that may have to be written,
+              in pieces (holder.py says what may happen between two pieces); then `Writing` writes
+              it in chunks
+    sync      data files, pages, the store and their directories, in a worker; and the log must be
+              durable up to the cut, because counts and bitmaps rely on it [4]
+    write     checkpoint-<n> and CURRENT
+    deleting  what no checkpoint names any more [6]: segment files, store files, log segments, queue
+              directories, the checkpoint before
+
+The slices may leave out only what a durable dequeue took since the cut [4]: the `limbo` of each
+queue has what left RAM meanwhile. A purged entry is written all the same, because its slot will be
+read for its references. The checkpoint of a backup is whole: it leaves nothing out, because the
+backup has no log that says what was dequeued after the cut.
+
+Failure. A checkpoint that runs out of space is given up: no file names what it wrote, the one
+before stays CURRENT, and the log stays. It is tried again when there is space. A failed sync stops
+the engine [10].
 """
 
+import errno
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import CorruptionError, VersionError
 from penstock.fast_crc import crc32
-from penstock.message import Message
+from penstock.message import Entry, Message, seq_of
+from penstock.storage import streams
 from penstock.storage.data_directory import sync_dir, write_small
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.queue_index import IndexSegment, Row, Section
+from penstock.storage.filesystem import FileSystem, sync_closed
+from penstock.storage.holder import unwritten
+from penstock.storage.journal import Journal
+from penstock.storage.message_store import FileState, MessageStore
+from penstock.storage.queue_index import IndexSegment, QueueIndex, Row, Section
 from penstock.storage.record import NOT_KEPT
+from penstock.storage.staging import staged_files
 from penstock.storage.stream_meta import Position
-from penstock.storage.streams import ReaderOffset, StreamSection
+from penstock.storage.streams import ReaderOffset, Stream, StreamSection
 
 VERSION: Final = 1
 MAGIC: Final = b"PCKP"
@@ -62,6 +93,17 @@ STREAM: Final = 6
 LEASE: Final = 7
 BATCH: Final = 8
 KINDS_MAX: Final = BATCH
+IDLE: Final = "idle"
+SLICES: Final = "slices"
+SYNC: Final = "sync"
+WRITE: Final = "write"
+DELETING: Final = "deleting"
+CHUNK: Final = 256  # entries written between two looks at the clock
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+ROW_BYTES: Final = 64  # counted for an entry of a section, beside its header
+
+
+# ---- the file -----------------------------------------------------------------------------------
 
 _FILE: Final = struct.Struct(">4sHHQQ")
 _SECTION: Final = struct.Struct(">III")
@@ -78,8 +120,8 @@ _U32: Final = struct.Struct(">I")
 
 @dataclass(slots=True)
 class Head:
-    """The scalars of a checkpoint. The log is read from (log_segment, log_position) on, its first
-    record is cut_lsn + 1. segment_slots belongs to the directory and never changes."""
+    """The scalars of a checkpoint. The log is read from (log_segment, log_position) on; its first
+    record is cut_lsn + 1. segment_slots is fixed for the directory."""
 
     cut_lsn: int = 0
     log_segment: int = 0
@@ -99,8 +141,8 @@ class Head:
 
 @dataclass(slots=True)
 class Manifest:
-    """A checkpoint that was read. reaping: (queue, segment) -> bitmap of the
-    slots that are still read for references."""
+    """A checkpoint that was read. reaping: (queue, segment) -> bitmap of the purged slots whose
+    references are not released yet."""
 
     number: int = 0
     is_clean: bool = True
@@ -112,9 +154,6 @@ class Manifest:
     streams: dict[int, StreamSection] = field(default_factory=dict)
     leases: list[bytes] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
-
-
-# ---- encoding ----------------------------------------------------------------------------------
 
 
 def encode_topology(records: list[bytes]) -> bytes:
@@ -179,10 +218,29 @@ def encode_stream(number: int, section: StreamSection) -> bytes:
     return section.encoded
 
 
+def encode_sections(
+    head: Head, topology: list[bytes], queues: list[bytes], store: list[bytes],
+    reaping: dict[tuple[int, int], bytearray], streams: Iterable[tuple[int, StreamSection]],
+    leases: list[bytes], batches: list[bytes],
+) -> list[tuple[int, bytes]]:  # fmt: skip
+    """Return the sections (kind, data) of a checkpoint, in their order. queues: see
+    `encode_queue`."""
+    return [
+        (HEAD, head.encode()),
+        (TOPOLOGY, encode_topology(topology)),
+        *((QUEUE, data) for data in queues),
+        *((STORE, data) for data in store),
+        (REAPING, encode_reaping(reaping)),
+        *((STREAM, encode_stream(*stream)) for stream in streams),
+        *((LEASE, data) for data in leases),
+        *((BATCH, data) for data in batches),
+    ]
+
+
 def encode_file(
     vhost: int, number: int, sections: list[tuple[int, bytes]], *, is_clean: bool
 ) -> bytes:
-    """The whole file from its sections (kind, data), END added."""
+    """Encode the whole file from its sections (kind, data), and add END."""
     header = _FILE.pack(MAGIC, VERSION, CLEAN if is_clean else 0, vhost, number)
     parts = [header, _U32.pack(crc32(header))]
     for i, (kind, data) in enumerate([*sections, (END, _U32.pack(len(sections)))]):
@@ -195,13 +253,10 @@ def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
     return crc32(struct.pack(">QQII", vhost, number, kind, place))
 
 
-# ---- files -------------------------------------------------------------------------------------
-
-
 def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
     """Write and sync checkpoint-<number>, make it CURRENT, sync the directory [5].
 
-    OSError: it is not CURRENT, and another may be tried. SyncFailedError: nobody knows [10]."""
+    OSError: it is not CURRENT, and another may be tried. SyncFailedError: that is unknown [10]."""
     name = f"checkpoint-{number}"
     write_small(fs, f"{path}/{name}", data)
     sync_dir(fs, path)
@@ -211,7 +266,7 @@ def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
 
 
 def current(fs: FileSystem, path: str) -> int:
-    """The number of the checkpoint that CURRENT names, 0 if there is no CURRENT."""
+    """Return the number of the checkpoint that CURRENT names, 0 if there is no CURRENT."""
     at = path + "/CURRENT"
     if not fs.exists(at):
         return 0
@@ -224,7 +279,7 @@ def current(fs: FileSystem, path: str) -> int:
 
 
 def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
-    """Read checkpoint-<number>; CorruptionError or VersionError with what is wrong and where."""
+    """Read checkpoint-<number>. CorruptionError, VersionError."""
     at = f"{path}/checkpoint-{number}"
     if not fs.exists(at):
         raise CorruptionError(at, 0, "CURRENT names this checkpoint, and it is missing")
@@ -341,3 +396,441 @@ def _decode_queue(data: bytes, slots: int) -> tuple[int, Section]:
         section.attempts[seq] = n
         at += _ATTEMPTS.size
     return number, section
+
+
+# ---- making one ---------------------------------------------------------------------------------
+
+
+class Listing:
+    """A queue that is being listed: its section, and the entries that may have to be written.
+
+    pieces: entries in line, each piece descending, and each after the one before. others: seq ->
+    entries beside those, see holder.py.
+    """
+
+    __slots__ = ("below", "is_small", "others", "pieces", "queue", "section")
+
+    def __init__(self, queue: QueueIndex, section: Section, is_small: bool) -> None:
+        self.queue: QueueIndex = queue
+        self.section: Section = section
+        self.is_small: bool = is_small
+        self.below: int = queue.cut_seq
+        self.pieces: list[list[Entry]] = []
+        self.others: dict[int, Entry] = {}
+
+    def add(self, piece: list[Entry]) -> None:
+        """Add the next piece. Of a small queue only what is written is kept: it may have any number
+        of transient entries."""
+        if piece:
+            self.below = piece[-1].seq
+        some = unwritten(piece, self.queue.cut_seq) if self.is_small else piece
+        if some:
+            self.pieces.append(some)
+
+    def add_unsettled(self) -> None:
+        """Add the entries that are delivered now."""
+        for entry in unwritten(self.queue.holder.unsettled(), self.queue.cut_seq):
+            self.others[entry.seq] = entry
+
+    def in_order(self) -> list[list[Entry]]:
+        """Return all entries in pieces, descending, each once, with those that were in the section
+        of the checkpoint before, and their bodies. Changes only pieces that reach down to the last
+        of these: as a rule the oldest one."""
+        others, rows, pieces = self.others, self.section.rows, self.pieces
+        last = max(max(others, default=-1), max(rows, default=-1))
+        some = {seq: Entry(seq, row.message) for seq, row in rows.items()}
+        while pieces and pieces[-1][-1].seq <= last:
+            some.update([(entry.seq, entry) for entry in pieces.pop() if not entry.on_slot])
+        some.update(others)
+        for seq, row in rows.items():
+            message = some[seq].message
+            if message.body is None:
+                message.body = row.message.body
+        if some:
+            pieces.append(sorted(some.values(), key=seq_of, reverse=True))
+        return pieces
+
+
+class Writing:
+    """A queue whose entries are being written to slots, with those that are left, in pieces, the
+    next one last. They are written and released in chunks, because they may be many, and the queue
+    may have acknowledged them."""
+
+    __slots__ = ("pieces", "queue")
+
+    def __init__(self, queue: QueueIndex, pieces: list[list[Entry]]) -> None:
+        self.queue: QueueIndex = queue
+        self.pieces: list[list[Entry]] = pieces
+
+
+class Small:
+    """A small queue of the checkpoint in progress: its section, and its new rows."""
+
+    __slots__ = ("fresh", "queue", "section")
+
+    def __init__(self, queue: QueueIndex, section: Section, fresh: list[tuple[int, Row]]) -> None:
+        self.queue: QueueIndex = queue
+        self.section: Section = section
+        self.fresh: list[tuple[int, Row]] = fresh
+
+
+class Checkpointer:
+    """One per engine. phase: IDLE, or that of the checkpoint in progress.
+
+    number: of the checkpoint that is CURRENT. bytes: of its file. count: checkpoints made.
+    written_bytes: to .qi and .qs files, by all of them. dead_staged: staged pages that the one in
+    progress deletes. on_given_up(error): called when one was given up because the disk was full.
+    """
+
+    def __init__(self, journal: Journal, transient: MessageStore, number: int) -> None:
+        self._journal = journal
+        self._transient = transient
+        self.on_given_up: Callable[[OSError], None] = _ignore
+        self.written_bytes: int = 0
+        self.number: int = number
+        self.bytes: int = 0
+        self.count: int = 0
+        self.phase: str = IDLE
+        self._is_clean = False
+        self._is_whole = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head = Head()
+        self._queues: list[QueueIndex] = []
+        self._small: list[Small] = []
+        self._small_bytes = 0
+        self._listing: Listing | None = None
+        self._writing: Writing | None = None
+        self._sections: list[bytes] = []  # encoded QUEUE sections
+        self._leaving: list[tuple[int, int]] = []  # (store file, id): bodies of rows that got slots
+        self._states: list[FileState] | None = None  # of the store, once it is captured
+        self._encoded: list[tuple[int, bytes]] = []
+        self._reaping: dict[tuple[int, int], bytearray] = {}
+        self._dead: list[tuple[int, int]] = []
+        self._dead_files: list[str] = []
+        self._deleted: list[QueueIndex] = []
+        self._streams: list[tuple[int, StreamSection]] = []
+        self._leases: list[bytes] = []
+        self._batches: list[bytes] = []
+        self.dead_staged: list[tuple[str, str]] = []
+        self._deleted_streams: list[Stream] = []
+        self._data_is_synced = False
+
+    # ---- the cut -------------------------------------------------------------------------------
+
+    def begin(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
+        """Make the cut. The caller makes sure that no checkpoint and no large commit is running.
+        is_whole: for a backup; messages that are dequeued meanwhile are written too."""
+        assert self.phase == IDLE
+        journal = self._journal
+        state, store = journal.state, journal.state.store
+        segment, position, lsn = journal.log.position()
+        self._reset()
+        self._is_clean = is_clean
+        self._is_whole = is_whole
+        ticks = state.ticks
+        ticks.epoch += 1
+        store.cut(ticks.epoch)
+        self._head = Head(
+            lsn, segment, position, state.factory.start, state.next_queue, state.slots,
+            store.next_file, store.next_own_file,
+        )  # fmt: skip
+        self._queues = [q for q in state.queues.values() if q.is_durable]
+        self._queues.sort(key=lambda q: q.changed)  # popped from the end: see _is_small
+        # As of the cut: this checkpoint names a segment that dies later [6].
+        self._dead = [key for key in ticks.dead if not state.names_segment(*key)]
+        ticks.dead = []
+        self._dead_files = store.take_dead()
+        self._deleted, state.deleted = state.deleted, []
+        self._streams = state.streams.capture()
+        self._leases = state.leases.capture()
+        self._batches = state.batches.capture()
+        self.dead_staged, state.batches.dead = state.batches.dead, []
+        self._deleted_streams, state.streams.deleted = state.streams.deleted, []
+        self._reaping = dict(state.reaping)
+        self.phase = SLICES
+
+    # ---- slices --------------------------------------------------------------------------------
+
+    def step(self, until: float) -> None:
+        """Make slices until this monotonic time (seconds), one chunk at the least. OSError of a
+        write: the caller gives the checkpoint up."""
+        assert self.phase == SLICES
+        clock = self._journal.clock
+        while True:
+            if self._writing is not None:
+                self._write_chunk(self._writing)
+            elif self._listing is not None:
+                self._list(self._listing)
+            elif self._queues:
+                self._begin_slice(self._queues.pop())
+            else:
+                self._finish_slices()
+                return
+            if clock.monotonic() >= until:
+                return
+
+    def _begin_slice(self, queue: QueueIndex) -> None:
+        """Begin to list what was alive at the cut."""
+        section = queue.capture()
+        listing = Listing(queue, section, self._is_small(section))
+        if section.count:
+            self._listing = listing
+            listing.add_unsettled()
+            self._list(listing)
+        else:
+            self._slice(listing)
+
+    def _list(self, listing: Listing) -> None:
+        """List the next piece; after the last one, begin to write."""
+        queue, n = listing.queue, self._journal.options.slice_entries
+        piece = queue.holder.candidates(listing.below, n)
+        listing.add(piece)
+        if len(piece) < n:
+            self._listing = None
+            listing.add_unsettled()
+            self._slice(listing)
+
+    def _slice(self, listing: Listing) -> None:
+        """Decide what the queue's section will be. All entries are taken from its holder and its
+        limbo here, so no later change of the queue concerns this checkpoint."""
+        queue, section, others = listing.queue, listing.section, listing.others
+        durable = self._journal.log.durable_lsn
+        for x in queue.limbo or ():
+            if self._is_whole or x.is_purged or x.lsn > durable:
+                others[x.entry.seq] = x.entry
+        if listing.is_small or not self._load_bodies(queue, section):
+            for piece in listing.pieces:
+                others.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
+            seqs = [seq for seq in sorted(others) if seq not in section.rows]
+            fresh = [(seq, Row(others[seq].message, 0)) for seq in seqs]
+            self._small.append(Small(queue, section, fresh))
+            rows = [*section.rows.values(), *(row for _, row in fresh)]
+            self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
+        else:
+            self._leaving += [(r.body_file, r.message.id) for r in section.rows.values()]
+            pieces = listing.in_order()
+            if pieces:
+                self._writing = Writing(queue, pieces)
+            rows_before, section.rows = section.rows, {}
+            self._sections.append(encode_queue(queue.number, section, self._journal.state.slots))
+            section.rows = rows_before
+        queue.sliced()
+
+    def _is_small(self, section: Section) -> bool:
+        """Return whether it has few entries and few bytes, and all small sections together are
+        below their limit. Queues come latest changed first, so those over the limit are the longest
+        unchanged."""
+        options = self._journal.options
+        return (
+            section.count < options.small_queue_entries
+            and section.bytes < options.small_queue_bytes
+            and self._small_bytes < options.small_queues_bytes_max
+        )
+
+    def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
+        """Read bodies that belong into .qs and are only in the store, because their queue was
+        small. False if one is damaged: the queue stays in its section, and a reader of that message
+        gets the error."""
+        messages = [row.message for row in section.rows.values()]
+        for m, row in zip(messages, section.rows.values(), strict=True):
+            if m.body is None and not m.store_file:
+                try:
+                    m.body = self._journal.state.store.read(row.body_file, m.id)
+                except CorruptionError as error:
+                    self._journal.event("corruption", f"queue {queue.number}: {error}")
+                    return False
+        return True
+
+    def _write_chunk(self, writing: Writing) -> None:
+        """Write the next entries to their slots, except those that paging wrote meanwhile."""
+        queue, piece = writing.queue, writing.pieces[-1]
+        chunk = piece[-CHUNK:]
+        chunk.reverse()
+        fresh = unwritten(chunk, queue.cut_seq)
+        if fresh:  # may fail for lack of space, and is tried again when there is some
+            self.written_bytes += queue.write(fresh)
+        del piece[-len(chunk) :]
+        if not piece:
+            writing.pieces.pop()
+            if not writing.pieces:
+                self._writing = None
+        for entry in fresh:
+            entry.on_slot = True
+        queue.holder.materialised(fresh)
+        for entry in chunk:
+            row = queue.section.pop(entry.seq, None)
+            if row is not None and row.body_file:
+                self._journal.state.store.unref(row.body_file, row.message.id)
+
+    def _finish_slices(self) -> None:
+        """Write the bodies of small queues into one store file, and encode all sections."""
+        state = self._journal.state
+        store = state.store
+        state.streams.write()  # at least up to the captured positions
+        if self._states is None:  # what may fail comes first: this may be called again
+            self._states = self._store_states()
+        bodies: dict[int, tuple[bytes, int]] = {}
+        with_body: list[tuple[Small, int, Row]] = []
+        for small in self._small:
+            for seq, row in small.fresh:
+                m = row.message
+                if m.size and not m.store_file:
+                    assert m.body is not None, "an entry that is only in RAM has its body"
+                    bodies[m.id] = (m.body, bodies.get(m.id, (b"", 0))[1] + 1)
+                    with_body.append((small, seq, row))
+        file = 0
+        if bodies:
+            file = store.write_sealed([(id, body, n) for id, (body, n) in sorted(bodies.items())])
+            self._states.append(store.state_of(file))
+        for _, _, row in with_body:
+            row.body_file = file
+        slots = state.slots
+        for small in self._small:
+            small.section.rows.update(small.fresh)
+            self._sections.append(encode_queue(small.queue.number, small.section, slots))
+        self._encoded = encode_sections(
+            self._head, state.routing.capture(), self._sections,
+            [s.encode() for s in self._states], self._reaping, self._streams, self._leases,
+            self._batches,
+        )  # fmt: skip
+        for small in self._small:
+            for seq, row in small.fresh:
+                if small.queue.is_live(seq):
+                    small.queue.section[seq] = row
+                elif row.body_file:
+                    store.unref(row.body_file, row.message.id)
+        self._start_sync()
+
+    def _store_states(self) -> list[FileState]:
+        """Return the store's state as of the cut, without the references of rows that got slots."""
+        states = self._journal.state.store.capture()
+        for number, id in self._leaving:
+            if number:
+                next(s for s in states if s.answers_for(number)).unref(id)
+        return states
+
+    # ---- sync, write, clean --------------------------------------------------------------------
+
+    def _start_sync(self) -> None:
+        journal = self._journal
+        ticks = journal.state.ticks
+        files, ticks.dirty = list(ticks.dirty.values()), {}
+        names, ticks.dirty_names = ticks.dirty_names, []
+        directories, ticks.dirty_directories = list(ticks.dirty_directories), {}
+        pages, page_directories = journal.state.streams.take_dirty()
+        if self._is_clean:  # a reader by path must find all of it
+            pages += [f"{s.path}/writeMeta" for s in journal.state.streams.by_number.values()]
+        names, directories = names + pages, directories + page_directories
+        for file in files:
+            file.is_syncing = True
+        sync_store = journal.state.store.take_unsynced()
+
+        def op() -> object:
+            for file in files:
+                file.sync()
+            for name in names:
+                sync_closed(journal.fs, name)
+            for directory in directories:
+                journal.fs.sync_dir(directory)
+            return sync_store()
+
+        def done(result: object) -> None:
+            for file in files:
+                file.is_dirty = file.path in ticks.dirty
+                file.is_syncing = False
+            journal.state.store.synced(result)
+            self._data_is_synced = True
+            self.advance()
+
+        self.phase = SYNC
+        journal.submit(op, done, self._failed_sync)
+        journal.log.request_sync()
+
+    def _failed_sync(self, error: BaseException) -> None:
+        self._journal.stop(error)
+
+    def advance(self) -> None:
+        """Write the checkpoint once data and log are durable [4] [5]. Called at each completion."""
+        journal = self._journal
+        if self.phase != SYNC or not self._data_is_synced or journal.failed is not None:
+            return
+        if journal.log.durable_lsn < self._head.cut_lsn:
+            journal.log.request_sync()
+            return
+        number = self.number + 1
+        data = encode_file(journal.state.vhost, number, self._encoded, is_clean=self._is_clean)
+        self._encoded = []
+        self.bytes = len(data)
+        self.phase = WRITE
+        journal.submit(
+            lambda: write(journal.fs, journal.path, number, data),
+            lambda _: self._written(number),
+            self._failed_write,
+        )
+
+    def _failed_write(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            self.give_up(error)
+        else:
+            self._journal.stop(error)
+
+    def give_up(self, error: OSError) -> None:
+        """Drop this checkpoint. The next one deletes what it would have deleted."""
+        state = self._journal.state
+        state.ticks.dead += self._dead
+        state.deleted += self._deleted
+        state.streams.deleted += self._deleted_streams
+        state.batches.dead += self.dead_staged
+        state.store.put_back_dead(self._dead_files)
+        for queue in [*state.queues.values(), *state.dying.values(), *state.deleted]:
+            queue.sliced()
+        self._end()
+        self.on_given_up(error)
+
+    def _written(self, number: int) -> None:
+        """Delete what no checkpoint names any more, now that this one is CURRENT [6]."""
+        journal = self._journal
+        if journal.failed is not None:
+            return  # the next start may use either one; nothing is changed any more [10]
+        state = journal.state
+        old, self.number = self.number, number
+        self.count += 1
+        paths = [f"{journal.path}/checkpoint-{old}"] if old else []
+        for queue_number, segment in self._dead:
+            key = (queue_number, segment)
+            queue = state.index_of(queue_number)
+            if key in state.reaping or key in self._reaping or queue is None:
+                continue
+            if segment not in queue.segments and segment not in queue.transients:
+                queue.forget_files(segment)
+                paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
+        paths += self._dead_files
+        paths += staged_files(journal.path, self.dead_staged)
+        self._transient.cut(state.ticks.epoch)  # no checkpoint names its files
+        paths += self._transient.take_dead()
+        self._transient.capture()
+        trees = [queue.path for queue in self._deleted]
+        for queue in self._deleted:
+            queue.close()
+        trees += [stream.path for stream in self._deleted_streams]
+        for stream in self._deleted_streams:
+            streams.close(stream)
+        state.streams.checkpointed(self._streams)
+        if journal.pins.count:
+            journal.pins.paths += paths
+            journal.pins.trees += trees
+            paths, trees = [], []
+        else:
+            journal.log.release_before(self._head.log_segment)
+        self.phase = DELETING
+        journal.delete_files(paths, trees, self._end)
+
+    def _end(self) -> None:
+        self._reset()
+        self.phase = IDLE
+
+
+def _ignore(_: OSError) -> None:
+    pass

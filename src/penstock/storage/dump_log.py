@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from penstock.fast_crc import crc32
 from penstock.storage import record, record_types
 from penstock.storage.dump_text import at, is_zero
-from penstock.storage.log_segment import (
+from penstock.storage.log_file import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
     FIRST_GROUP_OFFSET,
@@ -53,7 +53,7 @@ def _chain_text(data: bytes, seed: int) -> str:
     if chain is None:
         return "no chain" if is_zero(block) else "DAMAGED chain"
     return (
-        f"{'vouch' if chain.is_vouch else 'chain'} previous segment {chain.prev_segment} end "
+        f"{'vouch' if chain.is_end_marker else 'chain'} previous segment {chain.prev_segment} end "
         f"{chain.prev_end} last LSN {chain.prev_lsn} durable LSN {chain.durable_lsn}"
     )
 

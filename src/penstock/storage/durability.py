@@ -1,24 +1,21 @@
-"""Durability modes, and what the log asks of the store whose bodies its records name.
+"""Durability modes: when a change may be confirmed.
 
-A confirm means: in mode DISK, synced; in INTERVAL, written, and synced every so many ms; in OS,
-written, so that it survives the death of the process and not a power cut; NONE is never in the log.
-A group of records takes the strongest mode of its members.
+    DISK       after an fdatasync that covers it
+    INTERVAL   after it was written; it is synced every so many milliseconds
+    OS         after it was written, so that it survives the death of the process, not a power cut
+    NONE       transient messages, which are never in the log
 
-StoreSync is a Protocol and small, because the log must not know what a store is: rule [2] is about
-order alone. The contract that the log builds on: a body is written to the store before the record
-that names it is appended, so an operation taken now covers all bodies of all records up to now.
+A group of records has the strongest mode of its members.
 """
 
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.errors import OptionError
 
-NONE: Final = 0  # transient: never in the log
+NONE: Final = 0  # never in the log
 OS: Final = 1  # confirmed when written
-INTERVAL: Final = 2  # the same, and synced every interval
+INTERVAL: Final = 2  # confirmed when written, synced every interval
 DISK: Final = 3  # confirmed when synced
-SOFT: Final = OS  # of acks and other records that nobody waits for
 
 MODE_NAMES: Final = ("none", "os", "interval", "disk")
 
@@ -34,42 +31,10 @@ class Durability:
 
     @staticmethod
     def parse(text: str) -> "Durability":
-        """From "none", "os", "interval=<ms>" or "disk"; OptionError for anything else."""
+        """Decode "none", "os", "interval=<ms>" or "disk". OptionError for anything else."""
         name, equals, number = text.partition("=")
         if name == "interval" and number.isascii() and number.isdigit() and int(number) > 0:
             return Durability(INTERVAL, int(number))
         if not equals and name in MODE_NAMES and name != "interval":
             return Durability(MODE_NAMES.index(name))
         raise OptionError("durability", text, "none, os, interval=<ms> or disk")
-
-
-class StoreSync(Protocol):
-    """What the log asks of the store whose bodies its records name."""
-
-    def has_unsynced(self) -> bool:
-        """Whether any file has changed since it was last synced; until `synced` says so."""
-        ...
-
-    def take_unsynced(self) -> Callable[[], object]:
-        """An operation that syncs all that is unsynced at this instant, names included.
-
-        It runs elsewhere, later, perhaps beside another one; it raises OSError or SyncFailedError.
-        """
-        ...
-
-    def synced(self, result: object) -> None:
-        """That operation has returned `result`; what changed since it was taken stays unsynced."""
-        ...
-
-
-class NoStore:
-    """A store without bodies."""
-
-    def has_unsynced(self) -> bool:
-        return False
-
-    def take_unsynced(self) -> Callable[[], object]:
-        raise AssertionError("there is nothing to sync")
-
-    def synced(self, result: object) -> None:
-        raise AssertionError("there was nothing to sync")

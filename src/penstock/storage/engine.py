@@ -1,37 +1,36 @@
 """StorageEngine: the storage of one vhost, or of one embedded box.
 
-A change is confirmed when the write-ahead log has it; what outlives the log goes to other files at
-checkpoints. The idea of a log apart from the store is the TransactionLog of Qpid's Flow to Disk
-Design, the files are RabbitMQ's queue index and message store.
+A change is confirmed when the write-ahead log has it; what outlives the log is written to other
+files at checkpoints. A log apart from the store is the TransactionLog of Qpid's Flow to Disk
+Design; the files are RabbitMQ's queue index and message store.
 
-The engine is the face of the storage: its owners (queues, the broker, the library) use its calls
-and no part behind them. The parts do not know the engine; `_compose` gives each what it needs:
+The owners of the engine (queues, the broker, the library) call only the engine and none of its
+parts. The parts do not know the engine; `_compose` gives each what it needs:
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
     StreamTurns    pages and heads of streams, retention           stream_turns.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
-    Checkpointer   makes checkpoints                               checkpointer.py
+    Checkpointer   makes checkpoints                               checkpoint.py
     Upkeep         when: checkpoints, reaping, combining, space    upkeep.py
 
 Everything is synchronous and deterministic: no threads, no sockets; time, chance and files are
-handed in. Slow work (syncs, preparing segments, copying) is submitted to the file system, which may
-run it elsewhere; its completions come back through `complete`, on the owner's thread. The owner
-calls `tick` regularly, `flush` at the end of each turn of its loop, and `poll` for completions.
+given. Slow work (syncs, preparing segments, copying) is submitted to the file system, which may run
+it in a worker; its completions come back through `complete`, in the owner's thread. The owner calls
+`tick` regularly, `flush` at the end of each turn of its loop, and `poll` for completions.
 
 Confirming: every change returns the LSN of its record. It may be confirmed once
 `settled(mode) >= lsn`: in `disk` mode after an fdatasync that covers it, in `interval` and `os`
-after the write. `wait(lsn, mode)` does all that is needed and returns then.
+after the write. `wait(lsn, mode)` waits for that.
 
 A stream is a log of its own (streams.py): `append_stream` logs a record as `publish` does, and
 gives it an offset. `flush` writes its page. Readers read up to the head, which follows what is
-settled. `on_head` is called when a head moves; it may take note, and must not call the engine.
+settled. `on_head` is called when a head moves; it must not call the engine.
 
-Failure. After a failed sync nothing is confirmed any more: every call raises StoppedError, and the
-directory must be opened again [10]. A full disk does not stop the engine: publishing is refused
-with DiskFullError, while acks, purges, deletes and checkpoints go on, on a reserve, until there is
-space again.
+Failure. After a failed sync nothing is confirmed: every call raises StoppedError, and the directory
+must be opened again [10]. A full disk does not stop the engine: publishing is refused with
+DiskFullError, while acks, purges, deletes and checkpoints continue in the room of a reserve.
 
 Not thread-safe: its owner has the lock.
 """
@@ -53,7 +52,7 @@ from penstock.message import Entry, Message
 from penstock.shared_body import SharedBody
 from penstock.storage import record, recovery
 from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpointer import Checkpointer
+from penstock.storage.checkpoint import Checkpointer
 from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.file_queue_backing import SPOOL_BYTES
@@ -64,7 +63,6 @@ from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.leases import Lease, LeaseTable
 from penstock.storage.message_store import MessageStore, Spool
 from penstock.storage.options import StorageOptions
-from penstock.storage.pins import Pins
 from penstock.storage.placement import Placement, Sharing
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import LeaseRun
@@ -81,7 +79,6 @@ from penstock.storage.record_types import (
     StreamRecord,
     Topology,
 )
-from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody
@@ -96,10 +93,10 @@ ENTRY_BYTES: Final = 64  # on disk beside header and body, about
 
 
 class StorageEngine:
-    """Opens (and recovers) the vhost directory `path`, which exists and has its `.vhost`.
+    """Opens and recovers the vhost directory `path`, which exists and has its `.vhost`.
 
-    on_event(kind, text): alarms and news for people: corruption, clean, cut_off, disk_full,
-    disk_free, checkpoint, torn_tail. Errors of opening: LockedError, VersionError, CorruptionError
+    on_event(kind, text): alarms and events for people: corruption, clean, cut_off, disk_full,
+    disk_free, checkpoint, torn_tail. Opening raises LockedError, VersionError, CorruptionError
     (file and offset; nothing was changed), DiskFullError, SyncFailedError, OSError.
     """
 
@@ -119,11 +116,10 @@ class StorageEngine:
         self.clock = clock
         self.rng = rng
         self.options: StorageOptions = options or StorageOptions()
-        self.pins: Pins = Pins()
-        # Takes entries that nobody needs any more: to free a million takes a quarter of a second.
-        self.let_go: Callable[[deque[Entry]], None] = deque.clear
+        # Frees entries, perhaps later: to free a million takes a quarter of a second.
+        self.free_later: Callable[[deque[Entry]], None] = deque.clear
         self._transient_below: int = self.options.transient_inline_below
-        self._on_event: Callable[[str, str], None] = on_event or _not_told
+        self._on_event: Callable[[str, str], None] = on_event or _ignore
         self._lock = self.fs.lock(path + "/LOCK")
         try:
             self._open(vhost)
@@ -174,40 +170,37 @@ class StorageEngine:
 
     def _compose(self, found: recovery.Recovered) -> None:
         """Make the parts of the engine; each is given those that it needs."""
-        state, pins, transient = self.state, self.pins, self.transient
+        state, transient = self.state, self.transient
         journal = Journal(
             self.fs, self.path, self.clock, self.options, state, self.log, self._on_event
         )
         time_s = self.clock.wall_ms() // 1000
-        reserve = Reserve(self.fs, self.path)
         self.journal: Journal = journal
         self.placement: Placement = Placement(state.factory, self.options, time_s)
-        self.turns: StreamTurns = StreamTurns(journal, pins)
+        self.turns: StreamTurns = StreamTurns(journal, journal.pins)
         number = found.manifest.number
-        self.checkpoints: Checkpointer = Checkpointer(journal, transient, pins, number)
+        self.checkpoints: Checkpointer = Checkpointer(journal, transient, number)
         self.batches: BatchEngine = BatchEngine(
-            journal, self.checkpoints, self.turns, reserve, pins
+            journal, self.checkpoints, self.turns, journal.reserve, journal.pins
         )
         self._leases: LeaseEngine = LeaseEngine(journal, self.placement)
-        self.upkeep: Upkeep = Upkeep(
-            journal, self.checkpoints, self.batches, transient, reserve, pins
-        )
+        self.upkeep: Upkeep = Upkeep(journal, self.checkpoints, self.batches, transient)
         journal.call_back(
             on_turn=self.turns.turn, on_settled=self.turns.settle,
             on_progress=self.checkpoints.advance,
         )  # fmt: skip
 
     def _replay_bytes(self) -> int:
-        """What a replay may hold in RAM; 0, which is all of it and writes nothing, where there is
-        hardly more space than it could write: a start that has to be given up for want of space
-        leaves nothing behind that takes room from the next one."""
+        """Return the bytes that a replay may keep in RAM. 0 stands for all of them, on a disk with
+        hardly more space than the replay could write: a start that fails because the disk is full
+        leaves no files that take room from the next start."""
         log = self.path + "/wal"
         log_bytes = sum([self.fs.size(f"{log}/{name}") for name in self.fs.list(log)])
         needed = 2 * (log_bytes + self.options.wal_segment_bytes_min)
         return self.options.replay_ram_bytes if self.fs.free_bytes(self.path) > needed else 0
 
     def _needed_bytes(self) -> int:
-        """About what the checkpoint of a start has still to write: the messages of the log."""
+        """Return about what the checkpoint of a start must still write: the log's messages."""
         needed = self.checkpoints.bytes
         for queue in self.state.queues.values():
             if isinstance(queue.holder, DictHolder):
@@ -217,12 +210,12 @@ class StorageEngine:
         return needed
 
     def _finish_streams(self) -> None:
-        """Pages are made what the log says; on a full disk with the room of the reserve."""
+        """Write the pages as the log says; on a full disk use the room of the reserve."""
         try:
             self.state.streams.finish_restore()
         except OSError as error:
             full = self.journal.disk_full(error, 0)
-            if not isinstance(full, DiskFullError) or not self.upkeep.reserve.release():
+            if not isinstance(full, DiskFullError) or not self.journal.reserve.release():
                 raise full from error
             self.state.streams.finish_restore()
 
@@ -235,7 +228,7 @@ class StorageEngine:
 
     @property
     def blocked(self) -> bool:
-        """Whether publishers are refused for want of space on the disk."""
+        """Whether publishers are refused because the disk is full."""
         return self.journal.blocked
 
     @property
@@ -261,7 +254,7 @@ class StorageEngine:
         return DiskFullError(*fullest_disk(self.fs, self.path), needed)
 
     def event(self, kind: str, text: str) -> None:
-        """Report news for people to the owner."""
+        """Report an event for people to the owner."""
         self._on_event(kind, text)
 
     def stop(self, error: BaseException) -> None:
@@ -273,14 +266,14 @@ class StorageEngine:
     def declare_queue(
         self, name: bytes, *, arguments: bytes = b"", flags: int = 0, is_durable: bool = True
     ) -> QueueIndex:
-        """A new queue. Durable: it is there for good once `last_lsn` is settled."""
+        """Declare a queue. A durable one survives a crash once `last_lsn` is settled."""
         if is_durable:
             return self.declare_queues([(name, arguments, flags)])[0]
         self.check()
         return self.state.add_queue(name, self.state.next_queue, is_durable=False)
 
     def declare_queues(self, declared: list[tuple[bytes, bytes, int]]) -> list[QueueIndex]:
-        """New durable queues (name, arguments, flags): all of them are there after a crash or none.
+        """Declare durable queues (name, arguments, flags): a crash leaves all of them or none.
         ValueError (a name is taken, or comes twice): nothing happened."""
         self.check()
         state = self.state
@@ -298,35 +291,35 @@ class StorageEngine:
 
     @property
     def queues(self) -> dict[int, QueueIndex]:
-        """The queues, durable and not, by number. Not to be changed."""
+        """The queues, durable and not, by number. Read-only."""
         return self.state.queues
 
     @property
     def routing(self) -> RoutingTable:
-        """The durable topology. Not to be changed but by calls of the engine."""
+        """The durable topology. Only calls of the engine change it."""
         return self.state.routing
 
     def queue(self, name: bytes) -> QueueIndex:
-        """The durable queue of this name; UnknownQueueError."""
+        """Return the durable queue of this name. UnknownQueueError."""
         known = self.state.routing.queues.get(name)
         if known is None or known.number not in self.state.queues:
             raise UnknownQueueError(name.decode("utf-8", "replace"))
         return self.state.queues[known.number]
 
     def apply_topology(self, data: bytes, mode: int = DISK) -> int:
-        """Log and apply a record of the RoutingTable (see its functions); returns the LSN.
-        ValueError (no record, a queue's name or number is taken): nothing happened."""
+        """Log and apply a record of the RoutingTable (see its functions); return the LSN.
+        ValueError (not a record, a queue's name or number is taken): nothing happened."""
         self.check()
         self.state.check_topology(data)
         return self.journal.commit([Topology(data)], mode)
 
     def delete_queue(self, queue: QueueIndex, mode: int = DISK) -> int:
-        """Delete a queue with all that it holds; returns the LSN."""
+        """Delete a queue with all that it holds; return the LSN."""
         return self.delete_queues([queue], mode)
 
     def delete_queues(self, queues: list[QueueIndex], mode: int = DISK) -> int:
-        """Delete queues with all that they hold: all of them, or none after a crash. The LSN, 0 if
-        none is durable. UnknownQueueError (one is deleted already): nothing happened."""
+        """Delete queues with all that they hold; a crash leaves all of them or none. Returns the
+        LSN, 0 if none is durable. UnknownQueueError (one is deleted already): nothing happened."""
         self.check()
         for queue in queues:
             if queue.is_deleted:
@@ -340,7 +333,7 @@ class StorageEngine:
         return lsn
 
     def one_record(self, mode: int) -> OneRecord:
-        """Make an atomic group, for a `with`: what is done inside to any number of queues is one
+        """Return an atomic group, for a `with`: what is done inside to any number of queues is one
         record (journal.py)."""
         return self.journal.one_record(mode)
 
@@ -354,7 +347,7 @@ class StorageEngine:
     def new_message(
         self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
     ) -> Message:
-        """Make a message with a new id and its body in RAM, for so many queues."""
+        """Make a message with a new id and its body in RAM, for `copies` queues."""
         return self.placement.new_message(header, body, expiry_ms, copies)
 
     @property
@@ -368,25 +361,26 @@ class StorageEngine:
 
     @property
     def start_number(self) -> int:
-        """The number of this start: the upper bits of all ids of messages that it makes."""
+        """The number of this start: the upper bits of the ids of its new messages."""
         return self.state.factory.start
 
     def share_of(
         self, body: bytes, copies: int, message: Message | None = None
     ) -> SharedBody | None:
-        """Return how queues share this body, None if it is for one queue alone or empty; see
+        """Return how queues share this body; None if it is empty or for one queue. See
         Placement."""
         return self.placement.share_of(body, copies, message)
 
     def share(self, shared: SharedBody | None, *, completes: bool = True) -> Sharing:
-        """For a `with`: every message that is published inside with this very body shares it."""
+        """Return a `with` inside of which every message published with this body object shares
+        it."""
         return Sharing(self.placement, shared, completes=completes)
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
     ) -> Message:
-        """A persistent message for durable queues: it takes the next seq of each, and the record of
-        it has the LSN `last_lsn`. DiskFullError, UnknownQueueError (a queue was deleted),
+        """Publish a persistent message to durable queues. It gets the next seq of each, and its
+        record the LSN `last_lsn`. DiskFullError, UnknownQueueError (a queue was deleted),
         ValueError (no queue, one twice, a transient one): nothing happened."""
         journal = self.journal
         if journal.failed is not None or journal.blocked or journal.is_closed:
@@ -407,8 +401,8 @@ class StorageEngine:
     def publish_spooled(
         self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
     ) -> None:
-        """As publish, for a message whose body was spooled to the persistent store (see `spool`).
-        For the transient one there is `publish_stored`."""
+        """Publish a message whose body was spooled to the persistent store (see `spool`). For the
+        transient store there is `publish_stored`."""
         journal = self.journal
         if journal.failed is not None or journal.blocked or journal.is_closed:
             journal.check_publish()
@@ -451,9 +445,10 @@ class StorageEngine:
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> Message:
-        """A transient message (`none`): an id and seqs, no log. The queues' holders keep it. A body
-        for many queues, or a very large one, goes to the transient store until every queue has
-        called `release`; any other is written by its queue, if it ever has to leave RAM."""
+        """Publish a transient message (`none`), which has an id and seqs and is not logged. The
+        queues' holders keep it. A body for many queues, or a very large one, is in the transient
+        store until every queue has called `release`; any other is written by its queue, if it must
+        leave RAM."""
         self.journal.check()
         placement = self.placement
         size, copies = len(body), len(queues)
@@ -475,8 +470,7 @@ class StorageEngine:
     def publish_stored(
         self, queues: list[QueueIndex], header: bytes, message: Message, expiry_ms: int = 0
     ) -> None:
-        """As publish_transient, of a message whose body is in the transient store already; the
-        queues share it with whoever else has it."""
+        """As `publish_transient`, for a message whose body is in the transient store already."""
         self.check()
         new = Message(
             message.id, header, None, message.size, message.time, expiry_ms, message.store_file,
@@ -487,22 +481,22 @@ class StorageEngine:
             queue.holder.add(Entry(queue.take_seq(), new))
 
     def store_of(self, message: Message) -> MessageStore:
-        """The store that the body of a message is in, if it is in one."""
+        """Return the store for the body of a message, if it is in one."""
         return self.state.store if message.persistent else self.transient
 
     def open_body(self, message: Message) -> StoredBody:
-        """The body, which is in the store, to be read in pieces, whatever becomes of the message;
-        the caller closes it. CorruptionError, OSError."""
+        """Open a body in the store, to be read in pieces even if the message is deleted meanwhile.
+        The caller closes it. CorruptionError, OSError."""
         return self.store_of(message).open_body(message.store_file, message.id)
 
     def in_transient(self, message: Message) -> Message:
-        """The message, if its body is in the transient store; else a copy whose body was copied
-        there, in pieces, which the caller publishes in the same step. DiskFullError,
+        """Return the message, if its body is in the transient store; else a copy whose body was
+        copied there in pieces. The caller publishes it in the same step. DiskFullError,
         CorruptionError: there is no copy."""
         return self._in_store(message, is_persistent=False)
 
     def in_persistent(self, message: Message) -> Message:
-        """The same with the persistent store."""
+        """As `in_transient`, with the persistent store."""
         return self._in_store(message, is_persistent=True)
 
     def _in_store(self, message: Message, *, is_persistent: bool) -> Message:
@@ -527,7 +521,7 @@ class StorageEngine:
         return copy
 
     def release(self, message: Message) -> None:
-        """One queue is done with a transient message."""
+        """Release one queue's reference to a transient message."""
         if message.store_file:
             self.transient.unref(message.store_file, message.id)
 
@@ -536,26 +530,26 @@ class StorageEngine:
         return self.store_of(message).spool(message.id)
 
     def store_body(self, message: Message, body: bytes) -> None:
-        """Write a body to the store, for a message that `publish_spooled` publishes next: until
-        then nothing refers to it. OSError."""
+        """Write a body to the store, without a reference, for a message that `publish_spooled`
+        publishes next. OSError."""
         message.store_file = self.store_of(message).write(message.id, body, 0)
 
     def own_body(self, message: Message) -> None:
-        """Keep the spooled body of a message although nothing refers to it yet. `disown_body` is to
+        """Keep the spooled body of a message although it has no reference yet. `disown_body` must
         follow."""
         self.store_of(message).own(message.store_file, message.id)
 
     def disown_body(self, message: Message) -> None:
-        """End `own_body`: without a reference the body is gone."""
+        """End `own_body`: a body without a reference is deleted."""
         self.store_of(message).disown(message.store_file, message.id)
 
     def read_stored(self, message: Message) -> bytes:
-        """The body of a persistent message that is in the store. CorruptionError."""
+        """Read the body of a message that is in the store. CorruptionError."""
         return self.store_of(message).read(message.store_file, message.id)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:
-        """Entries, persistent, ascending by seq, are acknowledged and die. Returns the LSN.
-        ValueError if one of them is not alive: nothing happened."""
+        """Acknowledge and remove persistent entries, ascending by seq. Returns the LSN. ValueError
+        (one of them is not alive): nothing happened."""
         journal = self.journal
         journal.check()
         runs = queue.runs(entries)
@@ -569,7 +563,7 @@ class StorageEngine:
         try:
             self.state.dequeue(lsn, queue, runs, stores, entries)
         except BaseException as error:
-            journal.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
             raise
         if self.log.is_full:
             journal.wait_for_room()
@@ -584,8 +578,8 @@ class StorageEngine:
         mode: int,
         expiry_ms: int = 0,
     ) -> tuple[int, Message]:
-        """An entry dies here and lives at the end of other queues, with a new header, in one
-        record: dead-lettering cannot lose or double it. Returns the LSN and the new message."""
+        """Move an entry to the end of other queues, with a new header, in one record:
+        dead-lettering cannot lose or double it. Returns the LSN and the new message."""
         journal = self.journal
         journal.check()
         assert journal.gathering is None, "a move is a record of its own"
@@ -601,14 +595,14 @@ class StorageEngine:
         return lsn, new
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
-        """All persistent entries die but `kept` (the unacknowledged, ascending). Returns the LSN
-        and how many died. References of what is on disk are released later, in slices."""
+        """Remove all persistent entries but `kept` (the unacknowledged, ascending). Returns the LSN
+        and how many were removed. References of those on disk are released later, in slices."""
         return self.purge_queues([(queue, kept)], mode)
 
     def purge_queues(
         self, purged: list[tuple[QueueIndex, list[Entry]]], mode: int
     ) -> tuple[int, int]:
-        """Purge durable queues, each but for its `kept`: all of them, or none after a crash."""
+        """Purge durable queues, each but for its `kept`; a crash leaves all purged or none."""
         self.check()
         operations: list[Operation] = []
         died = 0
@@ -622,23 +616,24 @@ class StorageEngine:
         return lsn, died
 
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
-        """Remember how often entries (seq, attempts) have been tried. Returns the LSN."""
+        """Log how often entries (seq, attempts) were delivered. Returns the LSN."""
         self.check()
         return self.journal.commit([Requeue(queue.number, attempts)], mode)
 
     def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
-        """Reserve the delivered mark up to `mark`; no first delivery beyond a settled mark."""
+        """Raise the delivered mark to `mark`, below which messages may be delivered once that is
+        settled. Returns the LSN."""
         self.check()
         return self.journal.commit([Mark(queue.number, mark)], mode)
 
     def read(self, queue: QueueIndex, seqs: list[int]) -> list[Message]:
-        """Live persistent messages, ascending, of one segment, that left RAM; without the bodies
+        """Read live persistent messages, ascending, of one segment, that left RAM; without bodies
         that are in the store (see `load_body`). CorruptionError names file and position."""
         return queue.read(seqs)
 
     def entry(self, queue: QueueIndex, seq: int) -> Entry:
-        """A live persistent entry with its body, from RAM or disk. KeyError if it is not alive;
-        CorruptionError names file and position of what is damaged."""
+        """Return a live persistent entry with its body, from RAM or disk. KeyError if it is not
+        alive; CorruptionError names file and position."""
         if not queue.is_live(seq):
             raise KeyError(f"seq {seq} of queue {queue.number} is not alive")
         held = queue.holder.get(seq)
@@ -649,7 +644,7 @@ class StorageEngine:
         return held
 
     def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
-        """The body of a message that `read` gave, from wherever it is. CorruptionError."""
+        """Return the body of a message that `read` returned. CorruptionError."""
         if not message.persistent and message.body is None:
             message.body = self.transient.read(message.store_file, message.id)
         return self.state.load_body(queue, seq, message)
@@ -663,7 +658,7 @@ class StorageEngine:
 
     @property
     def on_head(self) -> Callable[[Stream], None] | None:
-        """What is called when the head of a stream has moved; None for nobody."""
+        """The callback for a stream whose head has moved, or None."""
         return self.turns.on_head
 
     @on_head.setter
@@ -671,19 +666,19 @@ class StorageEngine:
         self.turns.on_head = call
 
     def find_stream(self, name: bytes) -> Stream | None:
-        """The stream of this name (of a partition: `name NUL p<i>`), or None."""
+        """Return the stream of this name (of a partition: `name NUL p<i>`), or None."""
         return self.state.streams.by_name.get(name)
 
     def make_streams(
         self, names: list[bytes], page_bytes: int, done: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> StreamMaking:  # fmt: skip
-        """Prepare to make the directories of streams that `declare_streams` is to declare, in a
-        worker; `start` begins."""
+        """Return the work that makes the directories of streams for `declare_streams`, in a worker;
+        its `start` begins."""
         return StreamMaking(self.journal, self.rng, names, page_bytes, done, failed)
 
     def stream(self, name: bytes) -> Stream:
-        """The stream of this name (of a partition: `name NUL p<i>`); UnknownQueueError."""
+        """Return the stream of this name (of a partition: `name NUL p<i>`). UnknownQueueError."""
         stream = self.state.streams.by_name.get(name)
         if stream is None:
             raise UnknownQueueError(name.decode("utf-8", "replace"))
@@ -693,11 +688,13 @@ class StorageEngine:
         self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int,
         made: list[Stream] | None = None,
     ) -> list[Stream]:  # fmt: skip
-        """New streams (name, arguments, flags): all of them are there after a crash or none, once
-        `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a rule. made: the streams of
-        these names, as a StreamMaking made them; without it this waits for the disk, and their
-        directories are made and synced here. ValueError (a name is taken or comes twice),
-        DiskFullError: nothing happened. A failed sync stops the engine."""
+        """Declare streams (name, arguments, flags): a crash leaves all of them or none.
+
+        All exist for good once `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a
+        rule. made: the streams of these names from a StreamMaking; without it this call makes and
+        syncs their directories, and waits for the disk. ValueError (a name is taken or comes
+        twice), DiskFullError: nothing happened. A failed sync stops the engine.
+        """
         self.check()
         state, table = self.state, self.state.streams
         first = made[0].number if made else state.next_queue
@@ -733,8 +730,8 @@ class StorageEngine:
     def append_stream(
         self, stream: Stream, header: bytes, body: bytes, mode: int, time_us: int = 0
     ) -> int:
-        """One record at the end of a stream; returns its offset. The record of it in the log has
-        the LSN `last_lsn`; it is read once the head has passed it. Mode NONE counts as OS. time_us:
+        """Append a record to a stream; return its offset. Its record in the log has the LSN
+        `last_lsn`; readers see it once the head has passed it. Mode NONE counts as OS. time_us:
         microseconds since 1970, 0 for now; never less than that of the record before [12].
         DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
         happened."""
@@ -763,7 +760,7 @@ class StorageEngine:
         try:
             self.state.streams.append(stream, lsn, mode, time_us, header, body)
         except BaseException as error:
-            journal.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
             raise
         if self.log.is_full:
             journal.wait_for_room()
@@ -772,14 +769,14 @@ class StorageEngine:
     def set_reader(
         self, stream: Stream, reader: str, offset: int, mode: int, kept_from: int | None = None
     ) -> int:
-        """A named reader has read all below `offset`; retention keeps all from `kept_from` on, if
-        that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
+        """Log that a named reader has read all below `offset`; retention keeps all from `kept_from`
+        on, if that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
         time_ms = self.clock.wall_ms()
         kept = record.NOT_KEPT if kept_from is None else kept_from
         return self._log_reader(stream, reader, (offset, kept, time_ms), 0, mode)
 
     def delete_reader(self, stream: Stream, reader: str, mode: int) -> int:
-        """Forget a named reader; returns the LSN. Nothing to do if there is none of that name."""
+        """Forget a named reader, if there is one of that name; return the LSN."""
         if reader not in stream.readers:
             return self.log.last_lsn
         return self._log_reader(stream, reader, (0, 0, 0), record.READER_DELETED, mode)
@@ -799,8 +796,8 @@ class StorageEngine:
         return self.journal.commit([ReaderOffset(found, flags)], mode)
 
     def delete_streams(self, streams: list[Stream], mode: int = DISK) -> int:
-        """Delete streams with all that they hold: all of them, or none after a crash; the LSN.
-        UnknownQueueError (one is deleted already): nothing happened."""
+        """Delete streams with all that they hold; a crash leaves all of them or none. Returns the
+        LSN. UnknownQueueError (one is deleted already): nothing happened."""
         self.check()
         for stream in streams:
             if stream.is_deleted:
@@ -812,10 +809,12 @@ class StorageEngine:
         max_records: int | None = None, since_ms: int = 0, hold_age_s: float | None = None,
         hold_bytes: int | None = None,
     ) -> int:  # fmt: skip
-        """Take away the oldest whole pages beyond any of these limits; the active one only if all
-        of it is older than max_age_s; none that a reader asks to keep (heard of since `since_ms`,
-        ms since 1970; no longer than hold_age_s and no more than hold_bytes beyond the limits), or
-        with records that are not durable yet: those go at a later call. How many pages went."""
+        """Delete the oldest whole pages beyond any of these limits; return how many.
+
+        The active page is deleted only if all of it is older than max_age_s. Pages stay that have
+        records which are not durable yet, or that a reader keeps which was heard of since
+        `since_ms` (ms since 1970), for at most hold_age_s and hold_bytes beyond the limits.
+        """
         self.check()
         limits = Limits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
         return self.turns.retain(stream, limits)
@@ -824,35 +823,35 @@ class StorageEngine:
 
     @property
     def lease_table(self) -> LeaseTable:
-        """All leases. Not to be changed."""
+        """All leases. Read-only."""
         return self.state.leases
 
     def leases(self, queue: QueueIndex) -> dict[str, Lease]:
-        """What readers have leased of a queue (its first part), by reader. Not to be changed."""
+        """Return what readers have leased of a queue (its first part), by reader. Read-only."""
         return self.state.leases.of(queue.number)
 
     def lease(
         self, queue: QueueIndex, reader: str, taken: list[Taken], mode: int
     ) -> tuple[int, int]:
-        """See LeaseEngine, also of the next three; `last_lsn` is that of the record."""
+        """As LeaseEngine.lease; `last_lsn` is that of the record."""
         return self._leases.lease(queue, reader, taken, mode)
 
     def commit_lease(self, queue: QueueIndex, reader: str, ordinal: int, mode: int) -> bool:
-        """Acknowledge a slice of what is below `ordinal`; True if there is more."""
+        """Acknowledge a slice of what is below `ordinal`. True if there is more."""
         return self._leases.commit(queue, reader, ordinal, mode)
 
     def next_release(self, queue: QueueIndex, reader: str) -> list[LeaseRun]:
-        """Return what the next `release_lease` gives back. UnknownLeaseError."""
+        """Return what the next `release_lease` releases. UnknownLeaseError."""
         return self._leases.next_release(queue, reader)
 
     def release_lease(self, queue: QueueIndex, reader: str, mode: int) -> bool:
-        """Make a slice of what a reader has leased ready again; True if there is more."""
+        """Make a slice of what a reader has leased ready again. True if there is more."""
         return self._leases.release(queue, reader, mode)
 
     # ---- transactions --------------------------------------------------------------------------
 
     def begin(self) -> Transaction:
-        """A new transaction over any number of queues of this vhost."""
+        """Return a new transaction over any number of queues of this vhost."""
         self.check()
         return Transaction(self.journal, self.placement)
 
@@ -864,31 +863,31 @@ class StorageEngine:
         return self.log.last_lsn
 
     def settled(self, mode: int) -> int:
-        """Everything up to this LSN may be confirmed in this mode."""
+        """Return the LSN up to which all may be confirmed in this mode."""
         return self.log.settled(mode)
 
     @property
     def syncs(self) -> int:
-        """How many syncs of the log have returned since the start."""
+        """The number of syncs of the log that have returned since the start."""
         return self.log.syncs
 
     def has_log_room(self, size: int) -> bool:
-        """Whether records of so many bytes can be appended without waiting for the disk."""
+        """Return whether records of `size` bytes can be appended without waiting for the disk."""
         return self.log.has_room(size)
 
     def flush(self) -> None:
-        """End a turn: write what was appended; a sync starts if one is wanted. StoppedError,
+        """End a turn: write what was appended, and start a sync if one is wanted. StoppedError,
         SyncFailedError."""
         self.time_s = self.clock.wall_ms() // 1000
         self.journal.flush()
 
     def request_sync(self) -> None:
-        """Have everything appended so far made durable, whatever its mode, and write it."""
+        """Write everything appended so far and make it durable, whatever its mode."""
         self.log.request_sync()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
-        SyncFailedError: that will not be."""
+        SyncFailedError: it will never be."""
         self.journal.wait(lsn, mode)
 
     def sync(self) -> None:
@@ -914,12 +913,12 @@ class StorageEngine:
         done: Callable[[object], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Run op where the file system likes, then done(result) or failed(error) here."""
+        """Run `op` in another thread, then done(result) or failed(error) in this one."""
         self.journal.submit(op, done, failed)
 
     def tick(self) -> None:
-        """Regular work, a few times a second: interval syncs, a slice of a checkpoint when one is
-        due, purged references, combining, the disk's free space."""
+        """Do the regular work, a few times a second: interval syncs, a slice of a checkpoint when
+        one is due, purged references, combining, the disk's free space."""
         self.check()
         self.time_s = self.clock.wall_ms() // 1000
         self.journal.tick()
@@ -928,13 +927,13 @@ class StorageEngine:
     # ---- checkpoints and space -----------------------------------------------------------------
 
     def checkpoint(self) -> bool:
-        """Make a whole checkpoint, now; False if it was given up for want of space."""
+        """Make a whole checkpoint now. False if it was given up because the disk is full."""
         self.check()
         return self.upkeep.checkpoint()
 
     @property
     def checkpoint_phase(self) -> str:
-        """What a checkpoint in progress is at (checkpointer.py), or IDLE."""
+        """The phase of the checkpoint in progress (checkpoint.py), or IDLE."""
         return self.checkpoints.phase
 
     @property
@@ -944,7 +943,7 @@ class StorageEngine:
 
     @property
     def checkpoint_count(self) -> int:
-        """How many checkpoints were made since the start."""
+        """The number of checkpoints made since the start."""
         return self.checkpoints.count
 
     @property
@@ -958,18 +957,26 @@ class StorageEngine:
         self.upkeep.begin_checkpoint(is_whole=is_whole)
 
     def step_checkpoint(self, until: float) -> None:
-        """Do a slice of the checkpoint in progress, until this monotonic time (seconds)."""
+        """Make a slice of the checkpoint in progress, until this monotonic time (seconds)."""
         self.upkeep.step_checkpoint(until)
 
+    def pin_files(self) -> None:
+        """Begin a backup: what checkpoints would delete stays until its `unpin_files`."""
+        self.journal.pin_files()
+
+    def unpin_files(self) -> None:
+        """End a backup. After the last one, delete what waited for it."""
+        self.journal.unpin_files()
+
     def use_reserve(self) -> bool:
-        """Give back the room of the reserve on a full disk; False if there is none."""
-        return self.upkeep.reserve.release()
+        """Release the reserve on a full disk. False if there is none."""
+        return self.journal.reserve.release()
 
     # ---- stopping ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Orderly stop: checkpoint (clean: the next start reads no log), files closed, lock given
-        back. After a failure: files closed and lock given back, nothing written."""
+        """Stop in order: make a clean checkpoint, so that the next start reads no log, close the
+        files and release the lock. After a failure only close and release, and write nothing."""
         if self.is_closed:
             return
         try:
@@ -986,5 +993,5 @@ class StorageEngine:
             self._lock.release()
 
 
-def _not_told(_kind: str, _text: str) -> None:
+def _ignore(_kind: str, _text: str) -> None:
     pass

@@ -1,185 +1,165 @@
-"""The one door to the disk: every file operation of Penstock goes through a FileSystem.
+"""The file system: every file operation of Penstock goes through a FileSystem.
 
-Why a seam and not ``os``: a storage engine is right only if it survives a crash
-between any two of its operations, and the only affordable way to try them all is
-a disk that keeps what was written and what was *synced* apart, in memory. So the
-engine is handed a ``FileSystem``; production hands it ``OsFileSystem``, the crash
-tests a simulated one. This is the only module that calls ``os`` about files. The
-seam is crossed per batch, never per message, so it is not compiled.
+A storage engine is right only if it survives a crash between any two of its operations. The
+affordable way to try them all is a disk in RAM that keeps what was written apart from what was
+synced. So the engine is given a `FileSystem`: `OsFileSystem` in production, a simulated one in the
+crash tests. No other module calls `os` about files. Calls are made per batch and not per message,
+so this module is not compiled.
 
-What the engine may rely on, and what every implementation therefore must show
-(``tests/contracts/filesystem.py`` asks):
+Every implementation promises the following; `tests/contracts/filesystem.py` checks it.
 
-* **Content** is durable only after ``File.sync``; a crash may keep any part of
-  what was written since, in any order, in pieces of a sector.
-* **Names** (create, rename, link, unlink, mkdir, rmdir) are durable only after
-  ``sync_dir`` of the directory that holds them, and so a new file needs both.
-  ``rename`` is atomic: after a crash the new name has its old or its new inode.
-* **A write is whole or an error.** A short write is never continued behind the
-  caller's back: the bytes that landed may be the last that the disk had room for,
-  and the engine must decide (rule [10]: in the log that is as bad as a failed
-  sync). The error says how much was written of how much.
-* **A failed sync is final** (rule [10]). Linux marks the pages clean although they
-  never reached the disk, so a second sync would succeed and prove nothing, and
-  reads go on showing the lost bytes. ``drop_cache`` is what recovery calls before
-  it believes what it reads (rule [8]); it can drop clean pages only, so it is
-  called after ``sync``.
-* **One owner**: ``lock`` keeps out every second opener, also one of the same
-  process, and it ends with the process however that ends.
+* **Content** is durable only after `File.sync`. A crash may keep any part of what was written
+  since, in any order, in pieces of a sector.
+* **Names** (create, rename, link, unlink, mkdir, rmdir) are durable only after `sync_dir` of the
+  directory that contains them. A new file needs both syncs. `rename` is atomic: after a crash the
+  new name has its old or its new inode.
+* **A write is whole or an error.** A short write is not continued: the bytes written may be the
+  last that the disk had room for, and the engine decides what follows. In the log it is as bad as
+  a failed sync [10]. The error says how many bytes were written of how many.
+* **A failed sync is final** [10]. Linux marks the pages clean although they never reached the disk.
+  A second sync would succeed and prove nothing, and reads would still return the lost bytes.
+  Recovery calls `drop_cache` before it trusts what it reads [8]. That drops only clean pages, so it
+  is called after `sync`.
+* **One owner.** `lock` keeps out every second opener, in the same process too. The lock ends with
+  the process, however that ends.
 
-Slow calls leave the caller's thread by ``submit``; their results come back by
-``completed``, in any order. Both belong to one thread, that of the file system's
-owner; the operations themselves run on threads of the file system, which are its
-own, few, and end at ``close``. A file is closed only when no operation that was
-submitted for it is outstanding. The threads are in ``worker_pool``.
+Slow calls are handed to `submit`, and their results come back from `completed`, in any order. Only
+the owner's thread calls these two. The operations run on a few threads of the file system, which
+end at `close`. A file is closed only when no operation that was submitted for it is outstanding.
 
-Failures are ``OSError`` with the path as ``filename``; nothing is retried, nothing
-is logged. ``EINTR`` is retried by Python itself.
+Failures are OSErrors with the path as `filename`. Nothing is retried and nothing is logged; Python
+retries EINTR. The only format of this module is the text of a lock file, for people and for the
+message of LockedError:
 
-Nothing is written to disk in a format of this module's own, save the text of a
-lock file, for people and for the message of ``LockedError``::
-
-    pid <process number> host <host name>\\n          empty: not held, and released in order
+    pid <process number> host <host name>\\n         empty: the lock was released
 """
 
 import errno
 import fcntl
 import os
+import queue
 import stat
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from penstock.errors import LockedError, is_disk_full
-from penstock.storage.mounts import NETWORK_KINDS, UNKNOWN_KIND, mounted_kind
-from penstock.storage.worker_pool import Completions, WorkerPool
-from penstock.storage.zeros import write_zeros
 
 Names: TypeAlias = list[str]  # named because inside a FileSystem "list" is its method
-
-__all__ = [
-    "NETWORK_KINDS", "File", "FileSystem", "Lock", "OsFile", "OsFileSystem", "OsLock",
-    "whole_path",
-]  # fmt: skip
-
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
-
-ALLOCATE_PIECE_BYTES: Final = 64 << 10
-# Linux writes at most 2 GiB less a page per call; a larger request would look like a short write.
-WRITE_BYTES_MAX: Final = 1 << 30
+Completions: TypeAlias = list[tuple[int, object]]  # (token, result or the exception raised)
 
 
 class File(ABC):
-    """An open file. Positions are explicit: there is no current position to disagree about."""
+    """An open file. Every call names its position; there is no current position."""
 
     path: str
 
     @abstractmethod
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes from byte ``offset``; fewer only where the file ends."""
+        """Return up to `length` bytes from byte `offset`; fewer only where the file ends."""
 
     @abstractmethod
     def pwrite(self, data: bytes, offset: int) -> None:
-        """Write all of ``data`` at byte ``offset``, growing the file (with zeros) if need be.
+        """Write all of `data` at byte `offset`; the file grows, with zeros, if it must.
 
-        Raises OSError: ENOSPC when the disk is full, EIO and others from below. Part of
-        ``data`` may have been written then, and how much is said when it is known.
+        Raises OSError: ENOSPC when the disk is full, EIO and others. Part of `data` may have been
+        written then; the error says how much if that is known.
         """
 
     @abstractmethod
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
 
     @abstractmethod
     def truncate(self, size: int) -> None:
-        """Make the file ``size`` bytes long; growth reads as zeros and takes no room yet."""
+        """Make the file `size` bytes long. New bytes are zeros and take no room on the disk yet."""
 
     @abstractmethod
     def allocate(self, size: int) -> None:
-        """Make the file ``size`` bytes of zeros, really written, so that its room is taken.
+        """Make the file `size` bytes of zeros, written, so that it has its room on the disk.
 
-        Writing into such a file later needs no new block and no change of its size: a sync
-        then costs about half, and cannot meet a full disk. What the file held is gone.
+        Later writes into it need no new block and no change of its size. A sync then costs about
+        half, and cannot meet a full disk. The content of before is lost.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """Make all content written so far durable. Rule [10]: an OSError is never retried."""
+        """Make all content written so far durable. An OSError is never retried [10]."""
 
     @abstractmethod
     def drop_cache(self) -> None:
-        """Forget clean cached pages, so that the next read comes from the disk.
+        """Ask the system to drop clean cached pages, so that the next read is from the disk.
 
-        A request where the platform knows it and nothing elsewhere; never an error.
+        Does nothing where the platform has no such request. Raises nothing.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close; does not sync. A second call does nothing; any other use raises OSError EBADF."""
+        """Close without a sync. A second call does nothing; other calls raise OSError EBADF."""
 
 
 class Lock(ABC):
-    """A held lock. ``pid`` is the process that took it."""
+    """A lock that was taken. pid: the process that took it."""
 
     path: str
     pid: int
 
     @abstractmethod
     def is_held(self) -> bool:
-        """False after ``release``, and in a process forked from the one that took the lock."""
+        """Return False after `release`, and in a process forked from the one that took it."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let go; a second call does nothing. In a forked child the parent keeps the lock."""
+        """Release the lock; a second call does nothing. In a forked child the parent keeps it."""
 
 
 class FileSystem(ABC):
-    """Files, names and slow work. Paths are strings; directories are joined with "/"."""
+    """Files, names and slow work. Paths are strings with "/" between directories."""
 
-    # Called from the worker's thread after each completion, so that an event loop can be woken;
-    # it must not raise and must not call back into the file system.
+    # Called in the worker's thread after each completion, to wake an event loop. It must not raise
+    # and must not call the file system.
     on_complete: Callable[[], None] | None
 
     @abstractmethod
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. ``create`` makes a missing file (mode 0600).
+        """Open for reading and writing. create: make a missing file (mode 0600).
 
         Raises FileNotFoundError, IsADirectoryError, PermissionError and other OSErrors.
         """
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """All bytes of the file."""
+        """Return all bytes of the file."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether the name exists. A failing disk is an OSError, not False."""
+        """Return whether the name exists. A failing disk is an OSError, not False."""
 
     @abstractmethod
     def is_dir(self, path: str) -> bool:
-        """Whether the name is a directory. A failing disk is an OSError, not False."""
+        """Return whether the name is a directory. A failing disk is an OSError, not False."""
 
     @abstractmethod
     def list(self, path: str) -> Names:
-        """Names in the directory, sorted; FileNotFoundError when it is missing."""
+        """Return the names in the directory, sorted. FileNotFoundError if it is missing."""
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Length of the file in bytes."""
+        """Return the length of the file in bytes."""
 
     @abstractmethod
     def mkdir(self, path: str) -> None:
-        """Make one directory (mode 0700); nothing happens when it is there."""
+        """Make one directory (mode 0700) if it does not exist."""
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, replacing a file of that name at once."""
+        """Rename a file; a file of the new name is replaced atomically."""
 
     @abstractmethod
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name; FileExistsError when it is taken."""
+        """Give a file a second name. FileExistsError if that name exists."""
 
     @abstractmethod
     def unlink(self, path: str) -> None:
@@ -187,68 +167,95 @@ class FileSystem(ABC):
 
     @abstractmethod
     def rmdir(self, path: str) -> None:
-        """Delete an empty directory; OSError ENOTEMPTY when it is not."""
+        """Delete an empty directory. OSError ENOTEMPTY if it is not empty."""
 
     @abstractmethod
     def sync_dir(self, path: str) -> None:
-        """Make the names in the directory durable. Rule [10]: an OSError is never retried."""
+        """Make the names in the directory durable. An OSError is never retried [10]."""
 
     @abstractmethod
     def free_bytes(self, path: str) -> int:
-        """Bytes that this user may still write to the disk of ``path``."""
+        """Return how many bytes this user may still write to the disk of `path`."""
 
     @abstractmethod
     def kind(self, path: str) -> str:
-        """Kind of file system of ``path``: "ext4", "tmpfs", "nfs" ...; "unknown" if untold."""
+        """Return the kind of file system of `path`: "ext4", "tmpfs", "nfs" ... or "unknown"."""
 
-    # Of a store that is in one directory, on one disk; PlacedFileSystem answers otherwise.
+    # These answers are for a store in one directory; PlacedFileSystem has others.
 
     def real_path(self, path: str) -> str:
-        """``path``, absolute and without symbolic links; the file need not exist."""
+        """Return `path`, absolute and without symbolic links. The file need not exist."""
         return path
 
     def place(self, path: str) -> str:
-        """Where the file of this name really lies, for other processes and for people."""
+        """Return the path by which other processes and people find the file."""
         return path
 
     def disks(self, path: str) -> Names:
-        """A directory on each disk that files below the directory ``path`` may lie on."""
+        """Return a directory on each disk that may contain files below the directory `path`."""
         return [path]
 
     @abstractmethod
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock on the file ``path``, made when missing.
+        """Take the exclusive lock on the file `path`, which is made if it is missing.
 
-        Raises LockedError(path, holder) when anybody holds it, this process included.
+        Raises LockedError(path, holder) if any process has it, this one included.
         """
 
     @abstractmethod
     def submit(self, op: Callable[[], object]) -> int:
-        """Have ``op`` run, elsewhere or later; the token names it in ``completed``."""
+        """Run `op` in another thread, or later. Returns the token that names it in `completed`."""
 
     @abstractmethod
     def completed(self, wait: bool) -> Completions:
-        """(token, result or the exception raised) of operations finished since the last call.
+        """Return what has finished since the last call: (token, result or the exception raised).
 
-        With ``wait`` at least one, if any is outstanding. Empty when none is.
+        wait: wait for one at least, if any is outstanding.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is outstanding and end the workers; ``completed`` still answers after it."""
+        """Finish what is outstanding and end the workers. `completed` may still be called."""
+
+
+def sync_closed(fs: FileSystem, path: str) -> None:
+    """Sync the content of a file whose handle was closed. OSError: the sync failed [10].
+
+    An owner that keeps fewer handles than files may write a file, close it and sync it later
+    through another handle. Linux reports a failed write-back, if nobody has seen it yet, to a
+    handle that was opened after the failure too. Does nothing if the file was deleted.
+    """
+    try:
+        file = fs.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        file.sync()
+    finally:
+        file.close()
 
 
 def whole_path(path: str) -> str:
-    """``path``, absolute and without "." and ".."; symbolic links stay."""
+    """Return `path`, absolute and without "." and ".."; symbolic links stay."""
     return os.path.abspath(path)
 
 
-# ----------------------------------------------------------------------------------------
-# The operating system's
+# ---- the operating system -----------------------------------------------------------------------
+
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+
+
+ALLOCATE_PIECE_BYTES: Final = 64 << 10
+
+
+# Linux writes at most 2 GiB less a page per call; a larger request would look like a short write.
+WRITE_BYTES_MAX: Final = 1 << 30
 
 
 class OsFile(File):
-    """A file descriptor. Errors carry the path, which those of the descriptor calls lack."""
+    """A file descriptor. The path is added to errors, which descriptor calls leave without."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -259,7 +266,7 @@ class OsFile(File):
             data = os.pread(self._descriptor, length, offset)
             if len(data) == length or not data:
                 return data
-            # The end of the file, or a read that the kernel cut at its own limit: ask on.
+            # The end of the file, or a read that the kernel cut at its own limit.
             pieces = [data]
             done = len(data)
             while done < length:
@@ -284,12 +291,12 @@ class OsFile(File):
             raise _with_path(error, self.path) from error
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
-        """One write, whole or an OSError that says how far it came."""
+        """Write with one call. OSError with the number of bytes written if it was not all."""
         written = os.pwrite(self._descriptor, data, offset)
         if written == len(data):
             return
-        # The kernel gives a short count instead of the reason. The reason is a full disk if
-        # the rest has no room now, else something that we cannot know.
+        # The kernel gives a short count and no reason. It is taken for a full disk if the rest has
+        # no room now.
         state = os.fstatvfs(self._descriptor)
         is_full = state.f_bavail * state.f_frsize < len(data) - written
         raise OSError(
@@ -310,8 +317,8 @@ class OsFile(File):
             raise _with_path(error, self.path) from error
 
     def allocate(self, size: int) -> None:
-        # Not posix_fallocate: it reserves blocks without writing them, so that the first
-        # write into each has to mark it as written, which is what a sync would then wait for.
+        # Not posix_fallocate: it reserves blocks without writing them. The first write into each
+        # would have to mark it as written, and a sync would wait for that.
         if self.size() > size:
             self.truncate(size)
         try:
@@ -344,8 +351,35 @@ class OsFile(File):
             os.close(descriptor)
 
 
+def write_zeros(descriptor: int, size: int) -> int:
+    """Write `size` bytes of zeros from the start of a file, in one system call. Returns how many
+    were written, 0 where there is no memfd_create. OSError: part may have been written.
+
+    A worker thread fills the next segment of the log with zeros while the owner's thread serves.
+    Written in pieces of 64 KiB it needs the interpreter's lock between any two: 64 MiB took more
+    than a second beside a busy broker (measured), and publishers waited for it. One sendfile from
+    an empty memory file needs the lock once. The kernel still writes in pieces of 64 KiB, which
+    makes later small writes into the file cheaper.
+    """
+    if not hasattr(os, "memfd_create"):
+        return 0
+    done = 0
+    source = os.memfd_create("zeros")
+    try:
+        os.ftruncate(source, size)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while done < size:
+            n = os.sendfile(descriptor, source, done, size - done)
+            if not n:
+                break
+            done += n
+    finally:
+        os.close(source)
+    return done
+
+
 class OsLock(Lock):
-    """An flock. It is the open file's, not the process's: two opens collide, and a child shares."""
+    """An flock. It belongs to the open file: a second open collides, a forked child shares it."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -356,25 +390,35 @@ class OsLock(Lock):
         return self._descriptor >= 0 and self.pid == os.getpid()
 
     def release(self) -> None:
-        # A forked child shares the open file with its parent: to unlock it, or to empty the
-        # file, would be done to the parent. It only closes its own descriptor.
+        # A forked child shares the open file with its parent, so it only closes its descriptor: to
+        # unlock it or to empty the file would take the lock from the parent.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
         try:
             if self.pid == os.getpid():
-                # The file stays: to unlink it would let two owners lock two files of one name.
+                # The file stays: after an unlink two owners could lock two files of one name.
                 os.ftruncate(descriptor, 0)
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
 
-class OsFileSystem(FileSystem):
-    """The operating system's files, with ``workers`` threads for submitted operations.
+def _write_holder(descriptor: int) -> None:
+    """Write who has the lock, for people. On a full disk nothing is written."""
+    holder = f"pid {os.getpid()} host {os.uname().nodename}\n"
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
 
-    Threads start with the first ``submit``; operations begin in the order in which they came.
-    ``workers=0`` runs each in ``submit`` itself, for tools that have nothing else to do.
+
+class OsFileSystem(FileSystem):
+    """The operating system's files, with up to `workers` threads for submitted operations.
+
+    workers=0 runs each operation in `submit` itself, for tools that have nothing else to do.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -389,7 +433,7 @@ class OsFileSystem(FileSystem):
     def read(self, path: str) -> bytes:
         file = OsFile(path, os.open(path, os.O_RDONLY))
         try:
-            # One byte more than the size, so that a file that grew meanwhile is read to its end.
+            # One byte more than the size: a file that grew meanwhile is read to its end.
             pieces: list[bytes] = []
             done = 0
             while piece := file.pread(max(file.size() - done, 4095) + 1, done):
@@ -400,8 +444,8 @@ class OsFileSystem(FileSystem):
             file.close()
 
     def exists(self, path: str) -> bool:
-        # Not os.path.exists, for which every error means "no": on a failing disk recovery
-        # would take a store for a new one.
+        # Not os.path.exists, which returns False for every error: on a failing disk recovery would
+        # take a store for a new one.
         return _status(path) is not None
 
     def is_dir(self, path: str) -> bool:
@@ -458,12 +502,12 @@ class OsFileSystem(FileSystem):
         return os.path.realpath(path)
 
     def permissions(self, path: str) -> int:
-        """The permission bits of a file or directory, 0 if there is none."""
+        """Return the permission bits of a file or directory, 0 if it does not exist."""
         status = _status(path)
         return 0 if status is None else stat.S_IMODE(status.st_mode)
 
     def set_permissions(self, path: str, bits: int) -> None:
-        """Others than these bits are taken away. OSError."""
+        """Set the permission bits of a file or directory. OSError."""
         try:
             os.chmod(path, bits)
         except OSError as error:
@@ -485,12 +529,12 @@ class OsFileSystem(FileSystem):
             except OSError as error:
                 os.close(descriptor)
                 raise _with_path(error, path) from error
-            # Somebody replaced the file between open and flock: this lock keeps nobody out.
+            # The file was replaced between open and flock, so this lock keeps nobody out.
             os.close(descriptor)
 
     def submit(self, op: Callable[[], object]) -> int:
         if self._pid != os.getpid():
-            # Threads do not survive a fork: the operation would wait for ever.
+            # Threads do not survive a fork: the operation would wait forever.
             raise RuntimeError(f"the file system belongs to process {self._pid}, not to its child")
         return self._pool.submit(op)
 
@@ -507,17 +551,6 @@ class OsFileSystem(FileSystem):
             wake()
 
 
-def _write_holder(descriptor: int) -> None:
-    """Say who has the lock, for people; on a full disk it goes unsaid."""
-    holder = f"pid {os.getpid()} host {os.uname().nodename}\n"
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-
-
 def _status(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
@@ -526,7 +559,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _sync_content(descriptor: int) -> None:
-    """Data and what is needed to find it again, as its size; not the times."""
+    """Sync data and the metadata that finds it, such as the size; not the times."""
     if sys.platform == "darwin":
         _sync_all(descriptor)
     else:
@@ -535,7 +568,7 @@ def _sync_content(descriptor: int) -> None:
 
 def _sync_all(descriptor: int) -> None:
     if sys.platform == "darwin":
-        # fsync of macOS stops at the drive's own cache.
+        # On macOS fsync does not flush the drive's own cache.
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fsync(descriptor)
@@ -543,3 +576,152 @@ def _sync_all(descriptor: int) -> None:
 
 def _with_path(error: OSError, path: str) -> OSError:
     return OSError(error.errno, error.strerror, path)
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+class WorkerPool:
+    """Runs operations on at most `workers` daemon threads, started as they are needed; 0: each
+    operation runs in `submit` itself. wake: called after each completion, in the worker's thread.
+
+    A sync takes milliseconds, and Python releases its lock during it. `submit`, `completed` and
+    `close` are called by one thread, so the counters need no lock. Operations begin in the order in
+    which they were submitted, and with several workers may end in any. The exception of an
+    operation is its result: each token gets exactly one answer. The threads are daemons, so that
+    an interpreter that ends without `close` does not wait for them; a sync that is cut off so is
+    like one in a crash.
+    """
+
+    def __init__(self, workers: int, wake: Callable[[], None]) -> None:
+        if workers < 0:
+            raise ValueError(f"workers must be 0 or more, not {workers}")
+        self.workers = workers
+        self._wake = wake
+        self._next_token = 0
+        self._outstanding = 0  # submitted and not yet handed out by completed()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], object]] | None]
+        self._waiting = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+
+    def submit(self, op: Callable[[], object]) -> int:
+        """Queue the operation and return its token. RuntimeError after `close`."""
+        if self._closed:
+            raise RuntimeError("the file system is closed")
+        token = self._next_token
+        self._next_token += 1
+        if self.workers == 0:
+            # Only an Exception is a result here: an interrupt is for the caller's thread.
+            try:
+                result: object = op()
+            except Exception as error:
+                result = error
+            self._outstanding += 1
+            self._finished.put((token, result))
+            self._call_wake()
+            return token
+        self._waiting.put((token, op))
+        self._outstanding += 1
+        if len(self._threads) < self.workers:
+            self._start()
+        return token
+
+    def _start(self) -> None:
+        """Start one more thread. If an interrupt prevents that, what was submitted waits for a
+        running thread or for the next one started."""
+        name = f"penstock-disk-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def completed(self, wait: bool) -> Completions:
+        """Return what has finished since the last call. wait: one at least, if any is to come."""
+        results: Completions = []
+        try:
+            while self._outstanding:
+                results.append(self._finished.get(block=wait and not results))
+                self._outstanding -= 1
+        except queue.Empty:
+            pass
+        return results
+
+    def close(self) -> None:
+        """Wait for all operations and end the threads; a second call does nothing."""
+        self._closed = True
+        self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _work(self) -> None:
+        """Run operations until the None of `close`, which each worker leaves for the next."""
+        while (item := self._waiting.get()) is not None:
+            token, op = item
+            try:
+                result: object = op()
+            except BaseException as error:  # the owner waits for an answer
+                result = error
+            self._finished.put((token, result))
+            del item, op, result  # a waiting worker keeps no object alive
+            self._call_wake()
+        self._waiting.put(None)
+
+    def _call_wake(self) -> None:
+        try:
+            self._wake()
+        except Exception:
+            # Reported like any thread's uncaught exception. The worker goes on, because operations
+            # wait for it.
+            error_type, error, trace = sys.exc_info()
+            assert error_type is not None
+            threading.excepthook(
+                threading.ExceptHookArgs((error_type, error, trace, threading.current_thread()))
+            )
+
+
+# ---- kinds of file systems ----------------------------------------------------------------------
+
+
+UNKNOWN_KIND: Final = "unknown"
+
+
+# On these a lock may be granted twice, and a sync may end at another machine's cache. FUSE kinds
+# are listed one by one, because most FUSE mounts are local.
+# fmt: off
+NETWORK_KINDS: Final = frozenset({
+    "9p", "acfs", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "glusterfs", "gpfs",
+    "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3",
+    "smbfs", "virtiofs",
+    "fuse.ceph", "fuse.ceph-fuse", "fuse.curlftpfs", "fuse.davfs", "fuse.gcsfuse",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.moosefs", "fuse.rclone", "fuse.s3fs",
+    "fuse.seaweedfs", "fuse.sshfs",
+})
+# fmt: on
+
+
+def mounted_kind(table: bytes, path: str) -> str:
+    """Return the kind of file system of an absolute path, by Linux's table /proc/mounts.
+
+    A line of it is "device mount-point kind options 0 0". The longest mount point that contains the
+    path counts, and of equal ones the last, which was mounted over the others. Returns "unknown"
+    if there is none.
+    """
+    wanted = os.fsencode(path)
+    best, kind = b"", UNKNOWN_KIND
+    for line in table.splitlines():
+        fields = line.split(b" ")
+        if len(fields) < 3:
+            continue
+        point = _unescape(fields[1])
+        is_inside = point == b"/" or wanted == point or wanted.startswith(point + b"/")
+        if is_inside and len(point) >= len(best):
+            best, kind = point, os.fsdecode(fields[2])
+    return kind
+
+
+def _unescape(field: bytes) -> bytes:
+    """Decode a field of the table: blanks and backslashes are \\ and three octal digits."""
+    head, *rest = field.split(b"\\")
+    return head + b"".join(bytes((int(part[:3], 8),)) + part[3:] for part in rest)

@@ -1,17 +1,17 @@
-"""Holder: the seam between a queue's index and whoever has its messages in RAM; DictHolder, one.
+"""Holder: what has the messages of a queue that are in RAM, as seen by the queue's index.
 
-The engine tells it what comes to life and what dies, and at a checkpoint asks for what is only in
-RAM and log, to write it to slots. The VariableQueue answers with its alphas. `DictHolder` is the
-plain answer, a dict of seq -> Entry, and what every queue has until it is given another: recovery
-collects messages in it while it replays the log, tests and benchmarks use it.
+The index reports new and removed messages to the holder. A checkpoint asks the holder for what is
+only in RAM and log, to write it to slots. The VariableQueue has a holder for its alphas. DictHolder
+is a dict of seq -> Entry, which every queue has until it gets another one: recovery collects
+messages in it while it replays the log.
 
-There may be a million of such entries, and to list them all takes longer than the owner's thread
-may be away. So a Holder lists those that stand in line piece by piece (`candidates`), from the
-newest on, and a checkpoint looks at each when it comes to write it (`unwritten`). Between two
-pieces anything may happen to them: what is delivered stays in RAM, and comes back to its place in
-line, so `unsettled`, asked before the first piece and after the last, has what the pieces may have
-missed; what leaves RAM is in the queue's limbo. Whoever is in no hurry has it all at once
-(`materialise`).
+A queue may have a million such entries, and to list them all takes longer than the owner's thread
+may be busy. So a holder lists those that stand in line in pieces, from the newest on
+(`candidates`), and a checkpoint decides about each when it writes it (`unwritten`). Anything may
+happen between two pieces. A message that is delivered stays in RAM and comes back to its place in
+line, so `unsettled`, called before the first piece and after the last, returns those that the
+pieces may have missed. A message that leaves RAM is in the queue's limbo. `materialise` does all of
+it in one call.
 """
 
 from abc import ABC, abstractmethod
@@ -25,45 +25,45 @@ ALL: Final = 1 << 60
 
 
 def unwritten(entries: Iterable[Entry], below: int) -> list[Entry]:
-    """Those that need a slot: persistent, with a seq < below, and on none yet."""
+    """Return those that need a slot: persistent, with a seq < below, and on none yet."""
     return [e for e in entries if not e.on_slot and e.seq < below and e.message.persistent]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Holder(ABC):
-    """Has the messages of one queue that are in RAM."""
+    """The messages of one queue that are in RAM."""
 
     @abstractmethod
     def add(self, entry: Entry) -> None:
-        """The entry, persistent or transient, has come to life, with the highest seq so far; it is
-        on no slot yet."""
+        """Add a new entry, persistent or transient, with the highest seq so far and on no slot."""
 
     @abstractmethod
     def drop(self, first: int, n: int) -> None:
-        """Seqs first to first + n - 1, persistent, are dead; some may not be in RAM."""
+        """Remove the persistent entries with seqs first to first + n - 1, as far as they are in
+        RAM."""
 
     def wants_drops(self) -> bool:
-        """Whether `drop` does anything."""
+        """Return whether `drop` does anything."""
         return True
 
     @abstractmethod
     def get(self, seq: int) -> Entry | None:
-        """The entry, or None if it is not in RAM."""
+        """Return the entry, None if it is not in RAM."""
 
     @abstractmethod
     def candidates(self, below: int, n: int) -> list[Entry]:
-        """The next n with seq < below of those in line, descending; less if there are no more.
-        Every live persistent one that is not on its slot is among them, and maybe others. The list
-        is the caller's."""
+        """Return the next n entries in line with seq < below, descending, or fewer if that is all,
+        in a new list. Every live persistent one that is not on its slot is among them, and perhaps
+        others."""
 
     @abstractmethod
     def unsettled(self) -> list[Entry]:
-        """As candidates, in any order: those in RAM that are not in line, for they are delivered
+        """As `candidates`, in any order: entries that are not in line because they are delivered
         and not settled."""
 
     def materialise(self, below: int) -> list[Entry]:
-        """Every live persistent entry in RAM with seq < below that is not on its slot, ascending;
-        the list is the caller's."""
+        """Return every live persistent entry in RAM with seq < below that is not on its slot,
+        ascending, in a new list."""
         found = unwritten(self.unsettled(), below)
         found += unwritten(self.candidates(below, ALL), below)
         found.sort(key=seq_of)
@@ -71,12 +71,12 @@ class Holder(ABC):
 
     @abstractmethod
     def materialised(self, entries: list[Entry]) -> None:
-        """These are on their slots now (on_slot is set): their bodies may leave RAM."""
+        """Note that these are on their slots now (on_slot is set): their bodies may leave RAM."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DictHolder(Holder):
-    """seq -> Entry, of persistent messages; transient ones it lets go. `keeps`: whether entries
+    """A dict of seq -> Entry of persistent messages; transient ones are ignored. keeps: entries
     stay in RAM when they are on their slots."""
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -95,17 +95,17 @@ class DictHolder(Holder):
         return self.entries.get(seq)
 
     def pop(self, seq: int) -> Entry | None:
-        """Take the entry out, None if it is not in RAM."""
+        """Remove and return the entry, None if it is not in RAM."""
         return self.entries.pop(seq, None)
 
     def candidates(self, below: int, n: int) -> list[Entry]:
-        """All at once, however many: what is in a dict has no order."""
+        """Return all at once: a dict has no order."""
         found = unwritten(self.entries.values(), below)
         found.sort(key=seq_of, reverse=True)
         return found
 
     def unsettled(self) -> list[Entry]:
-        """None: nobody delivers from a dict."""
+        """Return nothing: no message is delivered from a dict."""
         return []
 
     def materialised(self, entries: list[Entry]) -> None:

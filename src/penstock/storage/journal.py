@@ -1,39 +1,42 @@
-"""Journal: appends operations to the log, applies them to the state, stops when that fails.
+"""Journal: logs operations, applies them to the state, and stops the engine if that fails.
 
 Every change of a vhost's storage has three steps, always in this order:
 
     append   the operations become one record of the log. If that fails, nothing has happened
     apply    each operation changes the StorageState, by the code that replay runs (record_types.py)
-    stop     if `apply` fails the log is ahead of RAM: nothing goes on from there but recovery [10]
+    stop     if `apply` fails the log is ahead of RAM: only recovery can continue from there [10]
 
 `commit` does all three. Three hot paths of the engine (publishing, acknowledging, appending to a
 stream) use the log's own encoders instead and then the same functions of the state.
 
-The journal also knows whether changes are possible at all: `failed` after an error that stops the
-engine, `blocked` while the disk is full (publishers are refused, everything else goes on), and
-`is_closed`. It runs slow work elsewhere (`submit`) and takes the completions.
+The parts of the engine take a Journal and not the engine. It also says whether changes are possible
+at all: `failed` after an error that stops the engine, `blocked` while the disk is full (publishers
+are refused, everything else continues), and `is_closed`. It runs slow work in other threads
+(`submit`), takes the completions, and deletes files.
 
-Atomic groups. A queue with priorities is several QueueIndexes, a part for each, and so is one with
-delays. To users they are one queue, which must not come back from a crash half declared, half
-purged or half deleted. So what is done to all parts is one record: a TX of the operations that each
-part would log by itself. If all operations are known, `commit` takes them as one list. A caller
-whose parts know their operations only while they run uses
+Atomic groups. A queue with priorities consists of several QueueIndexes, one for each part, and so
+does a queue with delays. To users they are one queue, which must not come back from a crash half
+declared, half purged or half deleted. So what is done to all parts is one record: a TX of the
+operations that each part would log by itself. If all operations are known, `commit` takes them as
+one list. A caller whose parts find their operations only while they run uses
 
     with journal.one_record(mode) as one:
         for part in parts:
             part.delete_and_terminate(mode)
     engine.wait(one.lsn, mode)
 
-Inside, each operation is applied at once and kept for the record, whose LSN is known already: the
-next one. So nothing else may be appended meanwhile (no publish, move or transaction:
-AssertionError), and no checkpoint makes its cut. Groups nest: the outermost makes the record, in
-the strongest mode of all. An exception inside does not undo what was applied, so the record is
-logged all the same. If the log cannot take it the engine stops.
+Inside, each operation is applied at once and kept for the record. The record's LSN is the next one,
+so nothing else may be appended meanwhile (a publish, move or transaction is an AssertionError), and
+no checkpoint makes its cut. Groups nest: the outermost makes the record, in the strongest mode of
+all. An exception inside does not undo what was applied, so the record is logged all the same. If
+the log cannot take the record, the engine stops.
 """
 
+import contextlib
 import errno
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
@@ -48,10 +51,10 @@ from penstock.storage.transaction_log import TransactionLog
 class Journal:
     """One per engine.
 
-    failed: why nothing can be changed any more, or None. blocked: publishers are refused for want
-    of space. is_committing: records of an undecided transaction are in the log, or an atomic group
-    is open; no checkpoint may make its cut. gathering: the open atomic group.
-    on_event(kind, text): takes news for people, see StorageEngine.
+    failed: why nothing can be changed any more, or None. blocked: publishers are refused because
+    the disk is full. is_committing: records of an undecided transaction are in the log, or an
+    atomic group is open; no checkpoint may make its cut. gathering: the open atomic group.
+    on_event(kind, text): takes events for people, see StorageEngine.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Journal:
         self.options: StorageOptions = options
         self.state: StorageState = state
         self.log: TransactionLog = log
+        self.reserve: Reserve = Reserve(fs, path)
+        self.pins: Pins = Pins()
         self.failed: BaseException | None = None
         self.is_closed: bool = False
         self.blocked: bool = False
@@ -89,9 +94,9 @@ class Journal:
     # ---- changes -------------------------------------------------------------------------------
 
     def commit(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
-        """Log operations as one record and apply them. Returns the LSN; of the last record if there
-        are none. names_store: one of several publishes a body that is in the store. ValueError,
-        DiskFullError: nothing happened. Any error of `apply` stops the engine."""
+        """Log operations as one record and apply them. Returns its LSN, or that of the last record
+        if there are no operations. names_store: one of several publishes a body that is in the
+        store. ValueError, DiskFullError: nothing happened. An error of `apply` stops the engine."""
         lsn = self.append(operations, mode, names_store=names_store)
         self.apply(operations, lsn, mode)
         return lsn
@@ -99,8 +104,8 @@ class Journal:
     def commit_transaction(
         self, operations: list[Operation], mode: int, *, names_store: bool
     ) -> int:
-        """As `commit`, in a TX also for one operation, or for none: a transaction has an LSN of its
-        own, which is settled in its own mode."""
+        """As `commit`, but always a TX, also of one operation or none: a transaction has an LSN of
+        its own, which is settled in its own mode."""
         assert self.gathering is None, "a transaction is a record of its own"
         ops = [operation.encode() for operation in operations]
         lsn = self._append_list(ops, mode, names_store)
@@ -108,9 +113,9 @@ class Journal:
         return lsn
 
     def append(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
-        """Log operations as one record, for a caller that applies them itself: of their own type if
-        it is one, else a TX. Inside `one_record` they become part of that. Returns the LSN.
-        ValueError, DiskFullError: nothing happened."""
+        """Log operations as one record, for a caller that applies them itself: one operation as its
+        own type, several as a TX. Inside `one_record` they become part of its record. Returns the
+        LSN. ValueError, DiskFullError: nothing happened."""
         if not operations:
             return self.log.last_lsn
         ops = [operation.encode() for operation in operations]
@@ -120,7 +125,7 @@ class Journal:
         return self.append_ops(ops, mode, names_store)
 
     def append_ops(self, ops: list[record.Op], mode: int, names_store: bool = False) -> int:
-        """Log encoded operations, one at least, as one record. As `append`."""
+        """Log encoded operations, one at least, as `append` does."""
         if len(ops) > 1:
             return self._append_list(ops, mode, names_store)
         op = ops[0]
@@ -141,7 +146,7 @@ class Journal:
         first_seqs: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         """Apply operations that are in the log. first_seqs: see AppliedRecord. Any error stops the
-        engine. Afterwards it waits while too much is to be written: StoppedError."""
+        engine. Waits afterwards while the log is full (StoppedError)."""
         at = AppliedRecord(lsn, mode, {} if first_seqs is None else first_seqs)
         state = self.state
         try:
@@ -149,7 +154,7 @@ class Journal:
                 operation.apply(state, at)
             state.end_record(lsn)
         except BaseException as error:
-            self.stop(error)  # the log is ahead of RAM: only recovery goes on from there
+            self.stop(error)  # the log is ahead of RAM: only recovery can continue
             raise
         if self.gathering is None and self.log.is_full:
             self.wait_for_room()
@@ -158,9 +163,9 @@ class Journal:
         self, operations: list[Operation], mode: int, first_seqs: dict[int, int], *,
         names_store: bool,
     ) -> int:  # fmt: skip
-        """As `commit`, for more than fits one record: TX_PARTs, then a TX_COMMIT, which decides.
-        Places of the operations are ordinals; first_seqs: queue or stream -> its first seq or
-        offset. No checkpoint makes its cut in between."""
+        """As `commit`, for more than fits into one record: TX_PARTs, then a TX_COMMIT, which
+        decides. The operations have ordinals for seqs and offsets; first_seqs: queue or stream ->
+        its first seq or offset. No checkpoint makes its cut in between."""
         assert self.gathering is None, "a transaction is a record of its own"
         number = self.log.last_lsn + 1
         part: list[record.Op] = []
@@ -183,7 +188,7 @@ class Journal:
         return lsn
 
     def one_record(self, mode: int) -> "OneRecord":
-        """Make an atomic group, for a `with`; see the head of this module."""
+        """Return an atomic group, for a `with`; see the head of this module."""
         return OneRecord(self, mode)
 
     # ---- what is possible ----------------------------------------------------------------------
@@ -216,7 +221,7 @@ class Journal:
         return self.full(self.disk_error(needed))
 
     def fullest_disk(self) -> tuple[str, int]:
-        """As the function of this name, for this store."""
+        """Return what the function `fullest_disk` says of this store."""
         return fullest_disk(self.fs, self.path)
 
     def disk_error(self, needed: int) -> DiskFullError:
@@ -224,31 +229,31 @@ class Journal:
         return DiskFullError(*self.fullest_disk(), needed)
 
     def full(self, error: DiskFullError) -> DiskFullError:
-        """Refuse publishers, because of this error. Returns it."""
+        """Refuse publishers because of this error, and return it."""
         if not self.blocked:
             self.block(str(error))
         return error
 
     def block(self, text: str = "") -> None:
-        """Refuse publishers until upkeep finds space. Only this call sends the event `disk_full`;
-        owners block their clients at it, until the `disk_free` that ends it."""
+        """Refuse publishers until upkeep finds space. Only this call sends the event `disk_full`.
+        Owners block their clients at that event, until the event `disk_free`."""
         was_blocked, self.blocked = self.blocked, True
         if text or not was_blocked:
             self.event("disk_full", text or "there is no space")
 
     def unblock(self, text: str) -> None:
-        """Let publishers go on."""
+        """Accept publishes again."""
         self.blocked = False
         self.event("disk_free", text)
 
     def event(self, kind: str, text: str) -> None:
-        """Report news for people."""
+        """Report an event for people."""
         self._event(kind, text)
 
     # ---- turns and completions -----------------------------------------------------------------
 
     def flush(self) -> None:
-        """End a turn: write what was appended; a sync starts if one is wanted. SyncFailedError,
+        """End a turn: write what was appended, and start a sync if one is wanted. SyncFailedError,
         StoppedError."""
         self.check()
         try:
@@ -259,7 +264,7 @@ class Journal:
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
-        SyncFailedError: that will not be."""
+        SyncFailedError: it will never be."""
         self.check()
         try:
             self.log.wait(lsn, mode, self._complete_other)
@@ -269,9 +274,9 @@ class Journal:
         self._on_progress()
 
     def tick(self) -> None:
-        """Do the regular work of the log, and take what has completed. The caller has checked that
+        """Do the regular work of the log, and take what has completed. The caller checks first that
         the engine is not stopped."""
-        if not self._is_preparing_ahead:  # not at the start: it would only delay the ready line
+        if not self._is_preparing_ahead:  # not at the start, which it would delay
             self._is_preparing_ahead = True
             self.log.prepare_ahead()
         try:
@@ -305,7 +310,7 @@ class Journal:
     def _complete_other(self, token: int, result: object) -> None:
         done, failed = self._ops.pop(token)
         if self.failed is not None:
-            return  # nothing goes on from here [10]
+            return  # nothing continues after a failure [10]
         if isinstance(result, BaseException):
             failed(result)
         else:
@@ -317,8 +322,38 @@ class Journal:
         done: Callable[[object], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Run op where the file system likes, then done(result) or failed(error) here."""
+        """Run `op` in another thread, then done(result) or failed(error) in this one."""
         self._ops[self.fs.submit(op)] = (done, failed)
+
+    def delete_files(
+        self, paths: list[str], trees: list[str], done: Callable[[], None] | None = None
+    ) -> None:
+        """Delete files, and directories with the files in them, in another thread; then call
+        `done`. A failure is an event: the files only take room."""
+        fs = self.fs
+
+        def deleted(_: object) -> None:
+            if done is not None:
+                done()
+
+        def failed(error: BaseException) -> None:
+            self.event("clean", f"a dead file could not be deleted: {error}")
+            deleted(None)
+
+        self.submit(lambda: delete(fs, paths, trees), deleted, failed)
+
+    def pin_files(self) -> None:
+        """Begin a backup: what checkpoints would delete stays until its `unpin_files`."""
+        self.pins.count += 1
+
+    def unpin_files(self) -> None:
+        """End a backup. After the last one, delete what waited for it."""
+        self.pins.count -= 1
+        if self.pins.count or self.failed is not None or self.is_closed:
+            return
+        paths, trees = self.pins.take()
+        if paths or trees:
+            self.delete_files(paths, trees)
 
     @property
     def has_pending(self) -> bool:
@@ -331,7 +366,7 @@ class Journal:
             self.poll(wait=True)
 
     def wait_for_room(self) -> None:
-        """Write, and wait, until no more than a group is in RAM. StoppedError, SyncFailedError."""
+        """Write and wait until at most one group is in RAM. StoppedError, SyncFailedError."""
         self.log.flush()
         while self.log.is_full:
             self.after_log()
@@ -341,14 +376,14 @@ class Journal:
         self._on_turn()  # what it had to wait for is no longer in RAM
 
     def after_log(self) -> None:
-        """Stop if the log has failed; to be called after any call that may write it."""
+        """Stop if the log has failed. Called after any call that may write the log."""
         if self.log.failed is not None and self.failed is None:
             self.stop(self.log.failed)
 
 
 class OneRecord:
-    """An atomic group; see the head of this module. lsn: of the record, once the outermost group is
-    left; 0 if nothing was to be logged."""
+    """An atomic group; see the head of this module. lsn: the record's, once the outermost group has
+    ended; 0 if there was nothing to log."""
 
     def __init__(self, journal: Journal, mode: int) -> None:
         self._journal = journal
@@ -401,6 +436,17 @@ class OneRecord:
             raise
 
 
+def _encode_list(ops: list[record.Op]) -> tuple[int, bytes]:
+    """Return count and data of a TX of these operations. A TX among them adds its own list."""
+    if not any(op.type == record.TX for op in ops):
+        return len(ops), record.encode_ops(ops)
+    parts = [op.data if op.type == record.TX else record.encode_ops([op]) for op in ops]
+    return sum([op.count if op.type == record.TX else 1 for op in ops]), b"".join(parts)
+
+
+# ---- space and files ----------------------------------------------------------------------------
+
+
 def fullest_disk(fs: FileSystem, path: str) -> tuple[str, int]:
     """Return a directory on the disk with the least free space of those that the store at `path`
     uses, and the bytes that are free there."""
@@ -408,12 +454,156 @@ def fullest_disk(fs: FileSystem, path: str) -> tuple[str, int]:
     return disk, free
 
 
-def _encode_list(ops: list[record.Op]) -> tuple[int, bytes]:
-    """Count and data of a TX of these operations; one that is a TX itself stands for its list."""
-    if not any(op.type == record.TX for op in ops):
-        return len(ops), record.encode_ops(ops)
-    parts = [op.data if op.type == record.TX else record.encode_ops([op]) for op in ops]
-    return sum([op.count if op.type == record.TX else 1 for op in ops]), b"".join(parts)
+RESERVE_STEP_BYTES: Final = 4096
+RESERVE_NAMES: Final = ("reserve", "spill_reserve")
+
+
+class Reserve:
+    """A file of zeros that keeps room on the disk for the work that frees room.
+
+    Acks, purges and deletes free space only after a checkpoint, which needs space first. So the
+    file is at least as large as the log that is not materialised yet and the last manifest. When a
+    checkpoint meets a full disk, the file is truncated and the checkpoint continues. Publishers are
+    refused until the file can be made again.
+
+    It is the file `reserve` of a vhost's directory. If log and messages are on two disks there is
+    a `spill_reserve` of the same size on the second, because a checkpoint writes to both. The files
+    grow by doubling where there is room, so that they are written rarely; only `trim` shrinks them.
+    bytes: the size of each.
+    """
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self._paths = [f"{path}/{name}" for name in RESERVE_NAMES[: len(fs.disks(path))]]
+        self._want = 0
+        self._is_growing = False
+        self.bytes: int = self._found_bytes()
+        self._even_out()
+
+    def _even_out(self) -> None:
+        """Truncate the larger of two files, which a crash may leave."""
+        if any(self._fs.exists(path) and self._fs.size(path) > self.bytes for path in self._paths):
+            self._cut(self.bytes)
+
+    def _found_bytes(self) -> int:
+        fs = self._fs
+        return min([fs.size(path) if fs.exists(path) else 0 for path in self._paths])
+
+    def want(self, size: int) -> None:
+        """Set the bytes that each file should have at least."""
+        self._want = -(-size // RESERVE_STEP_BYTES) * RESERVE_STEP_BYTES
+
+    def take_growth(self, available: int) -> Callable[[], object] | None:
+        """Return the operation that makes the files as large as wanted. None if they are, if they
+        are growing, or if it takes more than `available` bytes."""
+        if self._is_growing or self.bytes >= self._want:
+            return None
+        size = max(self._want, 2 * self.bytes)
+        if available < size - self.bytes:
+            size = self._want
+        if available < size - self.bytes:
+            return None
+        self._is_growing = True
+
+        def op() -> object:
+            is_made = True
+            for path in self._paths:
+                file = self._fs.open(path, create=True)
+                try:
+                    file.allocate(size)
+                except OSError:
+                    file.truncate(0)
+                    is_made = False
+                finally:
+                    file.close()
+            if not is_made:
+                self._cut(0)
+            return size if is_made else 0
+
+        return op
+
+    def _cut(self, size: int) -> None:
+        """Truncate the files to `size` bytes if they are larger."""
+        for path in self._paths:
+            file = self._fs.open(path, create=True)
+            try:
+                if file.size() > size:
+                    file.truncate(size)
+            finally:
+                file.close()
+
+    def grown(self, size: object) -> None:
+        """Take the operation's result: the size of the files now, 0 if there was no room."""
+        assert isinstance(size, int)
+        self._is_growing = False
+        self.bytes = size
+
+    def not_grown(self) -> None:
+        """Note that the operation failed; the files may have any size."""
+        self._is_growing = False
+        try:
+            self.bytes = self._found_bytes()
+        except OSError:
+            pass  # the size that was known stays
+
+    def trim(self, size: int) -> None:
+        """Truncate the files to `size` bytes, unless they are growing. An OSError changes
+        nothing."""
+        size = -(-size // RESERVE_STEP_BYTES) * RESERVE_STEP_BYTES
+        if self._is_growing or self.bytes <= size:
+            return
+        try:
+            self._cut(size)
+        except OSError:
+            return
+        self.bytes = size
+
+    def missing(self) -> int:
+        """Return the bytes by which it is smaller than it should be."""
+        return max(0, self._want - self.bytes)
+
+    def release(self) -> bool:
+        """Free the room. False if there is none, or the files are growing."""
+        if not self.bytes or self._is_growing:
+            return False
+        self._cut(0)
+        self.bytes = 0
+        return True
+
+
+class Pins:
+    """Files that stay while a backup copies them over many turns, although the engine is done with
+    them. They are deleted when the last backup ends, or as orphans by the start after a crash.
+
+    count: backups in progress. paths, trees: files and directories whose deletion waits.
+    """
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.paths: list[str] = []
+        self.trees: list[str] = []
+
+    def take(self) -> tuple[list[str], list[str]]:
+        """Return and clear the paths and trees that may be deleted now."""
+        paths, self.paths = self.paths, []
+        trees, self.trees = self.trees, []
+        return paths, trees
+
+
+def delete(fs: FileSystem, paths: list[str], trees: list[str]) -> None:
+    """Delete files, and directories with the files in them. Missing ones are ignored."""
+    for path in paths:
+        _unlink(fs, path)
+    for tree in trees:
+        if fs.exists(tree):
+            for name in fs.list(tree):
+                _unlink(fs, f"{tree}/{name}")
+            fs.rmdir(tree)
+
+
+def _unlink(fs: FileSystem, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(path)
 
 
 def _nothing() -> None:

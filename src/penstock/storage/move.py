@@ -1,7 +1,7 @@
-"""Move: the log of a store, or what leaves RAM, into another directory, on another disk.
+"""Move: move the log of a store, or what leaves RAM, into another directory, on another disk.
 
-The store is not in use: its locks are held all the while, and those of the directories that are
-left and taken. What is moved are all files of a kind (placed_filesystem.py), of all vhosts:
+The store is not running: its locks are held all the time, and those of the old and new directories.
+All files of a kind are moved, of all vhosts (data_directory.py says which files these are):
 
     look           everything is checked, the room too, before anything is written
     finish         old files of a move that was interrupted are deleted
@@ -10,16 +10,16 @@ left and taken. What is moved are all files of a kind (placed_filesystem.py), of
     copy           each file is synced and read from the disk [8], written to its new place and
                    synced; then the directories, from the inside out
     VERSION        is 2 from here on, if anything is to be elsewhere
-    PLACES         is replaced: the files are in the new place now. It says too what was left
+    PLACES         is replaced: the files are in the new place now. It also says what was left
     delete         the old files, then the directory's LOCK, then its OWNER
     PLACES         no longer says what was left; VERSION is 1 if nothing is elsewhere
 
-One rename decides [13], so after a crash at any point the store is opened from the old place or
-from the new one, and the other one is not looked at. The same move, called again, begins the copy
-again or deletes what is left. Both kinds are moved by one such rename.
+One rename decides [13], for both kinds. So after a crash at any point the store is opened from the
+old place or from the new one, and the other is ignored. The same move, called again, begins the
+copy again or deletes what is left.
 
-Of `msg_store_transient` and `leases` nothing is copied: each start empties them. Files that had two
-names on the old disk become two files.
+Nothing is copied of `msg_store_transient` and `leases`, which each start empties. Files that had
+two names on the old disk become two files.
 
 Failure: OptionError (a directory cannot be taken), DiskFullError (too little room), LockedError,
 what opening the data directory raises, SyncFailedError, OSError. Before the second PLACES the store
@@ -34,14 +34,18 @@ from typing import Final
 from penstock.errors import DiskFullError, PenstockError, SyncFailedError
 from penstock.storage.data_directory import (
     FORMAT,
+    LOG,
     OWNER,
     PLACED_FORMAT,
+    SPILL,
+    VHOSTS,
     DataDirectory,
     NewPlace,
     Places,
     check_apart,
     check_free,
     check_version,
+    kind_of,
     owner_of,
     read_places,
     sync_dir,
@@ -49,7 +53,6 @@ from penstock.storage.data_directory import (
     write_version,
 )
 from penstock.storage.filesystem import FileSystem, Lock
-from penstock.storage.placed_filesystem import LOG, SPILL, VHOSTS, kind_of
 
 COPY_BYTES: Final = 1 << 20
 SPARE_BYTES: Final = 1 << 20  # of room, for what directories and names take
@@ -60,8 +63,8 @@ Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 
 @dataclass(slots=True)
 class Moved:
-    """What a move did. roots: kind -> directory, of what was moved. notes: about old files that
-    could not be found and are not deleted."""
+    """What a move did. roots: kind -> directory, of what was moved. notes: old files that were not
+    found and are not deleted."""
 
     roots: dict[str, str]
     files: int
@@ -73,9 +76,9 @@ def move(
     fs: FileSystem, path: str, *, log_directory: str = "", spill_directory: str = "",
     rng: random.Random | None = None, progress: Progress | None = None,
 ) -> Moved:  # fmt: skip
-    """Move the store at `path`: absolute paths, the data directory itself for back into it, "" for
-    as it is. With both "" an interrupted move is finished, if there was one. Fails as the head of
-    this module says."""
+    """Move files of the store at `path` into these directories (absolute paths). The data directory
+    itself moves them back into it; "" leaves a kind where it is. With both "" an interrupted move
+    is finished, if there was one. Raises as the head of this module says."""
     given = {LOG: log_directory, SPILL: spill_directory}
     data = DataDirectory(fs, path, create=False, rng=rng)
     vhosts: list[Lock] = []
@@ -96,7 +99,7 @@ def move(
 
 
 class _Move:
-    """See the head of this module. `fs` is that of the disks, without places."""
+    """One move. fs: the file system of the disks, not a PlacedFileSystem."""
 
     def __init__(self, fs: FileSystem, data: DataDirectory, given: dict[str, str]) -> None:
         self.progress: Progress = _silent
@@ -167,7 +170,7 @@ class _Move:
                 raise DiskFullError(room, free, size + SPARE_BYTES)
 
     def _names(self, kind: str) -> list[tuple[str, str]]:
-        """(path of a vhost in the data directory, name in it) of all that is of that kind."""
+        """Return (path of a vhost in the data directory, name in it) of all files of that kind."""
         found = []
         for vhost in self._vhosts:
             at = f"{self._path}/{VHOSTS}/{vhost}"
@@ -175,7 +178,7 @@ class _Move:
         return found
 
     def _size(self, path: str) -> int:
-        """Bytes of a file, or of all below a directory."""
+        """Return the bytes of a file, or of all files below a directory."""
         fs = self._old
         if not fs.is_dir(path):
             return fs.size(path)
@@ -186,7 +189,7 @@ class _Move:
     # ---- copying -------------------------------------------------------------------------------
 
     def _take(self, places: Places, taken: list[NewPlace]) -> None:
-        """The new directories, empty; what an unfinished copy has left in them is deleted."""
+        """Take the new directories, and delete what an unfinished copy has left in them."""
         fs = self._fs
         for kind, root in self._wanted.items():
             if root:
@@ -194,18 +197,18 @@ class _Move:
             self._empty(kind, root or f"{self._path}/{VHOSTS}")
 
     def _give_up(self, taken: list[NewPlace]) -> None:
-        """Delete what was copied, as far as the disk lets us; the store is where it was."""
+        """Delete what was copied; the store is where it was. Errors are ignored."""
         try:
             for kind, root in self._wanted.items():
                 if not root or root in [one.root for one in taken]:
                     self._empty(kind, root or f"{self._path}/{VHOSTS}")
         except (OSError, PenstockError):
-            return  # the next move begins with that
+            return  # the next move deletes it
         for one in taken:
             one.undo()
 
     def _empty(self, kind: str, root: str) -> None:
-        """Delete what is of that kind in the directories of all vhosts below `root`."""
+        """Delete the files of that kind in the directories of all vhosts below `root`."""
         fs = self._fs
         for vhost in _vhosts_in(fs, root):
             at = f"{root}/{vhost}"
@@ -264,7 +267,7 @@ class _Move:
     # ---- deleting ------------------------------------------------------------------------------
 
     def _delete_left(self, places: Places) -> None:
-        """The old files of moves; then PLACES does not name them any more."""
+        """Delete the old files of moves, and then remove them from PLACES."""
         fs, path = self._fs, self._path
         for kind, root in places.left:
             assert root != places.roots.get(kind, path), "it would delete what is in use"
@@ -295,7 +298,7 @@ class _Move:
 
 
 def _vhosts_in(fs: FileSystem, directory: str) -> list[str]:
-    """The names in a directory that are those of vhosts' directories."""
+    """Return the names of vhosts' directories in a directory."""
     return [
         name
         for name in fs.list(directory)

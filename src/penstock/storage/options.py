@@ -1,8 +1,8 @@
-"""StorageOptions: what can be set of a storage engine.
+"""StorageOptions: the options of a storage engine.
 
-Names are those that RabbitMQ's users know where there is one (`queue_index_embed_msgs_below`,
-`msg_store_file_size_limit`). One frozen object, validated when it is made, so that whoever has one
-has a good one; an unknown name is an error that suggests the right one.
+Names are RabbitMQ's where it has one (`queue_index_embed_msgs_below`, `msg_store_file_size_limit`).
+The object is frozen and validated when it is made; an unknown name is an error that suggests the
+right one.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from typing import Final
 from penstock.errors import OptionError
 
 MIB = 1 << 20
-# A whole segment of transient bodies below it is a .qs file of 2 GiB at most.
+# With smaller transient bodies a .qs file of a whole segment has 2 GiB at most.
 TRANSIENT_INLINE_MAX: Final = 512 << 10
 
 
@@ -20,10 +20,9 @@ TRANSIENT_INLINE_MAX: Final = 512 << 10
 class StorageOptions:
     """All sizes in bytes, times in seconds unless the name says ms. OptionError if out of range.
 
-    segment_slots belongs to the directory: it is fixed when the store is made, and the store's
-    value wins when it is opened with another. So do log_directory and spill_directory, where the
-    log and what leaves RAM are: "" for wherever they are, and another than the store's is refused
-    (data_directory.py).
+    segment_slots is fixed when the store is made; when it is opened with another value, the store's
+    counts. log_directory and spill_directory are where the log and what leaves RAM are: "" for
+    wherever they are; others than the store's are refused (data_directory.py).
     """
 
     segment_slots: int = 4096
@@ -82,7 +81,8 @@ class StorageOptions:
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "StorageOptions":
-        """From names and values; an unknown name is an OptionError that suggests the right one."""
+        """Make options from names and values. An unknown name is an OptionError that suggests the
+        right one."""
         names = [f.name for f in fields(cls)]
         for name in values:
             if name not in names:
@@ -92,7 +92,7 @@ class StorageOptions:
 
 
 def check_directory(name: str, value: object) -> None:
-    """OptionError unless the value is "" or an absolute path."""
+    """Raise OptionError unless the value is "" or an absolute path."""
     if value == "" and isinstance(value, str):
         return
     expected = "an absolute path of a directory"

@@ -41,9 +41,8 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import StoppedError, SyncFailedError
 from penstock.storage import stream_adoption, stream_meta, stream_start
-from penstock.storage.data_directory import sync_dir
+from penstock.storage.data_directory import delete_tree, sync_dir
 from penstock.storage.filesystem import File, FileSystem, Lock
-from penstock.storage.fresh_directory import delete_tree
 from penstock.storage.page import (
     FRAME_BYTES,
     PAGE_BYTES_MAX,

@@ -34,8 +34,7 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
-from penstock.storage.closed_file import sync_closed
-from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.filesystem import File, FileSystem, sync_closed
 
 VERSION: Final = 1
 HEADER_BYTES: Final = 64

@@ -1,15 +1,14 @@
 """Records of the transaction log: one operation, or a list of them, as checksummed bytes.
 
-Why one form for all.  RabbitMQ's persister and Qpid's TransactionLog both write an operation per
-record and a marker per transaction; replay must then remember open transactions. Here a record
-*is* an atomic unit: a single operation has its own type, a transaction is one record of type TX
-that lists operations. Only a transaction beyond one record is cut into TX_PART and TX_COMMIT. The
-two hot operations, PUBLISH to one queue and DEQUEUE of one run, have encoders of their own that
-pack header and fixed data at once.
+RabbitMQ's persister and Qpid's TransactionLog write one record per operation and a marker per
+transaction, so their replay must remember open transactions. Here each record is atomic: a single
+operation has its own type, and a transaction is one record of type TX, which lists operations. Only
+a transaction beyond one record is cut into TX_PART and TX_COMMIT. The frequent operations, PUBLISH
+to one queue, DEQUEUE of one run and STREAM, have encoders that pack header and fixed data at once.
 
     Record    length 4 | crc 4 | lsn 8 | type 1 | flags 1 | count 2 | data
-              `length` counts the whole record. `crc` is the CRC-32 of all behind it, seeded with
-              the seed of the segment (log_segment.py): a record of another segment, vhost or
+              `length` counts the whole record. `crc` is the CRC-32 of all after it, seeded with
+              the seed of the segment (log_file.py): a record of another segment, vhost or
               earlier life of the file never verifies [11].
     Operation type 1 | flags 1 | count 2 | length of data 4 | data         (inside TX and TX_PART)
 
@@ -43,15 +42,14 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
 
 All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere, and a STREAM where
 it has its offset; streams and queues share one space of numbers, so TX_COMMIT has one list. A
-DEQUEUE names the store body of every entry whose *placement* is the store, wherever that body is
-when it is logged; replay applies a (queue, seq) at most once. The type byte is an open table, and a
-record of a type unknown here is refused by name, not skipped: a store written by a newer Penstock
-must not lose what only that one reads.
+DEQUEUE names the store body of every entry whose placement is the store, even if that body is in
+RAM when it is logged; replay applies a (queue, seq) at most once. A record of an unknown type is
+refused by name and not skipped: a store written by a newer Penstock must not lose data.
 
-Failure.  Encoders raise ValueError for what does not fit its field. Decoders raise RecordError, a
-ValueError, for data that verifies but does not mean anything: each length is checked before bytes
-are taken, and bytes left over are an error too. The reader of the log (log_file.py) turns it into a
-CorruptionError with path and position. Nothing here knows files, groups or durability.
+Failure. Encoders raise ValueError for what does not fit its field. Decoders raise RecordError, a
+ValueError, for data that verifies and has no meaning: each length is checked before bytes are
+taken, and bytes left over are an error too. The reader of the log (log_file.py) turns it into a
+CorruptionError with path and position.
 """
 
 import struct
@@ -142,7 +140,7 @@ LeaseRun = tuple[int, int, int, int, int, int]
 
 
 class RecordError(ValueError):
-    """Bytes that verify, or were never checked, and do not mean anything."""
+    """Bytes that have no meaning, although they verify or were never checked."""
 
 
 @mypyc_attr(acyclic=True)
@@ -160,7 +158,7 @@ class Op:
 
 @mypyc_attr(acyclic=True)
 class Record:
-    """One record as read, and where it lies: segment number and position in that file."""
+    """One record as read, with its place: segment number and position in that file."""
 
     __slots__ = ("count", "data", "flags", "lsn", "offset", "segment", "type")
 
@@ -181,7 +179,7 @@ class Record:
 
 
 def encode(seed: int, lsn: int, kind: int, flags: int, count: int, data: bytes) -> bytes:
-    """A whole record. ValueError when count or data is too large for it."""
+    """Encode a whole record. ValueError if count or data is too large."""
     check_op(kind, count, len(data))
     rest = _HEAD.pack(lsn, kind, flags, count) + data
     return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
@@ -191,13 +189,13 @@ def encode_publish_one(
     seed: int, lsn: int, flags: int, message_id: int, time: int, expiry_ms: int, store_file: int,
     queue: int, seq: int, header: bytes, body: bytes, body_size: int,
 ) -> bytes:  # fmt: skip
-    """A whole PUBLISH record for one queue: what nearly every record is.
+    """Encode a whole PUBLISH record for one queue, the most frequent record.
 
-    `flags` say which of `expiry_ms`, `store_file` and `body` count; `body` must be b"" when it
-    is IN_STORE, else `body_size` must be its length (ValueError). struct.error for a number that
+    `flags` say which of `expiry_ms`, `store_file` and `body` count; `body` must be b"" if it is
+    IN_STORE, else `body_size` must be its length (ValueError). struct.error for a number that
     does not fit its field.
     """
-    # Measured: concatenating three times costs less than one CRC call more, or a join.
+    # Three concatenations cost less than one more CRC call, or a join (measured).
     if flags == 0:
         if len(body) != body_size:
             raise ValueError(f"a body of {len(body)} bytes cannot be logged as one of {body_size}")
@@ -225,7 +223,7 @@ def encode_publish_one(
 def encode_dequeue(
     seed: int, lsn: int, queue: int, runs: list[Run], stores: list[StoreRef]
 ) -> bytes:
-    """A whole DEQUEUE record. ValueError for more than COUNT_MAX runs."""
+    """Encode a whole DEQUEUE record. ValueError for more than COUNT_MAX runs."""
     if len(runs) == 1 and not stores:
         first, many, size, in_store = runs[0]
         rest = _DEQUEUE_ONE.pack(lsn, DEQUEUE, 0, 1, queue, first, many, size, in_store, 0)
@@ -237,23 +235,24 @@ def encode_dequeue(
 def encode_stream(
     seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
 ) -> bytes:
-    """A whole STREAM record: one record of one stream. struct.error for a number too large."""
+    """Encode a whole STREAM record. struct.error for a number that is too large."""
     rest = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta + payload
     return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
 
 
 def is_known(kind: int) -> bool:
-    """Whether a record of this type is written and read by this version."""
+    """Return whether this version writes and reads records of this type."""
     return 0 <= kind <= KNOWN_TYPES_MAX
 
 
 def publish_flags(store_file: int, expiry_ms: int) -> int:
-    """Flags of a PUBLISH or MOVE; 0 means that the body is in the record, or no expiry."""
+    """Return the flags of a PUBLISH or MOVE. store_file 0: the body is in the record. expiry_ms 0:
+    none."""
     return (IN_STORE if store_file else 0) | (HAS_EXPIRY if expiry_ms else 0)
 
 
 def check_op(kind: int, count: int, data_bytes: int) -> None:
-    """ValueError if an operation of these measures has no place in a record."""
+    """Raise ValueError if an operation does not fit into a record."""
     if not is_known(kind):
         raise ValueError(f"record type {type_name(kind)} is not written by this version")
     if not 0 <= count <= COUNT_MAX:
@@ -263,14 +262,14 @@ def check_op(kind: int, count: int, data_bytes: int) -> None:
 
 
 def decode_header(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int, int]:
-    """(length, crc, lsn, type, flags, count) of the record at `offset`; nothing is verified."""
+    """Return (length, crc, lsn, type, flags, count) of the record at `offset`, not verified."""
     if offset < 0 or len(data) - offset < RECORD_HEADER_BYTES:
         raise RecordError(f"a record header needs {RECORD_HEADER_BYTES} bytes")
     return _HEADER.unpack_from(data, offset)
 
 
 def verifies(record: bytes, seed: int) -> bool:
-    """Whether these bytes are exactly one record of the segment with that seed."""
+    """Return whether these bytes are exactly one record of the segment with that seed."""
     if len(record) < RECORD_HEADER_BYTES:
         return False
     length, crc = _LENGTH_CRC.unpack_from(record)
@@ -278,7 +277,7 @@ def verifies(record: bytes, seed: int) -> bool:
 
 
 def decode(record: bytes, seed: int, segment: int = 0, offset: int = 0) -> Record:
-    """A verified Record. RecordError if it does not verify or is of a type unknown here."""
+    """Decode a record. RecordError if it does not verify or its type is unknown."""
     if not verifies(record, seed):
         raise RecordError("the record's checksum does not match")
     _, _, lsn, kind, flags, count = _HEADER.unpack_from(record)
@@ -288,12 +287,12 @@ def decode(record: bytes, seed: int, segment: int = 0, offset: int = 0) -> Recor
 
 
 def type_name(kind: int) -> str:
-    """For people: the name of a type, with its number if it has none."""
+    """Return the name of a type for people, "number <n>" if it has none."""
     return TYPE_NAMES.get(kind, f"number {kind}")
 
 
 def refusal(kind: int) -> str:
-    """Why a record of this type is not read."""
+    """Return the text of the error for a record of an unknown type."""
     return f"record type {type_name(kind)} ({kind}) is not known to this version of Penstock"
 
 
@@ -362,10 +361,10 @@ def delete_queue_data(queue: int) -> bytes:
 
 
 def release_data(queue: int, segment: int) -> bytes:
-    """Data of a RELEASE: the store references of what was purged in a segment are given back.
+    """Data of a RELEASE of the store references of what was purged in a segment.
 
-    Which these are is not said: replay may know other entries from slots than the live engine did,
-    for a checkpoint or paging came between, and reads them from the same slots.
+    It does not contain them: replay reads them from the slots, where a checkpoint or paging may
+    have written other entries meanwhile than the live engine had read.
     """
     return _RELEASE.pack(queue, segment)
 
@@ -376,8 +375,8 @@ def stream_data(stream: int, offset: int, time_us: int, meta: bytes, payload: by
 
 
 def reader_data(stream: int, offset: int, kept_from: int, time_ms: int, reader: bytes) -> bytes:
-    """Data of a READER_OFFSET: a named reader has read all below `offset` and wants all from
-    `kept_from` on to stay (NOT_KEPT: nothing). Its count is 0."""
+    """Data of a READER_OFFSET: a named reader has read all below `offset`, and retention keeps all
+    from `kept_from` on (NOT_KEPT: nothing). Its count is 0."""
     return _READER.pack(stream, offset, kept_from, time_ms) + reader
 
 
@@ -399,7 +398,7 @@ def pack_lease_runs(runs: list[LeaseRun]) -> bytes:
 
 
 def unpack_lease_runs(data: bytes) -> list[LeaseRun]:
-    """What `pack_lease_runs` packed."""
+    """Decode what `pack_lease_runs` packed."""
     runs: list[LeaseRun] = []
     for at in range(0, len(data), LEASE_RUN_BYTES):
         number, first, many, size, in_store, latest_s = _LEASE_RUN.unpack_from(data, at)
@@ -408,7 +407,7 @@ def unpack_lease_runs(data: bytes) -> list[LeaseRun]:
 
 
 def encode_ops(ops: list[Op]) -> bytes:
-    """Data of a TX; its count is len(ops). ValueError if one of them has no place in it."""
+    """Data of a TX; its count is len(ops). ValueError if one of them cannot be in it."""
     parts: list[bytes] = []
     for op in ops:
         check_op(op.type, op.count, len(op.data))
@@ -533,7 +532,7 @@ class ReaderData(NamedTuple):
 
 
 class LeaseData(NamedTuple):
-    """A LEASE; its flags say which of the three it is."""
+    """A LEASE; its flags say what happens to the messages."""
 
     queue: int
     ordinal: int

@@ -1,27 +1,25 @@
-"""The types of log records: what each one says, what it does to a state, how it reads in words.
+"""The types of log records: what each one means, what it changes, and its text for people.
 
 record.py has the bytes. Here each type has one class and one row in RECORD_TYPES. A new type needs
 its bytes in record.py, a class and a row here, and what it does in the two states.
 
     row        number and name
                decode     bytes to operation
-               stored     the bodies of the store that it names when it publishes: recovery, and
-                          `verify` and salvage with it, check that they are there
+               stored     the store bodies that it names when it publishes; recovery, `verify`
+                          and salvage check that they exist
     operation  encode     operation to bytes
-               apply      what it changes: live work, replay and salvage all call this
-               contents   the messages and stream records that it brings: salvage takes those from
+               apply      what it changes; live work, replay and salvage call this
+               contents   the messages and stream records that it brings; salvage takes those from
                           here whose slot or page is damaged
                text       what `penstock store dump` prints
 
-`apply` says what an operation means by calls of a LogState. There are two: StorageState (state.py)
-for live work and replay, and SalvagedVhost (salvage_state.py), which takes into account that pieces
-are missing. A live caller applies the operation that it has just logged; replay decodes the same
-operation from the log and applies it.
+`apply` makes its change by calls of a LogState. There are two: StorageState (state.py) for live
+work and replay, and SalvagedVhost (salvage_state.py), for a store with missing pieces. A live
+caller applies the operation that it has just logged; replay decodes the same operation from the log
+and applies it. Publishing, acknowledging and appending to a stream are so frequent that the engine
+calls the log's own encoders and then the same functions of StorageState that `apply` calls here.
 
-Publishing, acknowledging and appending to a stream are so frequent that the engine calls the log's
-own encoders and then the same functions of StorageState that `apply` calls here.
-
-Failure. `decode` raises RecordError for data that means nothing. `apply` raises ValueError, or
+Failure. `decode` raises RecordError for data without a meaning. `apply` raises ValueError, or
 KeyError for a queue that a TX_COMMIT does not list, if a record cannot follow those before it.
 """
 
@@ -80,7 +78,7 @@ class AppliedRecord:
 class LogState(ABC):
     """A state that the records of a log change: one call for each thing that a record can do.
 
-    Queues and streams are given by number. A call for one that is gone does nothing.
+    Queues and streams are given by number. A call for a deleted one does nothing.
     """
 
     @abstractmethod
@@ -88,14 +86,14 @@ class LogState(ABC):
         self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
     ) -> None:
         """Add a persistent message to queues. A place below the next seq of its queue was applied
-        already. born: takes the new entries, in the order of the places, if it is given. is_held:
-        False for a message that is on its slot and is not to stay in RAM."""
+        already. born: the new entries are appended to it, in the order of the places. is_held:
+        False for a message that is on its slot and does not stay in RAM."""
 
     @abstractmethod
     def apply_dequeue(
         self, lsn: int, number: int, runs: list[Run], stores: list[StoreRef], entries: list[Entry]
     ) -> None:
-        """Remove acknowledged messages. entries: the same ones, if the caller has them, else
+        """Remove acknowledged messages. entries: their entries, if the caller has them, else
         empty."""
 
     @abstractmethod
@@ -104,7 +102,7 @@ class LogState(ABC):
 
     @abstractmethod
     def apply_mark(self, number: int, mark: int) -> None:
-        """Raise the delivered mark of a queue part: all below it may have been delivered."""
+        """Raise the delivered mark of a queue part: messages below may have been delivered."""
 
     @abstractmethod
     def apply_purge(self, lsn: int, number: int, upper: int, kept: list[Run]) -> None:
@@ -116,12 +114,12 @@ class LogState(ABC):
 
     @abstractmethod
     def apply_topology(self, data: bytes) -> None:
-        """Apply a record of the RoutingTable; a declared queue or stream comes to life, empty."""
+        """Apply a record of the RoutingTable; a declared queue or stream begins empty."""
 
     @abstractmethod
     def apply_release(self, number: int, segment: int, refs: list[StoreRef] | None) -> None:
-        """Give back the store references of what was purged in a queue segment. refs: None if they
-        are still to be read from the slots."""
+        """Release the store references of what was purged in a queue segment. refs: None if they
+        must be read from the slots."""
 
     @abstractmethod
     def apply_stream(self, lsn: int, mode: int, found: StreamData) -> None:
@@ -155,23 +153,23 @@ class LogState(ABC):
 # for one class may get the answer for another.
 @mypyc_attr(acyclic=True)
 class Operation:
-    """One operation, decoded. The head of this module says what the four calls are for."""
+    """One operation, decoded. The head of this module says what the four calls do."""
 
     @abstractmethod
     def encode(self) -> Op:
-        """The operation as bytes. ValueError for what does not fit its field."""
+        """Encode the operation. ValueError for what does not fit its field."""
 
     @abstractmethod
     def apply(self, state: LogState, at: AppliedRecord) -> None:
-        """Make the change in `state`. ValueError, KeyError: it cannot follow what is there."""
+        """Change `state`. ValueError, KeyError: the operation cannot follow those before it."""
 
     @abstractmethod
     def contents(self) -> "list[Publish | StreamRecord]":
-        """The messages and stream records that it brings, in their order."""
+        """Return the messages and stream records that it brings, in their order."""
 
     @abstractmethod
     def text(self) -> str:
-        """The operation in words, without the name of its type."""
+        """Return the operation in words, without the name of its type."""
 
 
 @mypyc_attr(acyclic=True)
@@ -211,7 +209,7 @@ class Publish(Operation):
         self.is_held: bool = is_held
 
     def data(self, flags: int) -> bytes:
-        """The data of its record with these flags; a MOVE contains the same."""
+        """Return the data of its record with these flags; a MOVE contains the same."""
         m = self.message
         body = b"" if m.store_file or m.body is None else m.body
         return record.publish_data(
@@ -273,9 +271,9 @@ class Dequeue(Operation):
 
 @mypyc_attr(acyclic=True)
 class Move(Operation):
-    """MOVE: a message dies in one queue and lives in others, with another header. Its body, or the
-    reference to it, stays the same. size: bytes of the body. entry: the old one, if the caller has
-    it."""
+    """MOVE: a message moves from one queue to others and gets another header. Its body, or the
+    reference to it, stays the same. size: bytes of the body. entry: the old one, or None if the
+    caller does not have it."""
 
     def __init__(
         self, queue: int, seq: int, size: int, publish: Publish, entry: Entry | None = None
@@ -352,7 +350,7 @@ class Mark(Operation):
 
 @mypyc_attr(acyclic=True)
 class Purge(Operation):
-    """PURGE: all messages of a queue below `upper` die but the runs kept and what is leased."""
+    """PURGE: removes all messages of a queue below `upper` but the runs kept and leased ones."""
 
     def __init__(self, queue: int, upper: int, kept: list[Run]) -> None:
         self.queue: int = queue
@@ -415,7 +413,7 @@ class Topology(Operation):
 
 @mypyc_attr(acyclic=True)
 class Release(Operation):
-    """RELEASE: the store references of what was purged in a queue segment are given back. refs: if
+    """RELEASE: the store references of what was purged in a queue segment are released. refs: if
     the caller has read them, else None; the record does not contain them (record.release_data)."""
 
     def __init__(self, queue: int, segment: int, refs: list[StoreRef] | None = None) -> None:
@@ -468,7 +466,7 @@ class StreamRecord(Operation):
 
 @mypyc_attr(acyclic=True)
 class ReaderOffset(Operation):
-    """READER_OFFSET: how far a named reader of a stream is, or that it is forgotten."""
+    """READER_OFFSET: the offset of a named reader of a stream, or that it is forgotten."""
 
     def __init__(self, found: ReaderData, flags: int) -> None:
         self.found: ReaderData = found
@@ -495,7 +493,7 @@ class ReaderOffset(Operation):
 
 @mypyc_attr(acyclic=True)
 class LeaseChange(Operation):
-    """LEASE: a reader leases messages of a queue, commits some or gives some back."""
+    """LEASE: a reader leases messages of a queue, commits some or releases some."""
 
     def __init__(self, found: LeaseData, flags: int) -> None:
         self.found: LeaseData = found
@@ -524,7 +522,7 @@ class LeaseChange(Operation):
 
 @mypyc_attr(acyclic=True)
 class BatchChange(Operation):
-    """BATCH: a batch of a query is decided, goes on, adopts a page, or is forgotten."""
+    """BATCH: a batch of a query is decided, continues, adopts a page, or is forgotten."""
 
     def __init__(self, found: BatchRecord, flags: int) -> None:
         self.found: BatchRecord = found
@@ -607,7 +605,7 @@ class TxCommit(Operation):
         state.apply_commit(at, self.transaction, dict(self.first_seqs))
 
     def contents(self) -> "list[Publish | StreamRecord]":
-        return []  # its parts were looked at already
+        return []  # its parts bring them
 
     def text(self) -> str:
         return f"transaction {self.transaction} first seqs {self.first_seqs}"
@@ -618,7 +616,7 @@ class TxCommit(Operation):
 
 def _publish(data: record.PublishData) -> Publish:
     if data.in_store and not data.store_file:
-        raise RecordError("PUBLISH: the body is in the store, and there is no store file 0")
+        raise RecordError("PUBLISH: the body is in store file 0, expected 1 or more")
     message = Message(
         data.id, data.header, None if data.in_store else data.body, data.body_size, data.time,
         data.expiry_ms, data.store_file,
@@ -713,7 +711,7 @@ def _stored_by_list(op: Op) -> list[StoredBody]:
 
 
 class RecordType:
-    """One row of the table. decode, stored: RecordError for data that means nothing."""
+    """One row of the table. decode, stored: RecordError for data without a meaning."""
 
     def __init__(
         self, number: int, operation: type[Operation], decode: Callable[[Op], Operation],
@@ -749,15 +747,15 @@ RECORD_TYPES: Final[list[RecordType]] = [
 
 
 def decode(op: Op) -> Operation:
-    """The operation that these bytes are. RecordError."""
+    """Decode an operation. RecordError."""
     if not 0 <= op.type < len(RECORD_TYPES):
         raise RecordError(record.refusal(op.type))
     return RECORD_TYPES[op.type].decode(op)
 
 
 def operation_of(found: Record) -> Operation:
-    """The operation that a record of the log is. RecordError."""
-    # As `decode`, but a replay reads little else than these two: 10 % of its time.
+    """Decode a record of the log. RecordError."""
+    # As `decode`, but most records are one of these two: it saves 10 % of a replay.
     if found.type == record.PUBLISH:
         return _publish(record.decode_publish(found.data, found.flags, found.count))
     if found.type == record.DEQUEUE:
@@ -767,20 +765,20 @@ def operation_of(found: Record) -> Operation:
 
 
 def stored_bodies(found: Record) -> list[StoredBody]:
-    """The bodies of the store that a record names when it publishes. RecordError. A MOVE names
-    none: an earlier record, or the checkpoint, named its body."""
+    """Return the bodies of the store that a record names when it publishes: none for a MOVE, whose
+    body an earlier record or the checkpoint names. RecordError."""
     op = Op(found.type, found.flags, found.count, found.data)
     return RECORD_TYPES[found.type].stored(op)
 
 
 def apply_all(ops: list[Op], state: LogState, at: AppliedRecord) -> None:
-    """Apply the operations of a list, each decoded when it is its turn. ValueError, KeyError."""
+    """Decode and apply the operations of a list, one by one. ValueError, KeyError."""
     for op in ops:
         decode(op).apply(state, at)
 
 
 def contents_of(ops: list[Op]) -> list[Publish | StreamRecord]:
-    """The messages and stream records that operations bring. RecordError."""
+    """Return the messages and stream records that operations bring. RecordError."""
     found: list[Publish | StreamRecord] = []
     for op in ops:
         found += decode(op).contents()
@@ -788,13 +786,13 @@ def contents_of(ops: list[Op]) -> list[Publish | StreamRecord]:
 
 
 def runs_text(runs: list[Run]) -> str:
-    """Runs of messages in words."""
+    """Return runs of messages in words."""
     texts = [f"{first}+{n} ({size} bytes, {stores} stored)" for first, n, size, stores in runs]
     return ", ".join(texts) or "nothing"
 
 
 def lease_runs_text(runs: list[LeaseRun]) -> list[str]:
-    """Runs of leased messages in words."""
+    """Return runs of leased messages in words."""
     return [
         f"queue {part} seqs {first}+{n} ({size} bytes, {stores} stored, latest {latest_s})"
         for part, first, n, size, stores, latest_s in runs

@@ -1,27 +1,26 @@
-"""Recovery: from the files to the state, in the order that decides which file is believed.
+"""Recovery: from the files to the state.
 
     CURRENT -> checkpoint -> stores (tables from hints, an unsealed tail is scanned)
     -> topology, queues -> the log after the cut, surveyed whole, then replayed
     -> (the engine:) a new log segment, ids and seqs beyond all that could exist, a checkpoint,
-    and only then what no file knows is deleted
+    and only then what no file names is deleted
 
-Checkpoint and log alone say what lives [1]; slots and bodies are not looked at, so the time depends
-on the log since the cut, never on the backlog. The log's files and the unsealed store files are
-synced and dropped from the page cache before they are believed [8]: after a failed sync the cache
-holds bytes that are on no disk.
+Checkpoint and log alone say what lives [1]. Slots and bodies are not read, so the time depends on
+the log since the cut and never on the backlog. The log's files and the unsealed store files are
+synced and dropped from the page cache before they are trusted [8]: after a failed sync the cache
+has bytes that are on no disk.
 
-The survey finds where the log ends, and whether what is behind that end is a torn tail (nothing
-that was durable is missing) or corruption (a header behind it says otherwise): then recovery
-refuses, names file and offset, and changes nothing [11]. A store body that a record names may be
-missing only above the highest durable LSN, where it is a torn tail too, or when a later record
-took the message away.
+The survey finds where the log ends, and whether what follows is a torn tail (nothing durable is
+missing) or corruption (a later header says otherwise). Then recovery refuses, names file and
+offset, and changes nothing [11]. A store body that a record names may be missing only above the
+highest durable LSN, where it is a torn tail too, or if a later record removed the message.
 
-Streams go on from the checkpoint's positions: the log's records write their frames again, the same
-bytes in the same places, and then what is beyond the last one is cut. So pages are relied on only
-below a checkpoint's position, where they were synced before it was written.
+Streams continue from the checkpoint's positions: replay writes the frames of the log's records
+again, the same bytes in the same places, and cuts what follows the last one. So pages are relied on
+only below a checkpoint's position, where they were synced before it was written.
 
-After an unclean stop each queue's next seq goes to the next segment border above everything seen
-or marked, and queue numbers jump [9]; message ids begin with a new start number at every start.
+After an unclean stop each queue's next seq is the next segment border above everything seen or
+marked, and queue numbers jump [9]; message ids begin with a new start number at every start.
 
 Nothing is logged or deleted here, so `verify` uses the same code on a store that it only reads.
 """
@@ -35,8 +34,7 @@ from penstock.storage import checkpoint, leases, record
 from penstock.storage.batches import decode_section
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.log_file import LogReader
-from penstock.storage.log_segment import LogEnd, segment_path
+from penstock.storage.log_file import LogEnd, LogReader, segment_path
 from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import page_name
@@ -51,7 +49,7 @@ Event = Callable[[str, str], None]
 
 
 class Recovered:
-    """What was found: the state, where the log ended, and what the engine goes on with."""
+    """What a recovery found: the state, the checkpoint, and where the log ended."""
 
     __slots__ = ("cut_records", "end", "is_clean", "manifest", "records", "state", "unknown")
 
@@ -64,23 +62,23 @@ class Recovered:
         self.is_clean: bool = is_clean
         self.records: int = records  # replayed
         self.cut_records: int = end.cut_records
-        self.unknown: list[str] = []  # files of the store that nothing knows
+        self.unknown: list[str] = []  # files of the store that no checkpoint or record names
 
 
 def make_directories(fs: FileSystem, path: str) -> None:
-    """The parts of a vhost directory, durable, and the transient store wiped."""
+    """Make the parts of a vhost directory, durably, and empty the transient store."""
     missing = [part for part in PARTS if not fs.exists(f"{path}/{part}")]
     for part in missing:
         fs.mkdir(f"{path}/{part}")
     if missing:
         fs.sync_dir(path)
     wipe(fs, path + "/msg_store_transient")
-    if fs.exists(f"{path}/{leases.DIRECTORY}"):  # pages for readers: made again when asked for
+    if fs.exists(f"{path}/{leases.DIRECTORY}"):  # pages for readers, made again on demand
         wipe(fs, f"{path}/{leases.DIRECTORY}")
 
 
 def wipe(fs: FileSystem, path: str) -> None:
-    """Delete everything in a directory, one level of directories included."""
+    """Delete everything in a directory, with one level of directories."""
     for name in fs.list(path):
         at = f"{path}/{name}"
         if fs.is_dir(at):
@@ -95,8 +93,8 @@ def load(
     fs: FileSystem, path: str, vhost: int, options: StorageOptions, event: Event, *,
     ram_bytes: int = 0,
 ) -> Recovered:  # fmt: skip
-    """Read checkpoint and log. ram_bytes: replayed messages beyond it go to their slots (0: all
-    stay in RAM and nothing is written). CorruptionError, VersionError, SyncFailedError."""
+    """Read checkpoint and log. ram_bytes: replayed messages beyond it are written to their slots
+    (0: all stay in RAM and nothing is written). CorruptionError, VersionError, SyncFailedError."""
     number = checkpoint.current(fs, path)
     if number:
         manifest = checkpoint.read(fs, path, number, vhost)
@@ -126,22 +124,22 @@ def load(
                 head.log_segment, head.log_position, head.cut_lsn + 1,
                 lambda found: _collect(named, found),
             )  # fmt: skip
-            _judge_missing(state, named, end)
-        # With a ghost it may yet be refused, and then no file may have been changed.
-        replay = Replay(state, log, ram_bytes=0 if state.ghosts else ram_bytes)
+            _find_missing_bodies(state, named, end)
+        # With a missing body it may still be refused, and then no file may be changed.
+        replay = Replay(state, log, ram_bytes=0 if state.missing_bodies else ram_bytes)
         if not manifest.is_clean:
             _replay(log, manifest, end, replay)
         replay.end()
     finally:
         log.close()
-    _check_ghosts(state)
+    _check_missing_bodies(state)
     if end.cut_records:
-        event("torn_tail", f"{end.cut_records} records behind the end of the log were cut")
+        event("torn_tail", f"{end.cut_records} records after the end of the log were cut")
     return Recovered(state, manifest, end, manifest.is_clean, replay.records)
 
 
 def begin(found: Recovered) -> None:
-    """Seqs, ids and queue numbers beyond everything that can exist [9]."""
+    """Set seqs, ids and queue numbers beyond all that can exist [9]."""
     state = found.state
     if not found.is_clean:
         slots = state.slots
@@ -157,9 +155,8 @@ def begin(found: Recovered) -> None:
 def orphans(
     fs: FileSystem, state: StorageState, number: int, files: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Files, and directories of queues, that the present state does not know: leftovers of a
-    crash; `files` are those of the store. To be deleted only once a checkpoint of this state is
-    CURRENT [6]."""
+    """Return the files, and directories of queues, that a crash left and the state does not name;
+    they may be deleted once a checkpoint of this state is CURRENT [6]. files: of the store."""
     path = state.path
     keep = {"CURRENT", f"checkpoint-{number}"}
     files += [
@@ -187,8 +184,8 @@ def orphans(
 
 
 def _orphans_of_streams(fs: FileSystem, state: StorageState, files: list[str]) -> list[str]:
-    """Directories of streams that nothing declares; of the others, pages below the first one, a
-    half-made readMeta and indexes of no page are added to `files`: a crash came in between."""
+    """Return the directories of undeclared streams, and add to `files` what a crash left in the
+    others: pages below the first one, a half-made readMeta, indexes without a page."""
     parent = state.streams.path
     if not fs.exists(parent):
         return []
@@ -209,12 +206,12 @@ def _orphans_of_streams(fs: FileSystem, state: StorageState, files: list[str]) -
 
 
 def _check_is_fresh(fs: FileSystem, path: str, vhost: int) -> None:
-    """No CURRENT: either nothing was ever logged here, or it is gone. The first checkpoint may be
-    there without it, from a crash in the first start; a later one was made after CURRENT."""
+    """Raise CorruptionError if CURRENT is lost, for this store was used before. A crash in the
+    first start may leave the first checkpoint without CURRENT, but no later one."""
     for name in fs.list(path):
         digits = name.removeprefix("checkpoint-")
         if digits != name and digits.isdecimal() and int(digits) > 1:
-            raise CorruptionError(path + "/CURRENT", 0, f"it is missing, and there is a {name}")
+            raise CorruptionError(path + "/CURRENT", 0, f"it is missing, and {name} exists")
     log = LogReader(fs, path + "/wal", vhost)
     try:
         if log.has_records():
@@ -289,7 +286,7 @@ def _load_batches(state: StorageState, manifest: Manifest) -> None:
 
 
 def _load_dying(state: StorageState) -> None:
-    """Queues that are deleted and whose slots are still to be read: found by their directories."""
+    """Find deleted queues whose slots must still be read, by their directories."""
     for directory in state.fs.list(state.path + "/queues"):
         digits = directory.rpartition(".")[2]
         number = int(digits) if digits.isdigit() else 0
@@ -301,16 +298,16 @@ def _load_dying(state: StorageState) -> None:
 
 
 def _collect(named: list[tuple[record.Record, int, int]], found: record.Record) -> None:
-    """Note the store bodies that a record names when it publishes."""
+    """Add the store bodies that a record names when it publishes to `named`."""
     for file, id in stored_bodies(found):
         named.append((found, file, id))
 
 
-def _judge_missing(
+def _find_missing_bodies(
     state: StorageState, named: list[tuple[record.Record, int, int]], end: LogEnd
 ) -> None:
-    """Bodies that are not there: above the claim they end the log, below it somebody must have
-    taken the message away, which only the replay can tell."""
+    """Find missing bodies. Above the highest durable LSN one ends the log. Below it a later record
+    must have removed the message, which the replay shows."""
     for found, file, id in named:
         if state.store.has(file, id):
             continue
@@ -319,11 +316,11 @@ def _judge_missing(
             end.last_lsn = found.lsn - 1
             end.segment, end.offset = found.segment, found.offset
             return
-        state.ghosts[file, id] = 0
+        state.missing_bodies[file, id] = 0
 
 
-def _check_ghosts(state: StorageState) -> None:
-    for (file, id), refs in state.ghosts.items():
+def _check_missing_bodies(state: StorageState) -> None:
+    for (file, id), refs in state.missing_bodies.items():
         if refs > 0:
             raise CorruptionError(
                 state.store.file_path(file), 0,

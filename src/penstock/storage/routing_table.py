@@ -1,10 +1,9 @@
 """RoutingTable: the durable topology of a vhost: exchanges, queues, bindings, parameters.
 
-Qpid's Flow to Disk Design takes topology out of the message store into a RoutingTable with calls
-like createQueue and deleteBinding, recovered before any message. So it is here, but without a
-database of its own: a change is a TOPOLOGY record in the vhost's log, atomic and durable with
-everything around it, and the checkpoint holds a snapshot that is nothing but the shortest run of
-such records. One code applies both.
+As in Qpid's Flow to Disk Design, the topology is apart from the message store and recovered before
+any message. It has no database of its own: a change is a TOPOLOGY record in the vhost's log, atomic
+and durable with the records around it. The checkpoint has a snapshot, which is the shortest list of
+such records. The same code applies both.
 
     declare exchange  1 | name | type | flags 1 | arguments
     delete exchange   2 | name
@@ -15,7 +14,7 @@ such records. One code applies both.
     clear parameter   7 | component | name
 
 name, type, source, key ...: length 2 and bytes. arguments, value: length 4 and bytes, opaque here
-(an encoded AMQP table). Big-endian. Deleting an exchange or a queue takes its bindings with it.
+(an encoded AMQP table). Big-endian. Deleting an exchange or a queue deletes its bindings.
 """
 
 import struct
@@ -60,7 +59,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class DurableQueue:
-    """A durable queue: its name, and the number that its records and files bear."""
+    """A durable queue: its name, and the number in its records and files."""
 
     name: bytes
     number: int
@@ -76,7 +75,8 @@ class DurableQueue:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """source exchange -> destination (kind b"q" queue or b"e" exchange) for a routing key."""
+    """A binding from a source exchange to a destination (kind b"q": queue, b"e": exchange) for a
+    routing key."""
 
     source: bytes
     kind: bytes
@@ -92,28 +92,28 @@ class Binding:
 
 
 def delete_exchange(name: bytes) -> bytes:
-    """The record that deletes an exchange."""
+    """Return the record that deletes an exchange."""
     return bytes((DELETE_EXCHANGE,)) + _short(name)
 
 
 def set_parameter(component: bytes, name: bytes, value: bytes) -> bytes:
-    """The record that sets a parameter, such as a policy."""
+    """Return the record that sets a parameter, such as a policy."""
     return bytes((SET_PARAMETER,)) + _short(component) + _short(name) + _long(value)
 
 
 def clear_parameter(component: bytes, name: bytes) -> bytes:
-    """The record that clears a parameter."""
+    """Return the record that clears a parameter."""
     return bytes((CLEAR_PARAMETER,)) + _short(component) + _short(name)
 
 
 class RoutingTable:
-    """The durable topology; `apply` is the only way that it changes."""
+    """The durable topology, which only `apply` and `delete_queue` change."""
 
     def __init__(self, ticks: Ticks) -> None:
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, DurableQueue] = {}
         self.bindings: dict[Binding, None] = {}
-        # So that deleting one thing does not look at all: names by number, bindings by both ends.
+        # For deletes without a search: names by number, bindings by both ends.
         self._names: dict[int, bytes] = {}
         self._ends: dict[tuple[bytes, bytes], dict[Binding, None]] = {}  # (kind, name) of an end
         self.parameters: dict[tuple[bytes, bytes], bytes] = {}
@@ -122,8 +122,8 @@ class RoutingTable:
         self._captured: list[bytes] = []
 
     def apply(self, data: bytes) -> None:
-        """Apply one record. ValueError if it is none, and then nothing has changed: the checksum
-        was right, the program is not."""
+        """Apply one record. ValueError: it is not a record, although its checksum is right, and
+        nothing has changed."""
         self.capture()
         r = _Reader(data)
         op = r.byte()
@@ -141,7 +141,7 @@ class RoutingTable:
             r.end()
             known = self.queues.get(queue.name)
             if known is not None and known.number != queue.number:
-                self._names.pop(known.number, None)  # what deletes that number means another one
+                self._names.pop(known.number, None)  # that number is of a deleted queue
             self.queues[queue.name] = queue
             self._names[queue.number] = queue.name
         elif op in (BIND, UNBIND):
@@ -163,7 +163,7 @@ class RoutingTable:
             raise ValueError(f"unknown topology operation {op}")
 
     def delete_queue(self, number: int) -> None:
-        """A DELETE_QUEUE record: the queue of this number and its bindings go."""
+        """Apply a DELETE_QUEUE record: delete the queue of this number and its bindings."""
         self.capture()
         name = self._names.pop(number, None)
         if name is not None:
@@ -190,18 +190,19 @@ class RoutingTable:
             self._unbind(binding)
 
     def snapshot(self) -> list[bytes]:
-        """The records that rebuild the present table."""
+        """Return the records that rebuild the present table."""
         records = [e.record() for e in self.exchanges.values()]
         records += [q.record() for q in self.queues.values()]
         records += [b.record() for b in self.bindings]
         return records + self.parameter_records()
 
     def parameter_records(self) -> list[bytes]:
-        """Those of them that set parameters."""
+        """Return the records that set the present parameters."""
         return [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
 
     def capture(self) -> list[bytes]:
-        """The snapshot as of the last cut: taken at the first change after it, or when asked."""
+        """Return the snapshot as of the last cut. It is taken at the first change after the cut, or
+        here."""
         if self._epoch != self._ticks.epoch:
             self._epoch = self._ticks.epoch
             self._captured = self.snapshot()
@@ -248,6 +249,6 @@ class _Reader:
 
 
 def topology_text(record: bytes) -> str:
-    """A record in words, also one that cannot be applied."""
+    """Return a record in words, also one that cannot be applied."""
     name = OP_TEXTS.get(record[0] if record else 0)
     return f"{name or 'DAMAGED topology'} {record[1:]!r}"

@@ -31,23 +31,21 @@ from dataclasses import dataclass, field
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.message import Message
-from penstock.storage.data_directory import check_version
+from penstock.storage.data_directory import FreshDirectory, check_version
 from penstock.storage.dump_text import queue_title
+from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.fresh_directory import FreshDirectory
-from penstock.storage.offline import Offline, Vhost
+from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.queue_segment import Handles, SegmentFiles
-from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.salvage_log import cut_torn_tail, gaps, read_log
 from penstock.storage.salvage_state import SalvagedQueue, SalvagedVhost, guess_slots
 from penstock.storage.salvage_store import BodyFinder, read_checkpoint
 from penstock.storage.salvage_streams import SalvagedStream
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import OS
 from penstock.storage.verify import Problem, Progress
 
 CHECKPOINT_BYTES = 32 << 20  # of bodies between two checkpoints of the new store

@@ -24,7 +24,7 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.storage import record
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.log_segment import (
+from penstock.storage.log_file import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
     FIRST_GROUP_OFFSET,
@@ -78,7 +78,7 @@ def read_log(fs: FileSystem, directory: str, vhost: int, losses: list[Problem]) 
         segment = _Segment(path, fs.read(path), vhost, segment_number(name))
         records = segment.records()
         losses += segment.losses
-        if segment.chain is not None and not segment.chain.is_vouch:
+        if segment.chain is not None and not segment.chain.is_end_marker:
             # Segments come in the order of their numbers: this one goes on where its chain says.
             for lsn in [lsn for lsn in by_lsn if lsn > segment.chain.prev_lsn]:
                 del by_lsn[lsn]

@@ -25,11 +25,11 @@ from penstock.fast_crc import crc32
 from penstock.message import Entry, Message
 from penstock.storage.batches import BatchRecord
 from penstock.storage.checkpoint import Manifest
+from penstock.storage.data_directory import queue_name
 from penstock.storage.durability import NONE
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.leases import LeaseTable
 from penstock.storage.queue_index import Row, Ticks
-from penstock.storage.queue_name import queue_name
 from penstock.storage.queue_segment import (
     HEADER_BYTES,
     MAGIC_QI,

@@ -23,6 +23,7 @@ from typing import Final
 from penstock.errors import CorruptionError
 from penstock.storage import record, stream_meta
 from penstock.storage.checkpoint import Manifest
+from penstock.storage.data_directory import queue_name
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import (
     FRAME_BYTES,
@@ -34,7 +35,6 @@ from penstock.storage.page import (
     page_seed,
 )
 from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
-from penstock.storage.queue_name import queue_name
 from penstock.storage.salvage_batches import AdoptedPage
 from penstock.storage.streams import PAGE_BYTES, ReaderOffset
 from penstock.storage.verify import Problem

@@ -1,20 +1,19 @@
 """StorageState: what the records of the log have led to, for live work and for replay.
 
-The state of a vhost at any LSN is the last checkpoint with all records after it applied: which
-entries of which queue live (QueueIndex), how many references each stored body has (MessageStore),
-the topology (RoutingTable), what streams hold and how far their readers are (StreamTable), leases,
-batches, and the purged slots that are still to be read for their references.
+The state of a vhost at any LSN is the last checkpoint with all records after it applied: the live
+entries of each queue (QueueIndex), the references of each stored body (MessageStore), the topology
+(RoutingTable), streams and the offsets of their readers (StreamTable), leases, batches, and the
+purged slots whose references are not released yet.
 
-Records change it by the calls of LogState (record_types.py). The journal calls them for what it has
-just logged, and Replay for what it reads, so a test of replay tests live work too.
-
-There is one difference: live work hands over the entries themselves, so that what leaves RAM while
-a checkpoint still needs it is kept (`limbo`, [4]). Replay knows only what is in the holders and in
-the rows of sections, and that is enough.
+Records change it by the calls of LogState (record_types.py). The journal makes these calls for what
+it has just logged, and Replay for what it reads, so a test of replay tests live work too. There is
+one difference: live work passes the entries, so that what leaves RAM while a checkpoint still needs
+it is kept (`limbo`, [4]). Replay finds what it needs in the holders and in the rows of sections.
 
 Purges: entries in RAM or in a section release their references at once. For those on slots the ids
-are not known, so the segment is put on `reaping` with a bitmap of what died. Slots are read later,
-in slices, and each finished segment is one RELEASE record. The files stay until then [6].
+are not known, so the segment is put on `reaping` with a bitmap of what was purged. Its slots are
+read later, in slices, and each finished segment is one RELEASE record. The files stay until
+then [6].
 """
 
 from typing import Final
@@ -46,14 +45,13 @@ from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.staging import query_path
 from penstock.storage.streams import STREAM_FLAG, StreamTable
 
-ENTRY_BYTES: Final = 200  # what a replayed message is counted for, beside its body
+ENTRY_BYTES: Final = 200  # counted for a replayed message, beside its body
 
 
 class StorageState(LogState):
     """Everything that a checkpoint holds, as of the last record applied.
 
-    `apply_publish` and the other calls of LogState say what a record does. For a message they look
-    its queue up and call `QueueIndex.add` or `dequeue`, which the engine calls too.
+    The calls of LogState look up queues by number and call the methods that the engine calls too.
     """
 
     def __init__(
@@ -70,23 +68,24 @@ class StorageState(LogState):
         self.queues: dict[int, QueueIndex] = {}
         self.next_queue: int = 1
         self.reaping: dict[tuple[int, int], bytearray] = {}
-        self.reap_lsn: int = 0  # reaping waits until this is durable
-        self.dying: dict[int, QueueIndex] = {}  # deleted, slots still to be read
-        self.deleted: list[QueueIndex] = []  # their directories go at the next checkpoint
+        self.reap_lsn: int = 0  # reaping waits until this LSN is durable
+        self.dying: dict[int, QueueIndex] = {}  # deleted, with slots that must be read
+        self.deleted: list[QueueIndex] = []  # the next checkpoint deletes their directories
         self.streams: StreamTable = StreamTable(fs, path)
         self.leases: LeaseTable = LeaseTable()
         self.batches: BatchTable = BatchTable()
-        self.ghosts: dict[tuple[int, int], int] = {}  # replay: (file, id) not there -> references
+        # In replay: (file, id) of missing bodies -> references to them.
+        self.missing_bodies: dict[tuple[int, int], int] = {}
         self.replay: Replay | None = None  # while recovery reads the log
 
     def name_vhost(self, name: bytes) -> None:
-        """What the vhost is called: directories that are made from now on say so."""
+        """Set the vhost's name, which new directories have in their `.queue_name`."""
         self.ticks.vhost_name = self.streams.vhost_name = name
 
     # ---- queues --------------------------------------------------------------------------------
 
     def add_queue(self, name: bytes, number: int, *, is_durable: bool = True) -> QueueIndex:
-        """A queue of this number comes to life, empty."""
+        """Add an empty queue with this number."""
         path = f"{self.path}/queues/{hash_name(name)}.{number}"
         queue = QueueIndex(
             self.fs, path, name, self.vhost, number, self.slots, self.ticks, is_durable
@@ -97,14 +96,14 @@ class StorageState(LogState):
         return queue
 
     def check_topology(self, data: bytes, *, is_stream: bool = False) -> None:
-        """ValueError for what must not get into the log: what is no record, a queue with a name or
-        a number that is taken, and a stream unless its directory is about to be made."""
+        """Raise ValueError for what must not be logged: what is not a record, a queue with a name
+        or a number that is taken, and a stream without a directory."""
         trial = RoutingTable(Ticks())
         trial.apply(data)
         for queue in trial.queues.values():
             known = self.routing.queues.get(queue.name)
             if known is not None and known.number != queue.number:
-                raise ValueError(f"queue {queue.name!r} is there, with the number {known.number}")
+                raise ValueError(f"queue {queue.name!r} exists, with the number {known.number}")
             is_made = self.streams.is_made(queue.number)
             if known is None and queue.number < self.next_queue and not is_made:
                 raise ValueError(f"the queue number {queue.number} was given out before")
@@ -114,7 +113,7 @@ class StorageState(LogState):
                 raise ValueError(f"{queue.name!r}: streams, and only they, are declared as streams")
 
     def apply_topology(self, data: bytes) -> None:
-        """Apply a record of the RoutingTable; a declared queue or stream comes to life."""
+        """Apply a record of the RoutingTable, and add a declared queue or stream."""
         known = len(self.routing.queues)
         self.routing.apply(data)
         if len(self.routing.queues) != known:
@@ -135,8 +134,8 @@ class StorageState(LogState):
             self.streams.delete(stream)
 
     def delete_queue(self, lsn: int, queue: QueueIndex) -> None:
-        """Delete a queue, durable or not: all that it held dies, its directory goes at the next
-        checkpoint."""
+        """Delete a queue, durable or not, with all its messages. The next checkpoint deletes its
+        directory."""
         queue.is_deleted = True
         self._apply_leased(self.leases.delete(queue.number), is_leased=False)
         self.purge(lsn, queue, queue.next_seq, [])
@@ -148,8 +147,8 @@ class StorageState(LogState):
             self.deleted.append(queue)
 
     def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
-        """Live messages are a reader's, or ready again. What it commits dies by a DEQUEUE of the
-        same record."""
+        """Lease live messages to a reader, or make them ready again. What a reader commits is
+        removed by a DEQUEUE of the same record."""
         if found.queue in self.queues:
             runs, is_leased = self.leases.apply(found, flags, lsn)
             self._apply_leased(runs, is_leased=is_leased)
@@ -174,15 +173,15 @@ class StorageState(LogState):
     # ---- batches -------------------------------------------------------------------------------
 
     def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> None:
-        """One is decided, goes on, or is forgotten; a staged page becomes a stream's. `end_record`
-        is to be called once all of the record is applied. ValueError."""
+        """Decide a batch, note its progress or forget it; or make a staged page a stream's. The
+        caller calls `end_record` once all of the record is applied. ValueError."""
         if flags == batches.ADOPTED:
             self._adopt(lsn, found)
         self.batches.rolling = self.batches.apply(flags, found)
 
     def end_record(self, lsn: int) -> None:
-        """All of the record with this LSN is applied. If it was the last one of a batch, the batch
-        does not hold streams any more."""
+        """Note that all of the record with this LSN is applied. If it was the last one of a batch,
+        the batch holds no stream any more."""
         batch = self.batches.rolling
         if batch is None:
             return
@@ -194,7 +193,7 @@ class StorageState(LogState):
         batch = self.batches.by_query.get(found.query)
         stream = self.streams.by_number.get(found.stream)
         if batch is None or stream is None or batch.page != found.page or batch.is_done:
-            return  # the stream was deleted; or the table says what is wrong
+            return  # the stream was deleted, or `BatchTable.apply` raises what is wrong
         if found.base != stream.next_offset:
             at = stream.next_offset
             raise ValueError(f"a page of offset {found.base} in stream {found.stream} at {at}")
@@ -206,7 +205,7 @@ class StorageState(LogState):
     # ---- streams and transactions --------------------------------------------------------------
 
     def apply_stream(self, lsn: int, mode: int, found: StreamData) -> None:
-        """A stream grows; if the record is of a batch's slice, the batch holds the stream."""
+        """Append to a stream. If the record is of a batch's slice, the batch holds the stream."""
         rolling = self.batches.rolling
         if rolling is not None:
             stream = self.streams.by_number.get(found.stream)
@@ -221,13 +220,13 @@ class StorageState(LogState):
         self.streams.set_reader(found, flags)
 
     def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
-        """Only where the part is: its bodies would have to stay in RAM until the commit."""
+        """Keep the position of the part: its bodies need not stay in RAM until the commit."""
         replay = self.replay
         assert replay is not None, "live work applies a transaction when its commit is logged"
         replay.parts.setdefault(transaction, []).append((at.segment, at.offset))
 
     def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
-        """Only now do the parts count. They are read once more, one at a time."""
+        """Read the parts again, one at a time, and apply them."""
         replay = self.replay
         assert replay is not None, "live work applies a transaction when its commit is logged"
         at.first_seqs = first_seqs
@@ -238,16 +237,16 @@ class StorageState(LogState):
     # ---- references ----------------------------------------------------------------------------
 
     def ref(self, file: int, id: int, n: int) -> None:
-        """n more entries name a stored body."""
-        if self.ghosts and (file, id) in self.ghosts:
-            self.ghosts[file, id] += n
+        """Add n references to a stored body."""
+        if self.missing_bodies and (file, id) in self.missing_bodies:
+            self.missing_bodies[file, id] += n
         else:
             self.store.ref(file, id, n)
 
     def unref(self, file: int, id: int) -> None:
-        """One entry less names a stored body."""
-        if self.ghosts and (file, id) in self.ghosts:
-            self.ghosts[file, id] -= 1
+        """Release one reference to a stored body."""
+        if self.missing_bodies and (file, id) in self.missing_bodies:
+            self.missing_bodies[file, id] -= 1
         else:
             self.store.unref(file, id)
 
@@ -334,7 +333,7 @@ class StorageState(LogState):
             self.purge(lsn, queue, upper, kept)
 
     def purge(self, lsn: int, queue: QueueIndex, upper: int, kept: list[Run]) -> None:
-        """Remove everything below `upper` but the runs kept and what is leased."""
+        """Remove all messages below `upper` but the runs kept and leased ones."""
         if queue.leased.count and not queue.is_deleted:
             kept = kept + self.leases.runs_of(queue.number)
         is_asked = queue.asks_for_dead() or queue.holder.wants_drops()
@@ -372,7 +371,7 @@ class StorageState(LogState):
     def purged_refs(
         self, queue: QueueIndex, segment: int, bits: bytearray
     ) -> tuple[list[StoreRef], list[str]]:
-        """The references of purged slots, and what could not be read (file and position)."""
+        """Return the store references of purged slots, and the errors of unreadable ones."""
         refs: list[StoreRef] = []
         faults: list[str] = []
         base = segment * self.slots
@@ -387,10 +386,10 @@ class StorageState(LogState):
         return refs, faults
 
     def apply_release(self, number: int, segment: int, refs: list[StoreRef] | None) -> None:
-        """The references of one purged segment are given back, its files may go. Replay reads them
-        by its own bits: what was in RAM at work may be on a slot here (a checkpoint wrote it) and
-        the other way round (it was paged out), and was given back, or not, accordingly. The slots
-        are still there [6]."""
+        """Release the references of one purged segment; its files may be deleted. Replay reads them
+        by its own bits: an entry that was in RAM in live work may be on a slot here (a checkpoint
+        wrote it), and the reverse (it was paged out), so replay has released others at the purge.
+        The slots still exist [6]."""
         bits = self.reaping.get((number, segment))
         if bits is None:
             return
@@ -408,25 +407,26 @@ class StorageState(LogState):
             self.deleted.append(self.dying.pop(number))
 
     def index_of(self, number: int) -> QueueIndex | None:
-        """A queue, also one that is deleted and still has slots to be read."""
+        """Return a queue, also a deleted one whose slots must still be read."""
         return self.queues.get(number) or self.dying.get(number)
 
     def names_segment(self, number: int, segment: int) -> bool:
-        """Whether anything of a queue's segment is alive or still to be read for references."""
+        """Return whether a queue's segment has live entries, or slots that must be read."""
         queue = self.index_of(number)
         is_alive = queue is not None and (segment in queue.segments or segment in queue.transients)
         return is_alive or (number, segment) in self.reaping
 
     def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
-        """The body of a message that was read from section or slot. CorruptionError names file and
-        position of a damaged one."""
+        """Return the body of a message that was read from section or slot. CorruptionError."""
         if message.body is None:
             file = message.store_file
             if not file:
                 row = queue.section.get(seq)
                 if row is None or not row.body_file:
                     raise CorruptionError(
-                        queue.path, 0, f"the body of seq {seq} of queue {queue.number} is nowhere"
+                        queue.path,
+                        0,
+                        f"the body of seq {seq} of queue {queue.number} is in no file",
                     )
                 file = row.body_file
             message.body = self.store.read(file, message.id)
@@ -442,8 +442,8 @@ class StorageState(LogState):
 class Replay:
     """Applies the records of the log to a state, in recovery. Until `end` the state refers to it.
 
-    Messages stay in DictHolders, at most `ram_bytes` of them if it is not 0: then they go to their
-    slots, oldest segment first.
+    Messages stay in DictHolders. Beyond `ram_bytes`, if that is not 0, they are written to their
+    slots.
     """
 
     def __init__(self, state: StorageState, log: LogReader, *, ram_bytes: int = 0) -> None:
@@ -457,11 +457,11 @@ class Replay:
         state.replay = self
 
     def end(self) -> None:
-        """Note that the log is read: what is applied from here on is live work."""
+        """End the replay: what is applied from now on is live work."""
         self.state.replay = None
 
     def apply(self, found: record.Record) -> None:
-        """Apply one record. ValueError, KeyError: it cannot be right."""
+        """Apply one record. ValueError, KeyError: it cannot follow those before it."""
         self.records += 1
         at = AppliedRecord(found.lsn, NONE, {}, found.segment, found.offset)
         operation_of(found).apply(self.state, at)
@@ -470,7 +470,7 @@ class Replay:
             self._spill_or_keep()
 
     def dropped(self, queue: QueueIndex, runs: list[Run]) -> None:
-        """Count messages that are about to leave RAM."""
+        """Subtract messages that are about to leave RAM from `held_bytes`."""
         if not self._ram_bytes:
             return
         for first, n, _, _ in runs:
@@ -481,7 +481,7 @@ class Replay:
                     self.held_bytes -= ENTRY_BYTES + (0 if body is None else len(body))
 
     def _spill_or_keep(self) -> None:
-        """Spill; on a full disk all of it stays in RAM: the log has it, and is bounded."""
+        """Spill; on a full disk keep all in RAM, which the log's size bounds."""
         try:
             self.spill()
         except OSError as error:
@@ -490,7 +490,7 @@ class Replay:
             self._ram_bytes = 0
 
     def spill(self) -> None:
-        """Write all that is held to its slot or page; nothing of it has to be synced yet."""
+        """Write all that is in RAM to slots and pages, without a sync."""
         self.state.streams.write()
         for queue in self.state.queues.values():
             entries = queue.holder.materialise(queue.next_seq)

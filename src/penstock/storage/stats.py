@@ -1,14 +1,13 @@
-"""Stats: what is in a store that nobody is using, and what it costs, without reading any message.
+"""Stats: what is in a store that is not running, and what it costs, without reading any message.
 
 Bytes by kind of file, live and dead bytes of the MessageStore, messages and bytes of each queue,
-how much log a start would read, and about how much RAM the engine would hold for what is on disk.
-All of it comes from the checkpoint, the log after it and the sizes of files, as at a start.
+how much log a start would read, and about how much RAM the engine would need. All of it comes from
+the checkpoint, the log after it and the sizes of files. The RAM is an estimate from the sizes of
+what the engine keeps per queue, segment, row, store file and stored body (constants below), without
+the interpreter and caches.
 
-The RAM is an estimate: the sizes of what the engine keeps per queue, segment, row, store file and
-stored body, as constants below; not the interpreter, not caches.
-
-Writes nothing. Failure: that of `recovery.load` (CorruptionError, VersionError ...), and of the
-locks: see `offline.py`.
+Writes nothing. Failure: that of `recovery.load` (CorruptionError, VersionError ...) and of the
+locks (offline.py).
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ from typing import Final
 from penstock.storage import recovery
 from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.offline import Offline, Vhost
+from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
-from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.state import StorageState
 
 QUEUE_RAM: Final = 1800
@@ -37,8 +35,8 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue. count, bytes: live persistent messages and their bodies. rows: those of them that
-    stand in the checkpoint itself; leased: those that readers have leased."""
+    """One queue. count, bytes: live persistent messages and their bodies. rows: messages in the
+    checkpoint itself. leased: messages that readers have leased."""
 
     vhost: str
     name: str
@@ -103,7 +101,7 @@ class Stats:
 
 
 def stats(fs: FileSystem, path: str) -> Stats:
-    """The figures of a data directory or one vhost's directory. Raises as told above."""
+    """Return the figures of a data directory or one vhost's directory. Raises as the head says."""
     found = Stats(path)
     with Offline(fs, path) as store:
         for fault in store.faults:

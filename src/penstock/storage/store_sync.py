@@ -33,8 +33,7 @@ files listed in it.
 from typing import Final
 
 from penstock.errors import StoppedError, SyncFailedError
-from penstock.storage.closed_file import sync_closed
-from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.filesystem import File, FileSystem, sync_closed
 
 HANDLES_MAX: Final = 64
 

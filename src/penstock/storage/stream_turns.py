@@ -23,8 +23,7 @@ import errno
 from collections.abc import Callable
 
 from penstock.errors import SyncFailedError
-from penstock.storage.journal import Journal
-from penstock.storage.pins import Pins
+from penstock.storage.journal import Journal, Pins
 from penstock.storage.stream_meta import Head
 from penstock.storage.stream_retention import Hold
 from penstock.storage.streams import Stream, StreamTable, Turn

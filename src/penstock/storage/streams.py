@@ -46,11 +46,10 @@ from penstock.errors import CorruptionError, StoppedError
 from penstock.storage import record, stream_adoption
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, StagedPage
-from penstock.storage.data_directory import hash_name, write_small
+from penstock.storage.data_directory import QUEUE_NAME, hash_name, text_of, write_small
 from penstock.storage.durability import DISK
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.persistent_queue import PersistentQueue
-from penstock.storage.queue_name import QUEUE_NAME, text_of
 from penstock.storage.stream_meta import Position
 
 STREAM_FLAG: Final = 128  # in DurableQueue.flags

@@ -1,22 +1,24 @@
 """Transaction: publishes and dequeues that happen together, or not at all.
 
 Qpid's TransactionLog has startTransaction, commit and abort. Here the owner collects a transaction,
-and it becomes one TX record when it commits, so that a crash can only find all or nothing of it.
-Until then nothing of it is in the log.
+and it becomes one TX record when it commits, so a crash leaves all or nothing of it. Until then
+nothing of it is in the log.
 
-Records for streams are part of it as publishes are: their offsets and times are assigned when it
-commits, in the same record. Their bodies are never in the store, so they wait in RAM.
+Records for streams are part of it as publishes are: they get their offsets and times when it
+commits, in the same record. Their bodies are never in the store and wait in RAM.
 
 Many messages with one header for one queue, as batches bring them, are a run (`publish_run`): the
 same operations in the log, but encoded and applied in loops of their own.
 
-Two limits keep it from costing RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) go to the
-MessageStore as they come, owned by the transaction: a rollback drops them, and without a commit or
-a rollback they are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log
-bytes is written in TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and
-the TX_COMMIT has the first seq of each queue. Beyond `tx_bytes_max` (256 MiB) a transaction is
-refused whole: TransactionTooLargeError.
+Two limits bound its RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) are written to the
+MessageStore as they come, owned by the transaction: a rollback drops them, and after a crash they
+are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log bytes is written in
+TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and the TX_COMMIT has
+the first seq of each queue. A transaction of more than `tx_bytes_max` (256 MiB) is refused:
+TransactionTooLargeError.
 """
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from penstock.errors import StorageError, TransactionTooLargeError, deleted_error
 from penstock.message import Entry, Message
@@ -24,8 +26,8 @@ from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
 from penstock.storage.journal import Journal
 from penstock.storage.placement import Placement
-from penstock.storage.publish_run import run_of_publishes
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.record import HAS_EXPIRY, PLACE_BYTES, PUBLISH, PUBLISH_FIXED_BYTES
 from penstock.storage.record_types import (
     AppliedRecord,
     BatchChange,
@@ -38,8 +40,38 @@ from penstock.storage.record_types import (
 from penstock.storage.streams import Stream
 
 
+def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> bytes:
+    """Encode the PUBLISH operations of a TX for messages of one header, time and expiry, to one
+    queue, from first_seq on. Their bodies are in RAM and belong into the record. The result is that
+    of record.py, but one loop writes it into one buffer, which is faster."""
+    first = messages[0]
+    header = first.header
+    expiry = first.expiry_ms.to_bytes(8, "big") if first.expiry_ms else b""
+    flags = HAS_EXPIRY if expiry else 0
+    fixed = PUBLISH_FIXED_BYTES + len(expiry) + PLACE_BYTES + len(header)
+    head = bytes((PUBLISH, flags, 0, 1))
+    middle = first.time.to_bytes(4, "big") + len(header).to_bytes(4, "big")
+    number = expiry + queue.to_bytes(4, "big")
+    out = BytesWriter()
+    seq = first_seq
+    for m in messages:
+        body = m.body
+        assert body is not None, "a body that belongs into the record is in RAM"
+        out.write(head)
+        write_i32_be(out, fixed + m.size)
+        write_i64_be(out, m.id)
+        out.write(middle)
+        write_i32_be(out, m.size)
+        out.write(number)
+        write_i64_be(out, seq)
+        out.write(header)
+        out.write(body)
+        seq += 1
+    return out.getvalue()
+
+
 class Published:
-    """One publish of a transaction. entries: its places, once it is committed."""
+    """One publish of a transaction. born: its new entries, once it is committed."""
 
     __slots__ = ("born", "message", "queues")
 
@@ -55,8 +87,8 @@ class Published:
 
 
 class PublishedRun(Published):
-    """Publishes with one header to one queue. first_seq: of the first of the messages, the others
-    follow it; -1 before the commit. `message` is the first, `entries` stays empty."""
+    """Publishes with one header to one queue. first_seq: of the first message, the others follow;
+    -1 before the commit. `message` is the first, `entries` stays empty."""
 
     __slots__ = ("first_seq", "messages")
 
@@ -67,8 +99,8 @@ class PublishedRun(Published):
 
 
 class _Run(Operation):
-    """The PUBLISH operations of a PublishedRun, in one: encoded and applied in loops of their own.
-    In the log they are the publishes that they stand for, so nothing is ever decoded to a run."""
+    """All PUBLISH operations of a PublishedRun, encoded and applied in loops of their own. In the
+    log they are single publishes, so nothing is ever decoded to a run."""
 
     def __init__(self, queue: QueueIndex, first_seq: int, messages: list[Message]) -> None:
         self.queue: QueueIndex = queue
@@ -110,7 +142,7 @@ class Appended:
 
 
 class Transaction:
-    """Made by `StorageEngine.begin`. Not for use after commit or rollback (StorageError)."""
+    """Made by `StorageEngine.begin`. After commit or rollback its calls raise StorageError."""
 
     def __init__(self, journal: Journal, placement: Placement) -> None:
         self._journal = journal
@@ -127,8 +159,8 @@ class Transaction:
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> Published:
-        """Publish a persistent message when the transaction commits. DiskFullError if the body had
-        to be spooled and could not be; the transaction is then as before."""
+        """Publish a persistent message when the transaction commits. DiskFullError: the body could
+        not be spooled, and nothing has changed."""
         self._check()
         check_targets(queues)
         copies = len(queues)
@@ -149,8 +181,8 @@ class Transaction:
     def publish_run(
         self, queue: QueueIndex, header: bytes, bodies: list[bytes], expiry_ms: int = 0
     ) -> PublishedRun | None:
-        """Publish these, one at least, to one queue when the transaction commits: as `publish` of
-        each, for less. None: not all bodies belong into the record; nothing has changed."""
+        """Publish bodies, one at least, to one queue when the transaction commits: as `publish` of
+        each, but faster. None: not all bodies belong into the record; nothing has changed."""
         self._check()
         check_targets([queue])
         placement = self._placement
@@ -170,7 +202,7 @@ class Transaction:
 
     def append_stream(self, stream: Stream, header: bytes, body: bytes) -> Appended:
         """Append a record to a stream when the transaction commits. UnknownQueueError, ValueError
-        (too long): the transaction is as before."""
+        (too long): nothing has changed."""
         self._check()
         if stream.is_deleted:
             raise deleted_error(stream.name)
@@ -182,7 +214,7 @@ class Transaction:
         return appended
 
     def _spool(self, message: Message, body: bytes) -> None:
-        """The body goes to the store, owned by the transaction, with no reference yet."""
+        """Write the body to the store, owned by the transaction and without a reference."""
         journal = self._journal
         if journal.blocked:
             journal.check_publish()
@@ -194,12 +226,12 @@ class Transaction:
         store.own(message.store_file, message.id)
 
     def progress(self, query: str, page: int, frame: int) -> None:
-        """It is a slice of a query's batch that is being rolled forward: what comes after it is
-        this frame. ValueError: nothing of that query is."""
+        """Make it a slice of a query's batch that is being rolled forward; the next slice begins at
+        this page and frame. ValueError: no batch of that query is."""
         self._check()
         batch = self._journal.state.batches.by_query.get(query)
         if batch is None or batch.is_done:
-            raise ValueError(f"no batch of query {query!r} is to be rolled forward")
+            raise ValueError(f"no batch of query {query!r} is being rolled forward")
         if (page, frame) < (batch.page, batch.frame) or page > batch.page_count:
             at = f"{batch.page}, {batch.frame} of {batch.page_count} pages"
             raise ValueError(f"batch {batch.number} cannot go on at {page}, {frame}: it is at {at}")
@@ -207,8 +239,8 @@ class Transaction:
         self.log_bytes += 64 + len(query)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
-        """Acknowledge entries, ascending by seq, when the transaction commits. ValueError for one
-        that it has already, or that comes before a lower one: nothing happened."""
+        """Acknowledge entries, ascending by seq, when the transaction commits. ValueError (not
+        ascending, or in this transaction already): nothing happened."""
         self._check()
         queue.runs(entries)  # they ascend
         for entry in entries:
@@ -219,9 +251,9 @@ class Transaction:
         self.log_bytes += 32 + 40 * len(entries)
 
     def commit(self, mode: int) -> int:
-        """Log and apply all of it; returns the LSN of the record that decides. It is atomic once
-        that is settled. TransactionTooLargeError, ValueError (an entry is not alive): nothing
-        happened, and it is rolled back. DiskFullError: nothing happened, it may be tried again."""
+        """Log and apply all of it; return the LSN of the record that decides.
+        TransactionTooLargeError, ValueError (an entry is not alive): nothing happened, and it is
+        rolled back. DiskFullError: nothing happened, and it may be tried again."""
         self._check()
         journal = self._journal
         journal.check()
@@ -248,8 +280,7 @@ class Transaction:
         return lsn
 
     def _committed(self) -> None:
-        """What was spooled has its references and needs no owner any more; all queues have what
-        they share."""
+        """End the ownership of spooled bodies, which have references now, and the transaction."""
         store = self._journal.state.store
         for published in self.publishes:
             m = published.message
@@ -259,7 +290,7 @@ class Transaction:
         self.is_open = False
 
     def _forget_deleted(self) -> None:
-        """Queues that were deleted since: what was for them, or in them, is gone with them."""
+        """Drop what is for, or in, queues and streams that were deleted meanwhile."""
         self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
         for published in self.publishes:
             published.queues = [q for q in published.queues if not q.is_deleted]
@@ -270,8 +301,8 @@ class Transaction:
         self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
     def _operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[Operation]:
-        """The operations. If it is large their places have ordinals within (transaction, queue or
-        stream), and a run is single publishes; else they have seqs. first_seqs: is filled with the
+        """Return the operations. is_large: places are ordinals within (transaction, queue or
+        stream), and a run is single publishes; else places are seqs. first_seqs: is filled with the
         first seq or offset of each queue and stream."""
         operations: list[Operation] = []
         batch = self.batch
@@ -321,7 +352,7 @@ class Transaction:
             operations.append(_Run(published.queues[0], seq, messages))
 
     def rollback(self) -> None:
-        """Forget it; bodies that were spooled for it are given back."""
+        """Drop the transaction and the bodies that were spooled for it."""
         self._check()
         self.is_open = False
         for published in self.publishes:
@@ -335,13 +366,14 @@ class Transaction:
 
 
 def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:
-    """(id, store file, bytes) of every entry that is placed in the store."""
+    """Return (id, store file, bytes) of every entry whose body is placed in the store."""
     messages = [entry.message for entry in entries]
     return [(m.id, m.store_file, m.size) for m in messages if m.store_file]
 
 
 def check_targets(queues: list[QueueIndex]) -> None:
-    """Refuse what must not get into the log: no queue, one twice, one that is gone or transient."""
+    """Raise an error for what must not be logged: no queue, one twice, a deleted or transient one.
+    UnknownQueueError, ValueError."""
     for queue in queues:
         if queue.is_deleted:
             raise deleted_error(queue.name)

@@ -1,49 +1,76 @@
-"""Upkeep: the engine's background work: when a checkpoint is due, reaping, combining, space.
+"""Upkeep: the engine's background work: when a checkpoint is due, reaping, combining, disk space.
 
-All of it is steps of the core, taken from `tick`, never a thread of its own. A checkpoint is due
-after 64 MiB of log, 256 MiB of store bytes written or released, 1 M records or 30 s of change,
-whichever is first, so the log that a recovery has to read is bounded by all four.
+All of it runs in steps from `tick`, in the owner's thread. A checkpoint is due after 64 MiB of log,
+256 MiB of store bytes written or released, 1 M records, or 30 s with a change, whichever is first.
+All four bound the log that a recovery has to read.
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
 once the purge is durable, and logs a RELEASE for each. Combining copies the live bodies out of
-store files that are mostly garbage. trimmer.py gives back what is kept for reuse only, when nobody
-writes or there is no room.
+store files that are mostly garbage.
 
-Space. Below `disk_free_limit` publishers are refused. A checkpoint that meets ENOSPC gives the
-reserve back and goes on; if that does not help it is given up. It is tried again a second later if
+Disk space. Publishers are refused below `disk_free_limit`. A checkpoint that meets ENOSPC releases
+the reserve and continues; if that is not enough it is given up. It is tried again a second later if
 there is more space than there was, else every few seconds, because consumers make it smaller. While
 publishers are refused every change makes a checkpoint due that soon, because it frees what
-consumers have acknowledged. Publishers go on once there is room for the limit and for the reserve
-that the log since the last checkpoint needs. The free space is read once a second, and when a
-quarter of the room above the limit has been written. On a small disk, by what is free above the
-limit, there is less log between two checkpoints and less reserve than there could be.
+consumers have acknowledged. Publishers are accepted again once there is room for the limit and for
+the reserve that the log since the last checkpoint needs. The free space is read once a second, and
+when a quarter of the room above the limit has been written. On a small disk, measured by what is
+free above the limit, the log between two checkpoints and the reserve are smaller. Where log and
+messages are on two disks, all this is about the disk with less free space; the events name it.
 
-Where log and messages are on two disks, all of this is about the one with less free space; the
-events name it.
+Trimming. While messages come and go it pays to keep files for reuse: log segments that are filled
+with zeros, a large reserve, the store file and the queue segments that are being written although
+nothing in them is alive. In an idle store, or on a full disk, they only take room. So the Trimmer
+looks once a second:
+
+    idle     no record was logged for a minute: what is kept above the sizes below is deleted
+    blocked  publishers are refused because the disk is full: the same, and until they are accepted
+             the log keeps no segments for reuse
+    closing  the same once more, and of the log only the segment in use is left
+
+What is trimmed, and why it is safe:
+
+    log               continues in a segment of the smallest size, with one of twice that prepared,
+                      as after a start; the next checkpoint deletes the old ones [6]
+    store files       that checkpoint also deletes a dead one that was still appended to
+    queue segments    the last one of an empty queue: its seqs continue at the next segment's
+                      border, because the numbers and files of a deleted one are never used again
+    transient bodies  no checkpoint names them: dead files are deleted at once
+    reserve           is cut to what it must be: the log not yet materialised, the manifest, and a
+                      segment of the log for a start on a full disk; in an idle store to
+                      RESERVE_BYTES at most
+
+What remains is IDLE_LOG_SEGMENTS segments of the smallest size (1 MiB by default), the reserve and
+twice SLACK_BYTES: below 16 MiB beside what holds messages. Each step leaves a correct store after a
+crash, and may fail without harm when there is no space: it is tried again. At most ROUNDS
+checkpoints are made for trimming alone in one idle period. A running backup delays all of it.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import SyncFailedError
 from penstock.storage import message_store_gc, recovery
 from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpointer import FULL, IDLE, SLICES, Checkpointer, delete
+from penstock.storage.checkpoint import FULL, IDLE, SLICES, Checkpointer
 from penstock.storage.durability import OS
 from penstock.storage.journal import Journal
 from penstock.storage.message_store import MessageStore
-from penstock.storage.pins import Pins
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import StoreRef
 from penstock.storage.record_types import Release
 from penstock.storage.recovery import Recovered
-from penstock.storage.reserve import Reserve
-from penstock.storage.trimmer import Trimmer
 
 CHECK_DISK_S: Final = 1.0
-AGAIN_S: Final = 5.0  # between two checkpoints while publishers are refused
-LOG_SHARE: Final = 8  # of the room above the limit, that log and reserve may have each
-LOOK_SHARE: Final = 4  # of that room, that may be written before it is looked at again
-LOG_SEGMENTS: Final = 8  # of the smallest size: the log between two checkpoints at the least
+LOG_SHARE: Final = 8  # log and reserve may each have this part of the room above the limit
+LOOK_SHARE: Final = 4  # the room is read again when this part of it has been written
+LOG_SEGMENTS: Final = 8  # of the smallest size: least log between two checkpoints
+IDLE_S: Final = 60.0  # without a record
+AGAIN_S: Final = 5.0  # between two checkpoints on a full disk, or two for trimming alone
+ROUNDS: Final = 4
+IDLE_LOG_SEGMENTS: Final = 6  # of the smallest size; a log of that size is left alone
+RESERVE_BYTES: Final = 6 << 20
+SLACK_BYTES: Final = 1 << 20  # of dead store files, and of segments of empty queues, that may stay
 
 
 class Upkeep:
@@ -51,37 +78,35 @@ class Upkeep:
 
     def __init__(
         self, journal: Journal, checkpoints: Checkpointer, batches: BatchEngine,
-        transient: MessageStore, reserve: Reserve, pins: Pins,
+        transient: MessageStore,
     ) -> None:  # fmt: skip
         self._journal = journal
         self._checkpoints = checkpoints
         self._batches = batches
         self._transient = transient
-        self.reserve = reserve
+        self._reserve = journal.reserve
         self._cut_bytes = journal.log.appended_bytes
         self._cut_records = journal.log.appended_records
         self._cut_store_bytes = self._store_bytes()
         self._cut_at = journal.clock.monotonic()
-        # As they were before the checkpoint in progress, for one that is given up.
+        # The same before the checkpoint in progress, in case it is given up.
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
-        self._is_owed: bool = False  # the last checkpoint was given up for want of space
-        self._owed_free: int = 0  # what was free then
-        self._is_told: bool = False  # that one was given up, since publishers are refused
+        self._is_given_up: bool = False  # the last checkpoint, because the disk was full
+        self._given_up_free: int = 0  # bytes that were free then
+        self._is_reported: bool = False  # that it was given up, since publishers are refused
         self._disk_at = journal.clock.monotonic()
-        self._grow_at: float = 0.0  # when the reserve may be tried to be made again
-        self._is_reserve_told: bool = False  # that it could not be
-        self.trimmer = Trimmer(
-            journal, checkpoints, transient, reserve, pins, self.begin_checkpoint
-        )
-        # Bytes of the disk above the limit, when it was looked at.
+        self._grow_at: float = 0.0  # when growing the reserve may be tried again
+        self._is_growth_reported: bool = False  # that it failed
+        self.trimmer = Trimmer(journal, checkpoints, transient, self.begin_checkpoint)
+        # Free bytes above the limit, when they were last read.
         self._room: int = max(0, self._free_bytes() - journal.options.disk_free_limit)
-        self._looked_bytes: int = 0  # what had been written then
+        self._room_at_bytes: int = 0  # `_bytes` then
         self._combining = False
         checkpoints.on_given_up = self.checkpoint_failed
         journal.log.on_full(self.make_room)
 
     def tick(self, now: float) -> None:
-        """See the head of this module."""
+        """Do what is due. now: monotonic time, seconds."""
         journal = self._journal
         checkpoints = self._checkpoints
         if checkpoints.phase == IDLE and self._is_due(now):
@@ -97,18 +122,18 @@ class Upkeep:
             self.check_disk()
             self.trimmer.look(now, self.needed_bytes)
             journal.state.streams.release_some()
-        elif not journal.blocked and self._bytes() - self._looked_bytes > self._room // LOOK_SHARE:
+        elif not journal.blocked and self._bytes() - self._room_at_bytes > self._room // LOOK_SHARE:
             self.check_disk()  # a fast publisher fills a small disk within a second
 
     def _bytes(self) -> int:
-        """Bytes of all that was written; the number only grows."""
+        """Return the bytes of all that was written since the start."""
         journal = self._journal
         written = self._checkpoints.written_bytes + self._transient.written_bytes
         return journal.log.appended_bytes + self._store_bytes() + written
 
     @property
     def needed_bytes(self) -> int:
-        """What a checkpoint has to write at most, and so what the reserve has to be."""
+        """What a checkpoint writes at most, and so the least size of the reserve."""
         journal = self._journal
         return journal.log.appended_bytes - self._cut_bytes + self._checkpoints.bytes
 
@@ -116,12 +141,12 @@ class Upkeep:
 
     def _is_due(self, now: float) -> bool:
         log, options = self._journal.log, self._journal.options
-        if self._is_owed or self._journal.blocked:
+        if self._is_given_up or self._journal.blocked:
             return self._is_due_without_space(now)
         if log.appended_records == self._cut_records and not self._journal.state.ticks.dead:
             return False
-        # On a small disk sooner: until then it holds the log, the reserve for it and the messages;
-        # and while there is hardly any room as soon as anything may be given back.
+        # Sooner on a small disk, which contains the log, the reserve for it and the messages; and
+        # while there is hardly any room, as soon as anything may be freed.
         least_bytes = LOG_SEGMENTS * options.wal_segment_bytes_min
         room_bytes = max(self._room // LOG_SHARE, least_bytes)
         is_low = self._room < 2 * least_bytes and now - self._cut_at >= AGAIN_S
@@ -134,15 +159,15 @@ class Upkeep:
         )
 
     def _is_due_without_space(self, now: float) -> bool:
-        """While publishers are refused a checkpoint is due soon after any change; one that was
-        given up, as soon as there is more space."""
+        """Return whether one is due while publishers are refused: soon after any change, and after
+        one was given up, as soon as there is more space."""
         is_changed = self._journal.log.appended_records != self._cut_records
-        if not self._is_owed and not is_changed and not self._journal.state.ticks.dead:
+        if not self._is_given_up and not is_changed and not self._journal.state.ticks.dead:
             return False
         if now - self._cut_at >= AGAIN_S:
             return True
         is_time = now - self._cut_at >= CHECK_DISK_S
-        return self._is_owed and is_time and self._free_bytes() > self._owed_free
+        return self._is_given_up and is_time and self._free_bytes() > self._given_up_free
 
     def _free_bytes(self) -> int:
         return self._journal.fullest_disk()[1]
@@ -152,8 +177,8 @@ class Upkeep:
         return store.written_bytes + store.released_bytes
 
     def begin_checkpoint(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
-        """The cut of a checkpoint (see Checkpointer.begin), if none is in progress, and no large
-        commit or adoption is under way."""
+        """Make the cut of a checkpoint (see Checkpointer.begin), unless one is in progress, or a
+        large commit or an adoption is."""
         journal = self._journal
         if self._checkpoints.phase != IDLE or journal.is_committing:
             return
@@ -161,14 +186,14 @@ class Upkeep:
             return  # it would name pages that are not there yet
         self._checkpoints.begin(is_clean=is_clean, is_whole=is_whole)
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
-        self._is_owed = False
+        self._is_given_up = False
         self._cut_bytes = journal.log.appended_bytes
         self._cut_records = journal.log.appended_records
         self._cut_store_bytes = self._store_bytes()
         self._cut_at = journal.clock.monotonic()
 
     def step_checkpoint(self, until: float) -> None:
-        """Make a slice. Without space the reserve is given back, then the checkpoint given up."""
+        """Make a slice. On a full disk release the reserve, and next time give up."""
         journal = self._journal
         try:
             self._checkpoints.step(until)
@@ -177,21 +202,21 @@ class Upkeep:
         except OSError as error:
             if error.errno not in FULL:
                 journal.stop(error)
-            elif not self.reserve.release():
+            elif not self._reserve.release():
                 self._checkpoints.give_up(error)
 
     def checkpoint_failed(self, error: OSError) -> None:
-        """Note that a checkpoint was given up for want of space. The next may use the reserve."""
+        """Note that a checkpoint was given up. The next may use the room of the reserve."""
         self._cut_bytes, self._cut_records, self._cut_store_bytes, _ = self._before
-        self._is_owed = True
-        self._owed_free = self._free_bytes()
-        self.reserve.release()
-        if not self._is_told or not self._journal.blocked:
-            self._is_told = True
+        self._is_given_up = True
+        self._given_up_free = self._free_bytes()
+        self._reserve.release()
+        if not self._is_reported or not self._journal.blocked:
+            self._is_reported = True
             self._journal.block(f"a checkpoint was given up, it will be tried again: {error}")
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
-        """Make a whole checkpoint, now; False if it was given up twice for want of space."""
+        """Make a whole checkpoint now; False if it was given up twice."""
         checkpoints = self._checkpoints
         self._drive()
         if not self._batches.finish_adoptions():
@@ -205,8 +230,8 @@ class Upkeep:
         return False
 
     def close(self) -> None:
-        """Make the last, clean checkpoint, and delete what the next start does not need. Without
-        space for it all stays as it is: the next start reads the log."""
+        """Make the last, clean checkpoint, and delete what the next start does not need. If the
+        disk is full nothing changes, and the next start reads the log."""
         self._drive()
         self.trimmer.before_close()
         if self.checkpoint(is_clean=True):
@@ -238,10 +263,10 @@ class Upkeep:
                 paths += [f"{queue.path}/{segment}.qi", f"{queue.path}/{segment}.qs"]
         if paths:
             state.ticks.dead = left
-            journal.submit(lambda: delete(journal.fs, paths, []), _nothing, self._not_deleted)
+            journal.delete_files(paths, [])
 
     def reap(self) -> bool:
-        """Release the references of one purged segment. False if there is nothing to do yet."""
+        """Release the store references of one purged segment. False if there is nothing to do."""
         journal = self._journal
         state = journal.state
         if not state.reaping or state.reap_lsn > journal.log.durable_lsn or journal.is_committing:
@@ -285,76 +310,202 @@ class Upkeep:
     # ---- space ---------------------------------------------------------------------------------
 
     def make_room(self) -> bool:
-        """The log needs a segment and the disk is full: publishers wait; acks, purges and deletes
-        go on with the room of the reserve. False if there is no reserve."""
-        has_room = self.reserve.release()
+        """Release the reserve and refuse publishers: the log needs a segment and the disk is full.
+        Acks, purges and deletes use the room. False if there was no reserve."""
+        has_room = self._reserve.release()
         if has_room:
-            self._journal.block("the log goes on in the room of the reserve")
+            self._journal.block("the log uses the room of the reserve")
         elif not self._journal.blocked:
             self._journal.block("there is no room for the next segment of the log")
         return has_room
 
     def check_disk(self) -> None:
-        """Refuse publishers below the limit of free space, until there is enough again."""
+        """Refuse publishers below the limit of free space, or accept them again."""
         journal = self._journal
         disk, free = journal.fullest_disk()
         limit = journal.options.disk_free_limit
         self._room = max(0, free - limit)
-        self._looked_bytes = self._bytes()
+        self._room_at_bytes = self._bytes()
         want = self.trimmer.reserve_bytes(self.needed_bytes)
-        self.reserve.want(want)
-        if self.reserve.bytes - want > self._room // LOG_SHARE:
+        self._reserve.want(want)
+        if self._reserve.bytes - want > self._room // LOG_SHARE:
             self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not journal.blocked and free < limit:
             text = f"{disk}: {free} bytes are free, the limit is {limit}: publishers are refused"
             journal.block(text)
-        elif journal.blocked and free >= limit + self.reserve.missing():
-            self._is_told = False
-            journal.unblock(f"{disk}: {free} bytes are free again: publishers go on")
+        elif journal.blocked and free >= limit + self._reserve.missing():
+            self._is_reported = False
+            journal.unblock(f"{disk}: {free} bytes are free again: publishers are accepted")
         if not journal.blocked and journal.clock.monotonic() >= self._grow_at:
-            growth = self.reserve.take_growth(free - limit)
+            growth = self._reserve.take_growth(free - limit)
             if growth is not None:
                 journal.submit(growth, self._grown, self._not_grown)
 
     def _grown(self, size: object) -> None:
-        self.reserve.grown(size)
+        self._reserve.grown(size)
         if size:
-            self._is_reserve_told = False
+            self._is_growth_reported = False
         else:
             self._grow_at = self._journal.clock.monotonic() + AGAIN_S
 
     def _not_grown(self, error: BaseException) -> None:
-        """Report it, but refuse nobody: there is space enough, and it is tried again."""
-        self.reserve.not_grown()
+        """Report it, but refuse nobody: there is space, and it is tried again."""
+        self._reserve.not_grown()
         self._grow_at = self._journal.clock.monotonic() + AGAIN_S
-        if not self._is_reserve_told:
-            self._is_reserve_told = True
+        if not self._is_growth_reported:
+            self._is_growth_reported = True
             self._journal.event("warning", f"the reserve could not be made: {error}")
 
     def delete_orphans(self, recovered: Recovered) -> None:
-        """After recovery's checkpoint: delete what a crash left and nothing knows, and mend the
-        queues' names for people, which a power cut may have torn."""
+        """Delete what a crash left and no checkpoint names, and repair the `.queue_name` files,
+        which a power cut may have torn. Called after recovery's checkpoint."""
         journal = self._journal
         files, trees = recovery.orphans(
             journal.fs, journal.state, self._checkpoints.number, recovered.unknown
         )
         if files or trees:
-            journal.submit(lambda: delete(journal.fs, files, trees), _nothing, self._not_deleted)
+            journal.delete_files(files, trees)
             journal.finish()
         if not recovered.is_clean:
             for queue in journal.state.queues.values():
                 if journal.fs.exists(queue.path):
-                    self._mend_name(queue)
+                    self._repair_name(queue)
 
-    def _mend_name(self, queue: QueueIndex) -> None:
+    def _repair_name(self, queue: QueueIndex) -> None:
         try:
             queue.make_directory()
         except OSError as error:
-            self._journal.event("clean", f"{queue.path}/.queue_name could not be mended: {error}")
-
-    def _not_deleted(self, error: BaseException) -> None:
-        self._journal.event("clean", f"an orphan could not be deleted: {error}")
+            self._journal.event("clean", f"{queue.path}/.queue_name could not be repaired: {error}")
 
 
-def _nothing(_: object) -> None:
-    pass
+# ---- trimming -----------------------------------------------------------------------------------
+
+
+class Trimmer:
+    """One per engine. is_idle: nothing was logged for a minute. begin_checkpoint: begins one, if
+    that is possible."""
+
+    def __init__(
+        self, journal: Journal, checkpoints: Checkpointer, transient: MessageStore,
+        begin_checkpoint: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._transient = transient
+        self._begin_checkpoint = begin_checkpoint
+        self._lsn: int = journal.log.last_lsn
+        self._since_s: float = journal.clock.monotonic()
+        self._made_s: float = float("-inf")
+        self._rounds: int = 0
+        self._is_done: bool = False  # nothing was left to trim, and nothing was logged since
+        self.is_idle: bool = False
+
+    def look(self, now_s: float, needed_bytes: int) -> None:
+        """Trim if the store is idle or blocked. Called once a second. needed_bytes: of the
+        reserve."""
+        journal = self._journal
+        if journal.log.last_lsn != self._lsn:
+            self._lsn = journal.log.last_lsn
+            self._since_s = now_s
+            self._rounds = 0
+            self._is_done = False
+        self.is_idle = now_s - self._since_s >= IDLE_S
+        journal.log.lean(self.is_idle or journal.blocked)
+        if not self.is_idle and not journal.blocked:
+            return
+        if self._is_busy():
+            return
+        self.drop_transient()
+        is_time = now_s - self._made_s >= AGAIN_S
+        if journal.blocked and is_time:
+            self._rounds = 0
+            self._is_done = False
+        if self._is_done and journal.state.store.has_dead():  # files were combined meanwhile
+            self._is_done = False
+        if is_time and not self._is_done and self._rounds < ROUNDS and self._trim_files():
+            self._rounds += 1
+            self._made_s = now_s
+        else:
+            self.trim_reserve(needed_bytes)
+
+    def _trim_files(self) -> bool:
+        """Do the next step; True if it is a checkpoint."""
+        journal = self._journal
+        if journal.log.disk_bytes > IDLE_LOG_SEGMENTS * journal.options.wal_segment_bytes_min:
+            journal.log.shrink()
+        if journal.log.is_shrinking:
+            return False
+        if not self.leave_dead():
+            self._is_done = True
+            return False
+        self._begin_checkpoint()
+        return True
+
+    def reserve_bytes(self, needed_bytes: int) -> int:
+        """Return the size of the reserve, if a checkpoint needs so many bytes."""
+        return min(needed_bytes, RESERVE_BYTES) if self.is_idle else needed_bytes
+
+    def trim_reserve(self, needed_bytes: int) -> None:
+        """Cut the reserve to what a checkpoint needs and what a start on a full disk takes before
+        its checkpoint: a segment of the log."""
+        kept = needed_bytes + self._journal.options.wal_segment_bytes_min
+        self._journal.reserve.trim(self.reserve_bytes(kept))
+
+    def _is_busy(self) -> bool:
+        journal = self._journal
+        return (
+            self._checkpoints.phase != IDLE
+            or journal.is_committing
+            or journal.pins.count > 0
+            or journal.log.is_shrinking
+        )
+
+    def leave_dead(self, slack_bytes: int = SLACK_BYTES) -> bool:
+        """Stop writing to files in which nothing is alive, if they have more than `slack_bytes`.
+        Returns whether a checkpoint now, in the same step, would free any room."""
+        journal = self._journal
+        store = journal.state.store
+        tails = [(queue, size) for queue in journal.state.queues.values() if (size := _tail(queue))]
+        if sum([size for _, size in tails]) > slack_bytes:
+            for queue, _ in tails:
+                queue.leave_tail()
+        if store.dead_bytes() > slack_bytes:
+            store.retire_dead()
+        return journal.log.has_old or store.has_dead() or bool(journal.state.ticks.dead)
+
+    def drop_transient(self) -> None:
+        """Delete dead files of the transient store."""
+        paths = self._transient.drop_dead()
+        if paths:
+            self._journal.delete_files(paths, [])
+
+    # ---- closing -------------------------------------------------------------------------------
+
+    def before_close(self) -> None:
+        """Prepare the last checkpoint, so that it deletes as much as possible."""
+        journal = self._journal
+        journal.log.lean(True)
+        journal.log.shrink()
+        while journal.log.is_shrinking:
+            journal.poll(wait=True)
+            journal.check()
+        self.leave_dead()
+
+    def after_close(self, needed_bytes: int) -> None:
+        """Delete the log: the last checkpoint is CURRENT and clean."""
+        journal = self._journal
+        journal.log.end()
+        while journal.log.is_ending:
+            journal.poll(wait=True)
+        self.is_idle = True
+        self.trim_reserve(needed_bytes)
+
+
+def _tail(queue: QueueIndex) -> int:
+    """Return the bytes of files that an empty queue with nothing in RAM keeps for its next
+    message."""
+    if queue.count or queue.is_deleted or not queue.has_files:
+        return 0
+    if queue.holder.candidates(1 << 60, 1) or queue.holder.unsettled():
+        return 0
+    return queue.tail_bytes()

@@ -52,11 +52,12 @@ from penstock.fast_crc import crc32
 from penstock.message import Message
 from penstock.storage import recovery, stream_meta
 from penstock.storage.batches import Batch, StagedPage
+from penstock.storage.data_directory import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.message_store import OWN_FILE, MessageStore
-from penstock.storage.offline import Offline, Vhost
+from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import (
     BLOCK_BYTES,
@@ -78,8 +79,6 @@ from penstock.storage.page_index import (
 )
 from penstock.storage.page_table import list_bases
 from penstock.storage.queue_index import IndexSegment, QueueIndex
-from penstock.storage.queue_name import QUEUE_NAME, old_text_of, queue_name, text_of
-from penstock.storage.read_only import ReadOnlyFileSystem
 from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import query_path
 from penstock.storage.state import StorageState

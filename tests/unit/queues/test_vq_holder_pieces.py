@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.checkpointer import SLICES
+from penstock.storage.checkpoint import SLICES
 from penstock.storage.durability import DISK, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import World

@@ -8,11 +8,10 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, NotAStoreError, SyncFailedError
 from penstock.storage.backup import Backup, backup
-from penstock.storage.checkpointer import IDLE
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.data_directory import DataDirectory, FreshDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.fresh_directory import FreshDirectory
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (
@@ -129,8 +128,8 @@ def test_what_died_meanwhile_is_deleted_in_the_end() -> None:
         engine.poll()
     engine.poll(wait=True)
     assert not engine.fs.exists(queue.path)
-    assert engine.pins.count == 0
-    assert engine.pins.paths == engine.pins.trees == []
+    assert engine.journal.pins.count == 0
+    assert engine.journal.pins.paths == engine.journal.pins.trees == []
     fresh.finish()
     assert b"big" in content(disk(engine), COPY)
 
@@ -146,7 +145,7 @@ def test_abandoned_it_leaves_the_source_alone() -> None:
         engine.poll()
     work.abandon()
     fresh.abandon()
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     assert not work.step()
     with pytest.raises(NotAStoreError, match="UNFINISHED"):
         DataDirectory(engine.fs, COPY)
@@ -199,7 +198,7 @@ def test_a_disk_that_fails_under_the_copy(kind: str) -> None:
     with pytest.raises((OSError, SyncFailedError), match="put/output"):
         backup([engine], COPY)
     assert engine.failed is None
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     backup([engine], COPY)
     check_copy(engine, wanted)
     traffic(engine, 3)
@@ -215,7 +214,7 @@ def test_no_room_for_its_checkpoint() -> None:
     with pytest.raises(DiskFullError):
         backup([engine], COPY)
     assert engine.failed is None
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     disk(engine).clear_faults()
     wanted = engine_content(engine)
     backup([engine], COPY)
@@ -226,7 +225,7 @@ def test_the_target_must_be_free() -> None:
     engine = running()
     with pytest.raises(NotAStoreError):
         backup([engine], DATA)
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     backup([engine], COPY)
     with pytest.raises(NotAStoreError):
         backup([engine], COPY)

@@ -13,14 +13,13 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError
 from penstock.storage.backup import Backup, backup
-from penstock.storage.checkpointer import IDLE
-from penstock.storage.data_directory import DataDirectory
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.data_directory import DataDirectory, FreshDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.fresh_directory import FreshDirectory
 from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import Binding
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_batches import TARGET, read_all, rows_of, stage, step_into_stream
@@ -374,7 +373,7 @@ def test_a_checkpoint_that_leaves_out_what_is_consumed_meanwhile_is_noticed(
     work = Backup(engine, FreshDirectory(engine.fs, COPY, "a backup"))
     with pytest.raises(CorruptionError, match="the backup does not verify"):
         drive(engine, work, lambda _: kind(engine, 0))
-    assert engine.pins.count == 0
+    assert engine.journal.pins.count == 0
     assert not engine.fs.exists(COPY + "/VERSION")
 
 

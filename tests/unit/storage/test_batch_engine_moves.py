@@ -98,7 +98,7 @@ def test_an_adoption_without_room_gets_that_of_the_reserve() -> None:
     rig.settle()
     rows = rows_of(0, 20)
     rig.decide(rows)
-    assert rig.engine.upkeep.reserve.bytes > 4000
+    assert rig.engine.journal.reserve.bytes > 4000
     rig.fs.capacity = rig.fs.used_bytes()
     roll(rig.engine, "q")
     for _ in range(3):

@@ -5,10 +5,11 @@ import errno
 import pytest
 
 from penstock.message import Entry
-from penstock.storage.checkpointer import IDLE, SLICES, SYNC, delete
+from penstock.storage.checkpoint import IDLE, SLICES, SYNC
+from penstock.storage.durability import DISK
+from penstock.storage.journal import delete
 from penstock.storage.queue_index import QueueIndex, Section
 from penstock.storage.routing_table import set_parameter
-from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -276,12 +277,12 @@ def test_pinned_files_stay() -> None:
     rig = EngineRig()
     queue = filled(rig, b"q", 8)
     rig.engine.checkpoint()
-    rig.engine.pins.count += 1
+    rig.engine.journal.pins.count += 1
     rig.ack(queue, *range(4))
     rig.engine.sync()
     rig.engine.checkpoint()
     assert "0.qi" in rig.files_of(queue)
-    assert queue.path + "/0.qi" in rig.engine.pins.paths
+    assert queue.path + "/0.qi" in rig.engine.journal.pins.paths
 
 
 # ---- no space ----------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ def test_the_reserve_is_given_back_when_a_checkpoint_needs_the_room() -> None:
     queue = filled(rig, b"q", 6)
     rig.clock.advance(2)
     rig.settle()
-    reserve = rig.engine.upkeep.reserve
+    reserve = rig.engine.journal.reserve
     assert reserve.bytes > 0
     rig.fs.capacity = rig.fs.used_bytes()
     assert rig.engine.checkpoint(), "the reserve was room enough"
@@ -380,7 +381,7 @@ def test_a_slice_that_is_tried_again_on_the_reserve_counts_nothing_twice(nth: in
     queue = filled(rig, b"q", 3)
     rig.clock.advance(2)
     rig.settle()
-    assert rig.engine.upkeep.reserve.bytes
+    assert rig.engine.journal.reserve.bytes
     rig.engine.publish([queue], b"", BIG, DISK)  # into a store file that nobody will have sealed
     rig.engine.sync()
     rig.fs = rig.fs.crash("kept")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.storage.checkpointer import SLICES
+from penstock.storage.checkpoint import SLICES
+from penstock.storage.durability import DISK
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 BIG = b"B" * STORED

@@ -15,6 +15,7 @@ from penstock.errors import (
 )
 from penstock.message import START_SHIFT
 from penstock.storage.data_directory import DataDirectory
+from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.holder import DictHolder
@@ -25,7 +26,6 @@ from penstock.storage.routing_table import (
     clear_parameter,
     set_parameter,
 )
-from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.engine_rig import OPTIONS, PATH, STORED, VHOST, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -351,7 +351,7 @@ def test_a_name_or_number_that_is_taken_is_refused_before_it_is_logged() -> None
     rig = EngineRig()
     queue = rig.queue()
     lsn = rig.engine.last_lsn
-    with pytest.raises(ValueError, match=r"b'q' is there"):
+    with pytest.raises(ValueError, match=r"b'q' exists"):
         rig.engine.declare_queue(b"q")
     with pytest.raises(ValueError, match="given out before"):
         rig.engine.apply_topology(DurableQueue(b"other", queue.number).record())

@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
 from penstock.storage import record
-from penstock.storage.checkpointer import IDLE
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -93,7 +93,7 @@ def test_a_declare_that_cannot_be_whole_declares_nothing(names: list[bytes]) -> 
     rig = EngineRig()
     rig.declare(b"old")
     before = rig.engine.last_lsn
-    with pytest.raises(ValueError, match=r"is there|twice|at most 65535"):
+    with pytest.raises(ValueError, match=r"exists|twice|at most 65535"):
         rig.engine.declare_queues([(name, b"", 0) for name in names])
     assert rig.engine.last_lsn == before
     assert list(rig.engine.state.routing.queues) == [b"old"]

@@ -9,6 +9,7 @@ from penstock.errors import DiskFullError, StoppedError
 from penstock.message import Message
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
+from penstock.storage.durability import DISK, OS
 from penstock.storage.record import StreamData
 from penstock.storage.record_types import (
     BatchChange,
@@ -20,7 +21,6 @@ from penstock.storage.record_types import (
     Requeue,
     StreamRecord,
 )
-from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.engine_rig import EngineRig
 
 PAGE = 4096

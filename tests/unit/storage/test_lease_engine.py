@@ -15,11 +15,11 @@ from penstock.errors import (
 )
 from penstock.storage.backup import backup
 from penstock.storage.dump import dump
+from penstock.storage.durability import DISK, OS
 from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.salvage import salvage
 from penstock.storage.stats import stats
-from penstock.storage.transaction_log import DISK, OS
 from penstock.storage.verify import verify
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.tiny_engine import PATH

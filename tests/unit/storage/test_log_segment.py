@@ -6,8 +6,8 @@ import random
 import pytest
 
 from penstock.errors import DiskFullError, SyncFailedError
-from penstock.storage import log_segment
-from penstock.storage.log_segment import Segment, prepare
+from penstock.storage import log_file
+from penstock.storage.transaction_log import Segment, prepare_segment
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.logs import KIB, VHOST, WAL
 
@@ -26,7 +26,7 @@ def disk(old_bytes: int = 0) -> FaultyFileSystem:
 
 
 def made(fs: FaultyFileSystem, recycled: str | None = None, size: int = KIB) -> Segment:
-    return prepare(fs, WAL, VHOST, 7, size, SALT, recycled)
+    return prepare_segment(fs, WAL, VHOST, 7, size, SALT, recycled)
 
 
 def test_a_new_segment() -> None:
@@ -38,8 +38,8 @@ def test_a_new_segment() -> None:
     assert after.list(WAL) == ["0000000007.wal"]
     data = after.read(PATH)
     assert (len(data), data[64:]) == (KIB, bytes(KIB - 64))
-    assert log_segment.decode_segment_header(data, PATH, VHOST, 7) == (KIB, segment.seed)
-    assert segment.seed == log_segment.segment_seed(VHOST, 7, SALT)
+    assert log_file.decode_segment_header(data, PATH, VHOST, 7) == (KIB, segment.seed)
+    assert segment.seed == log_file.segment_seed(VHOST, 7, SALT)
 
 
 def test_a_recycled_segment_keeps_its_size_and_old_bytes() -> None:
@@ -71,7 +71,7 @@ def test_a_name_means_a_good_header_whenever_it_crashes(recycled: str | None, mo
                 pass
             after = fs.crash(mode, random.Random(seed))
             if after.exists(PATH):
-                log_segment.decode_segment_header(after.read(PATH), PATH, VHOST, 7)
+                log_file.decode_segment_header(after.read(PATH), PATH, VHOST, 7)
 
 
 @pytest.mark.parametrize("kind", ["allocate", "pwrite"])
@@ -103,21 +103,21 @@ def test_a_full_disk_that_a_sync_tells_of_is_a_failed_sync() -> None:
 
 
 def test_chain_and_vouch() -> None:
-    for is_vouch in (False, True):
-        block = log_segment.encode_chain(5, 6, 640, 99, 98, is_vouch)
-        chain = log_segment.decode_chain(block, 5)
+    for is_end_marker in (False, True):
+        block = log_file.encode_chain(5, 6, 640, 99, 98, is_end_marker)
+        chain = log_file.decode_chain(block, 5)
         assert chain is not None
         assert (chain.prev_segment, chain.prev_end, chain.prev_lsn) == (6, 640, 99)
-        assert (chain.durable_lsn, chain.is_vouch) == (98, is_vouch)
-        assert log_segment.decode_chain(block, 4) is None
-    assert log_segment.decode_chain(bytes(64), 5) is None
+        assert (chain.durable_lsn, chain.is_end_marker) == (98, is_end_marker)
+        assert log_file.decode_chain(block, 4) is None
+    assert log_file.decode_chain(bytes(64), 5) is None
 
 
 def test_group_header() -> None:
-    data = b"....." + log_segment.encode_group_header(5, 300, 42, 40, 3)
-    group = log_segment.decode_group_header(data, 5, 5)
+    data = b"....." + log_file.encode_group_header(5, 300, 42, 40, 3)
+    group = log_file.decode_group_header(data, 5, 5)
     assert group is not None
     assert (group.length, group.first_lsn, group.durable_lsn, group.count) == (300, 42, 40, 3)
-    assert log_segment.decode_group_header(data, 5, 4) is None
-    assert log_segment.decode_group_header(data, 6, 5) is None
-    assert log_segment.decode_group_header(data[:-1], 5, 5) is None
+    assert log_file.decode_group_header(data, 5, 4) is None
+    assert log_file.decode_group_header(data, 6, 5) is None
+    assert log_file.decode_group_header(data[:-1], 5, 5) is None

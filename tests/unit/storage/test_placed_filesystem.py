@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage import recovery, reserve
+from penstock.storage import journal, recovery
+from penstock.storage.data_directory import LOG, SPILL, PlacedFileSystem, kind_of
 from penstock.storage.filesystem import FileSystem, OsFileSystem
 from penstock.storage.leases import DIRECTORY as LEASES
-from penstock.storage.placed_filesystem import LOG, SPILL, PlacedFileSystem, kind_of
 from penstock.storage.staging import STAGING
 from tests.contracts.filesystem import FileSystemContract, put
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -46,7 +46,7 @@ def simulated(roots: dict[str, str] = ROOTS) -> PlacedFileSystem:
 
 
 def test_every_part_of_a_vhost_has_its_place() -> None:
-    parts = [*recovery.PARTS, *reserve.NAMES, LEASES, STAGING, "CURRENT", "CURRENT.new"]
+    parts = [*recovery.PARTS, *journal.RESERVE_NAMES, LEASES, STAGING, "CURRENT", "CURRENT.new"]
     kinds = {part: kind_of(part) for part in [*parts, "checkpoint-7"]}
     log = {"wal", "reserve", "CURRENT", "CURRENT.new", "checkpoint-7"}
     assert {part for part, kind in kinds.items() if kind == LOG} == log

@@ -11,16 +11,18 @@ import pytest
 
 from penstock.errors import CorruptionError, LockedError, OptionError, VersionError
 from penstock.storage.data_directory import (
+    LOG,
     OWNER,
     PLACES,
+    SPILL,
     DataDirectory,
+    PlacedFileSystem,
     hash_name,
     placed,
     read_places,
 )
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.offline import Offline
-from penstock.storage.placed_filesystem import LOG, SPILL, PlacedFileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 LOG_AT, SPILL_AT = "/fast/log", "/big/spill"

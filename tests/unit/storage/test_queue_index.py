@@ -4,10 +4,10 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
-from penstock.storage.checkpointer import CLEAN, SLICES
+from penstock.storage.checkpoint import DELETING, SLICES
+from penstock.storage.durability import DISK
 from penstock.storage.holder import DictHolder
 from penstock.storage.queue_index import QueueIndex, Row, Ticks
-from penstock.storage.transaction_log import DISK
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -446,9 +446,9 @@ def test_the_tail_is_not_deleted_under_a_message_that_comes_meanwhile() -> None:
     queue.keep_transients(0, 1)
     queue.keep_transients(0, -1)  # dead, and its segment is the tail
     rig.engine.upkeep.begin_checkpoint()
-    while rig.engine.checkpoints.phase != CLEAN:
+    while rig.engine.checkpoints.phase != DELETING:
         rig.engine.upkeep.step_checkpoint(float("inf"))
-        while rig.engine.checkpoints.phase not in (CLEAN, SLICES):
+        while rig.engine.checkpoints.phase not in (DELETING, SLICES):
             rig.engine.flush()
             rig.engine.poll(wait=True)
     rig.put(queue, b"b")

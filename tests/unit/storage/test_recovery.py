@@ -4,8 +4,8 @@ import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage import checkpoint, recovery
-from penstock.storage.read_only import ReadOnlyFileSystem
-from penstock.storage.transaction_log import DISK
+from penstock.storage.durability import DISK
+from penstock.storage.offline import ReadOnlyFileSystem
 from tests.helpers.engine_rig import NUMBER, OPTIONS, PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

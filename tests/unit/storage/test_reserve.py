@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.reserve import STEP, Reserve
+from penstock.storage.journal import RESERVE_STEP_BYTES as STEP
+from penstock.storage.journal import Reserve
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 MANY = 1 << 40
@@ -39,7 +40,11 @@ def test_there_is_no_file_until_it_is_wanted() -> None:
 def test_it_is_made_of_written_bytes_in_whole_steps() -> None:
     fs, r = reserve()
     assert grow(r, 10)
-    assert (r.bytes, r.missing(), fs.size("/v/reserve")) == (STEP, 0, STEP)
+    assert (r.bytes, r.missing(), fs.size("/v/reserve")) == (
+        STEP,
+        0,
+        STEP,
+    )
     assert fs.used_bytes() == STEP
 
 
@@ -49,7 +54,11 @@ def test_it_grows_by_doubling_and_does_not_shrink_when_less_is_wanted() -> None:
     grow(r, 3 * STEP)
     assert r.bytes == 4 * STEP
     assert not grow(r, 1)
-    assert (r.bytes, fs.size("/v/reserve"), r.missing()) == (4 * STEP, 4 * STEP, 0)
+    assert (r.bytes, fs.size("/v/reserve"), r.missing()) == (
+        4 * STEP,
+        4 * STEP,
+        0,
+    )
 
 
 def test_release_gives_all_of_it_back() -> None:

@@ -9,10 +9,10 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, LockedError, NotAStoreError
 from penstock.storage.data_directory import DataDirectory, hash_name
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import SalvageReport, salvage
 from penstock.storage.salvage_log import unwind
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (

@@ -5,11 +5,11 @@ import pytest
 from penstock.errors import CorruptionError
 from penstock.message import MessageFactory
 from penstock.storage import record
+from penstock.storage.durability import DISK, OS
 from penstock.storage.log_file import LogReader
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.state import Replay, StorageState
-from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.engine_rig import NUMBER, PATH, STORED, EngineRig
 
 BIG = b"B" * STORED
@@ -174,7 +174,7 @@ def test_a_body_that_is_nowhere_is_damage() -> None:
     queue = cold(rig, b"inline")
     (message,) = queue.read([0])
     queue.section[0].body_file = 0
-    with pytest.raises(CorruptionError, match="the body of seq 0 of queue 1 is nowhere"):
+    with pytest.raises(CorruptionError, match="the body of seq 0 of queue 1 is in no file"):
         rig.engine.load_body(queue, 0, message)
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import checkpoint
+from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.stream_meta import WRITE_META, decode_head, read_tail
 from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
-from penstock.storage.transaction_log import DISK, INTERVAL, OS
 from tests.helpers.engine_rig import NUMBER, EngineRig
 from tests.helpers.tiny_engine import PATH
 
@@ -204,7 +204,7 @@ def test_a_checkpoint_in_progress_writes_and_syncs_what_was_deleted_since() -> N
 def test_a_recovery_on_a_full_disk_uses_the_reserve() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 20)
-    rig.engine.upkeep.reserve.bytes = 0
+    rig.engine.journal.reserve.bytes = 0
     file = rig.fs.open(PATH + "/reserve", create=True)
     file.allocate(100_000)
     file.close()
@@ -467,11 +467,11 @@ def test_one_deletion_at_a_time() -> None:
 def test_a_pinned_store_keeps_its_pages_and_readers_do_not_see_them() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
-    rig.engine.pins.count += 1
+    rig.engine.journal.pins.count += 1
     assert rig.engine.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (6, [0, 2, 4, 6])
-    assert [path for path in rig.engine.pins.paths if path.endswith(".page")] == [
+    assert [path for path in rig.engine.journal.pins.paths if path.endswith(".page")] == [
         f"{stream.path}/{base:020}.page" for base in (0, 2, 4)
     ]
 

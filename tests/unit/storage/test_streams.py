@@ -13,10 +13,10 @@ from penstock.errors import (
     UnknownQueueError,
 )
 from penstock.storage import record
+from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.page_index import INDEX_ROW_BYTES
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
-from penstock.storage.transaction_log import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_engine import PATH
 
@@ -81,7 +81,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_happens(names: list[bytes])
     rig.declare(b"q")
     declare(rig, b"taken")
     before = (rig.engine.last_lsn, rig.fs.list(PATH + "/streams"))
-    with pytest.raises(ValueError, match=r"name comes twice|is there"):
+    with pytest.raises(ValueError, match=r"name comes twice|exists"):
         rig.engine.declare_streams([(name, b"", 0) for name in names], page_bytes=PAGE_BYTES)
     assert (rig.engine.last_lsn, rig.fs.list(PATH + "/streams")) == before
 

@@ -11,8 +11,8 @@ from penstock.errors import (
     TransactionTooLargeError,
     UnknownQueueError,
 )
-from penstock.storage.checkpointer import IDLE, SLICES
-from penstock.storage.transaction_log import DISK, OS
+from penstock.storage.checkpoint import IDLE, SLICES
+from penstock.storage.durability import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import CrashNow
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import record
-from penstock.storage.durability import DISK, INTERVAL, OS, SOFT
-from penstock.storage.log_segment import FIRST_GROUP_OFFSET, LogEnd
+from penstock.storage.durability import DISK, INTERVAL, OS
+from penstock.storage.log_file import FIRST_GROUP_OFFSET, LogEnd
 from penstock.storage.transaction_log import HOLD_BYTES_MAX, TransactionLog
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 
@@ -57,7 +57,7 @@ def test_what_settled_means_in_each_mode() -> None:
 def test_the_strongest_member_decides_for_its_group() -> None:
     rig = Rig()
     rig.put(mode=DISK)
-    rig.put(mode=SOFT)
+    rig.put(mode=OS)
     rig.log.flush()
     rig.settle()
     assert rig.log.durable_lsn == 2
@@ -101,7 +101,7 @@ def test_wait_blocks_until_settled_and_hands_on_what_is_not_its_own() -> None:
     assert (rig.log.written_lsn, rig.log.durable_lsn) == (1, 0)
     rig.log.wait(lsn, DISK, lambda token, result: seen.append((token, result)))
     assert (rig.log.durable_lsn, seen) == (1, [(other, "read")])
-    with pytest.raises(AssertionError, match="waits for nothing"):
+    with pytest.raises(AssertionError, match="nothing is in flight"):
         rig.log.wait(2, OS)
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.storage.backup import Backup
-from penstock.storage.checkpointer import IDLE
-from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.data_directory import FreshDirectory
+from penstock.storage.durability import DISK
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction_log import DISK
-from penstock.storage.trimmer import IDLE_S, RESERVE_BYTES, ROUNDS
+from penstock.storage.upkeep import IDLE_S, RESERVE_BYTES, ROUNDS
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 KIB = 1 << 10
@@ -85,10 +85,10 @@ def test_an_idle_log_is_as_small_as_that_of_a_new_store() -> None:
     r = rig()
     load(r)
     assert sum(sizes(r)) > 150 * KIB
-    assert r.engine.upkeep.reserve.bytes >= 32 * KIB
+    assert r.engine.journal.reserve.bytes >= 32 * KIB
     rest(r)
     assert sizes(r) == sizes(new) == [MIN, 2 * MIN]
-    assert r.engine.upkeep.reserve.bytes <= 2 * MIN
+    assert r.engine.journal.reserve.bytes <= 2 * MIN
 
 
 def test_nothing_goes_before_the_minute_is_over() -> None:
@@ -410,7 +410,7 @@ def test_on_a_small_disk_the_log_and_the_reserve_are_small() -> None:
     load(r, 200, 500)
     assert max(sizes(r)) <= 150 * KIB // 8
     assert sum(sizes(r)) <= 5 * 150 * KIB // 8
-    assert r.engine.upkeep.reserve.bytes <= 60 * KIB
+    assert r.engine.journal.reserve.bytes <= 60 * KIB
     assert not r.engine.blocked
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.storage.checkpointer import IDLE
+from penstock.storage.checkpoint import IDLE
+from penstock.storage.durability import DISK, OS
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.routing_table import set_parameter
-from penstock.storage.transaction_log import DISK, OS
 from penstock.storage.upkeep import CHECK_DISK_S
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
@@ -352,8 +352,8 @@ def test_the_reserve_is_kept_for_the_log_and_the_manifest() -> None:
     rig.put(queue, *[b"x" * 100] * 100)
     rig.clock.advance(CHECK_DISK_S)
     rig.settle()
-    assert rig.engine.upkeep.reserve.bytes >= rig.engine.log.appended_bytes
-    assert rig.fs.size(PATH + "/reserve") == rig.engine.upkeep.reserve.bytes
+    assert rig.engine.journal.reserve.bytes >= rig.engine.log.appended_bytes
+    assert rig.fs.size(PATH + "/reserve") == rig.engine.journal.reserve.bytes
 
 
 def test_stopping_on_a_full_disk_loses_nothing() -> None:

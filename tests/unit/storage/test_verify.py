@@ -8,10 +8,9 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
-from penstock.storage.data_directory import DataDirectory, vhost_number
-from penstock.storage.queue_name import queue_name
+from penstock.storage.data_directory import DataDirectory, queue_name, vhost_number
+from penstock.storage.durability import DISK
 from penstock.storage.store_state import FileState
-from penstock.storage.transaction_log import DISK
 from penstock.storage.verify import Bodies, Problem, Report, verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import (

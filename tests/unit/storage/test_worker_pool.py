@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from penstock.storage.worker_pool import WorkerPool
+from penstock.storage.filesystem import WorkerPool
 
 
 def nothing() -> None:

@@ -19,8 +19,8 @@ from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
 from penstock.storage.backup import Backup
-from penstock.storage.checkpointer import IDLE, SLICES
-from penstock.storage.fresh_directory import FreshDirectory
+from penstock.storage.checkpoint import IDLE, SLICES
+from penstock.storage.data_directory import FreshDirectory
 
 JOBS_KEPT: Final = 16
 SLICE_S: Final = 0.002

@@ -36,10 +36,11 @@ from penstock.storage.closed_file import sync_closed
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import unwritten
 from penstock.storage.journal import Journal
-from penstock.storage.message_store import FileState, MessageStore
+from penstock.storage.message_store import MessageStore
 from penstock.storage.pins import Pins
 from penstock.storage.queue_index import QueueIndex, Row, Section
 from penstock.storage.staging import staged_files
+from penstock.storage.store_file import FileState
 from penstock.storage.streams import Stream, StreamSection
 
 

@@ -56,13 +56,13 @@ from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpointer import Checkpointer
 from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.file_queue_backing import SPOOL_BYTES
+from penstock.storage.file_queue_backing import SPOOL_BYTES, Spool
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.journal import Journal, OneRecord, fullest_disk
 from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.leases import Lease, LeaseTable
-from penstock.storage.message_store import MessageStore, Spool
+from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.pins import Pins
 from penstock.storage.placement import Placement, Sharing
@@ -84,7 +84,7 @@ from penstock.storage.record_types import (
 from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
-from penstock.storage.stored_body import StoredBody
+from penstock.storage.store_file import StoredBody
 from penstock.storage.stream_making import StreamMaking
 from penstock.storage.stream_turns import Limits, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream

@@ -14,7 +14,7 @@ its bytes in record.py, a class and a row here, and what it does in the two stat
                text       what `penstock store dump` prints
 
 `apply` says what an operation means by calls of a LogState. There are two: StorageState (state.py)
-for live work and replay, and SalvagedVhost (salvage_state.py), which takes into account that pieces
+for live work and replay, and SalvagedVhost (salvage.py), which takes into account that pieces
 are missing. A live caller applies the operation that it has just logged; replay decodes the same
 operation from the log and applies it.
 

@@ -1,30 +1,31 @@
-"""SegmentPool: the segments that a log is using, the one prepared ahead, and those kept for reuse.
+"""SegmentPool: log segments in use, the one prepared ahead, and those kept for reuse.
 
-Why apart from the log.  When a segment is prepared, recycled or deleted has nothing to do with what
-is written into it; and each step here must be safe against a crash that keeps any part of the
-directory's changes.
+The pool is apart from the log because preparing, recycling and deleting a segment does not depend
+on what is written into it. Each step is safe against a crash that keeps any part of the directory's
+changes.
 
     prepared ahead -> in use, oldest first -> [release_before] -> spare -> prepared ahead
     prepared small ->                                          -> deleted
 
-* [7] A segment is in use only once its content and its name are durable: `prepare` sees to it.
-* Numbers only grow. Whatever is late or too small for its turn is deleted, never renumbered: after
-  a crash it could have its old name back with the header of its new life, which is damage.
+* [7] A segment is in use only after its content and its name are durable; `prepare` does this.
+* Numbers only grow. A segment that is too late or too small for its turn is deleted, never
+  renumbered: after a crash it could have its old name with the header of its new life, which is
+  damage.
 * A *released* segment may become a spare, because its old name is below the first segment of the
-  checkpoint that released it [6], where nobody looks any more.
-* Sizes double from `bytes_min` to `bytes_max`, but a segment is at most an eighth of what the disk
-  has beyond its limit (`bytes_min` at the least), so a small disk has a small log. A spare that is
-  smaller than what is wanted now, or larger than that eighth, is deleted. No directory is synced
-  for a deletion: a name that comes back costs room, nothing else.
-* `shrink` is for a log that nobody writes to, or that has no room: the log goes on in a segment of
-  `bytes_min`, prepared elsewhere as any other [7], and the one ahead is deleted as one that is too
-  small is. What came before goes by `release_before` and no other way: records may be in it.
-* While `is_lean` there are no spares: they go as soon as one is prepared ahead, for until then a
-  spare is what makes the next segment without any room.
+  checkpoint that released it [6], where recovery does not read.
+* Sizes double from `bytes_min` to `bytes_max`, but a segment takes at most an eighth of the room
+  that the disk has beyond its limit (and at least `bytes_min`), so a small disk has a small log. A
+  spare that is smaller than wanted, or larger than that eighth, is deleted. No directory is synced
+  for a deletion: a name that comes back costs only room.
+* `shrink` is for a log without writers or without room: the log continues in a segment of
+  `bytes_min`, which is prepared like any other [7], and the one ahead is deleted. Earlier segments
+  are freed only by `release_before`, because records may be in them.
+* While `is_lean` is set there are no spares. They are deleted once a segment is prepared ahead;
+until
+  then a spare is the only way to make the next segment on a full disk.
 
-Failures: DiskFullError when there is no room for a segment, and nothing has changed;
-SyncFailedError for all else, which the log takes as its own failure [10]. A file that cannot be
-deleted stays.
+Failures: DiskFullError if there is no room for a segment; nothing has changed. Any other failure is
+a SyncFailedError, which stops the log [10]. A file that cannot be deleted stays.
 """
 
 import random
@@ -37,13 +38,13 @@ from penstock.storage.filesystem import FileSystem
 from penstock.storage.log_segment import FIRST_GROUP_OFFSET, Segment, prepare
 
 SPARES_MAX: Final = 2
-FREE_SHARE: Final = 8  # a segment takes at most that part of the room that there is
+FREE_SHARE: Final = 8  # a segment takes at most this part of the free room
 RETRY_S: Final = 1.0
 NO_TOKEN: Final = -1
 
 
 class _PrepareOp:
-    """Runs elsewhere: one segment ahead."""
+    """Prepares one segment; runs in a worker."""
 
     def __init__(
         self, pool: "SegmentPool", number: int, size: int, salt: int, recycled: str | None
@@ -62,7 +63,7 @@ class _PrepareOp:
 
 
 class _DeleteOp:
-    """Runs elsewhere: files that nothing needs."""
+    """Deletes files that nothing needs; runs in a worker."""
 
     def __init__(self, fs: FileSystem, paths: list[str]) -> None:
         self.fs: FileSystem = fs
@@ -78,9 +79,12 @@ class _DeleteOp:
 
 
 class SegmentPool:
-    """in_use: oldest first, the last one takes new groups. ahead: prepared, not yet in use.
+    """The segments of one log.
 
-    ahead_error: why there is none ahead, if the disk is full.
+    in_use: oldest first; the last one takes new groups. ahead: prepared, not yet in use.
+    ahead_error: why there is none ahead, if the disk is full. small: prepared by `shrink`.
+    make_room: called when the disk is full and a segment is needed now; returns whether it made
+    room.
     """
 
     def __init__(
@@ -94,19 +98,18 @@ class SegmentPool:
         bytes_max: int,
         free_limit: int = 0,
     ) -> None:
-        """free_limit: bytes of the disk that are to stay free."""
+        """free_limit: bytes of the disk that must stay free."""
         self.fs: FileSystem = fs
         self.directory: str = directory
         self.vhost: int = vhost
         self.bytes_min: int = bytes_min
         self.bytes_max: int = bytes_max
         self.free_limit: int = free_limit
-        self.is_lean: bool = False  # see lean
-        self.small: Segment | None = None  # prepared by shrink, not yet in use
+        self.is_lean: bool = False
+        self.small: Segment | None = None
         self.in_use: list[Segment] = []
         self.ahead: Segment | None = None
         self.ahead_error: DiskFullError | None = None
-        # Called when the disk is full and a segment is needed now: True if it has made room.
         self.make_room: Callable[[], bool] | None = None
         self._clock: Clock = clock
         self._rng: random.Random = rng
@@ -116,12 +119,12 @@ class SegmentPool:
         self._small_token: int = NO_TOKEN
         self._retry_at: float = 0.0
         self._spares: list[Segment] = []
-        self._old_files: list[tuple[int, str]] = []  # (number, path), of before the start
+        self._old_files: list[tuple[int, str]] = []  # (number, path) from before the start
         self._delete_tokens: set[int] = set()
         self._is_closed: bool = False
 
     def start(self, first_number: int, old_files: list[tuple[int, str]]) -> Segment:
-        """Prepare the first segment here and now; `release_before` will delete the old files."""
+        """Prepare and return the first segment. `release_before` deletes the old files later."""
         assert not self.in_use, "a log is started once"
         self._next_number = first_number
         self._old_files = old_files[:]
@@ -130,7 +133,8 @@ class SegmentPool:
         return segment
 
     def next(self, need: int) -> Segment:
-        """Take a segment with room for a group of `need` bytes into use: ahead, or made here."""
+        """Return a segment in use with room for a group of `need` bytes: that ahead, or a new
+        one."""
         segment = self.ahead
         if segment is None or FIRST_GROUP_OFFSET + need > segment.size:
             segment = self._prepare(self._next_size(), FIRST_GROUP_OFFSET + need)
@@ -143,23 +147,19 @@ class SegmentPool:
         return segment
 
     def prepare_ahead(self) -> None:
-        """Have the next segment prepared elsewhere, and from now on always the one after it."""
+        """Prepare the next segment in a worker, and from now on always one ahead."""
         self._is_ahead_wanted = True
         if self.ahead is not None or self._ahead_token != NO_TOKEN or self._is_closed:
             return
         self.ahead_error = None
         size = self._next_size()
-        op = _PrepareOp(
-            self, self._next_number, size, self._rng.getrandbits(64), self._take_spare(size)
-        )
-        self._next_number += 1
-        self._ahead_token = self.fs.submit(op)
+        self._ahead_token = self._submit(size, self._take_spare(size))
 
     def _next_size(self) -> int:
         return min(self.in_use[-1].size * 2, self._size_max())
 
     def _size_max(self) -> int:
-        """What the disk has room for."""
+        """Return the largest size that the disk has room for."""
         free = self.fs.free_bytes(self.directory)
         return min(self.bytes_max, max(self.bytes_min, (free - self.free_limit) // FREE_SHARE))
 
@@ -167,34 +167,30 @@ class SegmentPool:
 
     @property
     def disk_bytes(self) -> int:
-        """Of all files but those of before the start."""
+        """Bytes of all files except those from before the start."""
         ahead = 0 if self.ahead is None else self.ahead.size
         return sum([s.size for s in self.in_use]) + sum([s.size for s in self._spares]) + ahead
 
     def lean(self, is_lean: bool) -> None:
-        """From now on no spares are kept, or there may be some again."""
+        """Keep no spares from now on, or allow them again."""
         self.is_lean = is_lean
         if is_lean and self.ahead is not None:
             self._delete([spare.path for spare in self._spares])
             self._spares = []
 
     def shrink(self) -> None:
-        """Have a segment of the smallest size prepared elsewhere; it is `small` then."""
+        """Prepare a segment of the smallest size in a worker, as `small`."""
         if self._small_token == NO_TOKEN and self.small is None and not self._is_closed:
-            op = _PrepareOp(
-                self, self._next_number, self.bytes_min, self._rng.getrandbits(64), None
-            )
-            self._next_number += 1
-            self._small_token = self.fs.submit(op)
+            self._small_token = self._submit(self.bytes_min, None)
 
     @property
     def is_shrinking(self) -> bool:
-        """Whether the small segment is on its way."""
+        """Whether the small segment is being prepared."""
         return self._small_token != NO_TOKEN
 
     def take_small(self) -> Segment | None:
-        """Take the small segment into use, if there is one and it is not too late for it. The one
-        ahead stays until `replace_ahead`."""
+        """Return the small segment, in use now; None if there is none or its number is too low. The
+        one ahead stays until `replace_ahead`."""
         small, self.small = self.small, None
         if small is None:
             return None
@@ -205,13 +201,13 @@ class SegmentPool:
         return small
 
     def drop_small(self) -> None:
-        """The small segment is not wanted after all."""
+        """Delete the small segment."""
         small, self.small = self.small, None
         if small is not None:
             self._discard(small)
 
     def replace_ahead(self) -> None:
-        """The one ahead is of before `take_small`: it goes, and the next one is prepared."""
+        """Delete the segment ahead, from before `take_small`, and prepare the next one."""
         if self.ahead is not None:
             self._discard(self.ahead)
             self.ahead = None
@@ -219,9 +215,8 @@ class SegmentPool:
             self.prepare_ahead()
 
     def end(self) -> None:
-        """The log is over, and a checkpoint says that none of it is needed: but for the segment in
-        use no file is kept. Before `close`; what is on its way is to be waited for
-        (`is_busy`)."""
+        """Delete every file except the segment in use: the log has ended, and a checkpoint needs
+        none of it. Wait until `is_busy` is False, then call `close`."""
         self._is_ahead_wanted = False
         self.is_lean = True
         gone = [spare.path for spare in self._spares]
@@ -235,7 +230,7 @@ class SegmentPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is on its way: a segment, or a deletion."""
+        """Whether a segment is being prepared or files are being deleted."""
         return (
             self._ahead_token != NO_TOKEN
             or self._small_token != NO_TOKEN
@@ -243,25 +238,25 @@ class SegmentPool:
         )
 
     def after(self, segment: Segment) -> Segment | None:
-        """The segment that comes after this one, in use or ahead; None if none is prepared."""
+        """Return the segment after this one, in use or ahead; None if none is prepared."""
         if segment is self.in_use[-1]:
             return self.ahead
         return self.in_use[self.in_use.index(segment) + 1]
 
     @property
     def is_preparing(self) -> bool:
-        """Whether the next segment is on its way; who needs it sooner makes one here and now."""
+        """Whether the next segment is being prepared. `next` does not wait for it."""
         return self.ahead is None and self._ahead_token != NO_TOKEN
 
     def retry(self, now: float) -> None:
-        """Try again to prepare ahead, if that failed for lack of room some time ago."""
+        """Try again to prepare ahead if that failed for lack of room at least RETRY_S ago."""
         if self.ahead_error is not None and now >= self._retry_at:
             self.prepare_ahead()
 
     def complete(self, token: int, result: object) -> bool:
-        """A submitted operation has completed; False if it is not the pool's.
+        """Take the result of a submitted operation. Return False if it is not the pool's.
 
-        Raises the failure to prepare a segment, if it is not that of a full disk.
+        Raises the failure to prepare a segment, unless the disk is full.
         """
         if token == self._ahead_token:
             self._ahead_token = NO_TOKEN
@@ -277,7 +272,7 @@ class SegmentPool:
         return False
 
     def release_before(self, number: int, writing: Segment) -> None:
-        """Segments below `number` are needed no more, save the one that is being written."""
+        """Free the segments below `number`, except the one that is being written."""
         gone = [path for old, path in self._old_files if old < number]
         self._old_files = [entry for entry in self._old_files if entry[0] >= number]
         size_max = 0 if self.is_lean and self.ahead is not None else self._size_max()
@@ -291,16 +286,16 @@ class SegmentPool:
         self._delete(gone)
 
     def abandon_start(self) -> None:
-        """Delete the first segment, which was never written to."""
+        """Delete the first segment, which was not written to."""
         self.close()
         for segment in self.in_use:
             try:
                 self.fs.unlink(segment.path)
             except OSError:
-                pass  # it costs room, nothing else
+                pass  # it costs only room
 
     def close(self) -> None:
-        """Close all files; one that is being prepared, when it is."""
+        """Close all files. A segment that is being prepared is closed when it is ready."""
         self._is_closed = True
         for segment in self.in_use:
             segment.file.close()
@@ -310,7 +305,7 @@ class SegmentPool:
         self.ahead = self.small = None
 
     def _prepare(self, size: int, least: int) -> Segment:
-        """Here and now; of `least` bytes if there is no room for more."""
+        """Prepare a segment here, with `least` bytes if there is no room for `size`."""
         size = max(size, least)
         number = self._next_number
         self._next_number += 1
@@ -323,6 +318,13 @@ class SegmentPool:
                 raise
         return prepare(self.fs, self.directory, self.vhost, number, least, salt, None)
 
+    def _submit(self, size: int, spare: str | None) -> int:
+        """Prepare a segment in a worker. Return the operation's token."""
+        salt = self._rng.getrandbits(64)
+        op = _PrepareOp(self, self._next_number, size, salt, spare)
+        self._next_number += 1
+        return self.fs.submit(op)
+
     def _complete_ahead(self, result: object) -> None:
         if isinstance(result, DiskFullError):
             self.ahead_error = result
@@ -334,7 +336,7 @@ class SegmentPool:
             if self._is_closed:
                 result.file.close()
             elif result.number < self.in_use[-1].number:
-                # It came too late: another one was prepared in place.
+                # It is too late: another one was prepared here.
                 self._discard(result)
                 self.prepare_ahead()
             else:
@@ -343,7 +345,7 @@ class SegmentPool:
                     self.lean(True)
 
     def _complete_small(self, result: object) -> None:
-        """No room for it is no failure: nothing has changed, and nobody waits for it."""
+        """Take the small segment. A full disk is not a failure: nothing has changed."""
         if isinstance(result, DiskFullError):
             return
         if isinstance(result, BaseException):

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import CorruptionError, DiskFullError
 from penstock.message import Message
 from penstock.storage.engine import StorageEngine
-from penstock.storage.store_state import OWN_FILE
+from penstock.storage.store_file import OWN_FILE
 from penstock.storage.transaction_log import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 

@@ -14,7 +14,7 @@ from penstock.errors import (
 )
 from penstock.storage.file_queue_backing import HEADER_BYTES, FileQueueBacking
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.store_state import OWN_FILE, FileState, OwnState
+from penstock.storage.store_file import OWN_FILE, FileState, OwnState
 from tests.contracts.queue_backing import QueueBackingContract
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

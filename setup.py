@@ -38,8 +38,6 @@ HOT_MODULES = (
     "penstock.storage.queue_index",
     "penstock.storage.store_file",
     "penstock.storage.message_store",
-    "penstock.storage.message_store",
-    "penstock.storage.message_store",
     "penstock.storage.page",
     "penstock.storage.page_index",
     "penstock.storage.staged_frames",

@@ -120,7 +120,7 @@ class KnownUsers:
         self._vhosts = {name: (state, "{}") for name, state in facts["vhosts"]}
         self._permissions = {(u, v): (c, w, r) for u, v, c, w, r in facts["permissions"]}
 
-    # --- who is it ---
+    # --- passwords and identities ---
 
     def claim(self, name: str) -> str:
         """Return the hash of the user's password; for an unknown user one that nothing fits."""

@@ -5,16 +5,14 @@ shows as a changed line. A line is the position in decimal and what is there. Wh
 is always shown; its line begins with DAMAGED. A body is shown by its size, checksum and first
 bytes.
 
-    <n>.wal, <n>.new      header, chain or end marker, groups and their records; bytes after the end
-    <n>.qi                header, slots (runs of empty ones in one line)
-    <n>.qs                header, entries; their seqs come from the .qi beside it
-    <n>.rdq, <n>.hint     header, records; header, blocks and entries
-    <n>.msg               header, body
-    <base>.page           header, frames; what does not verify up to the end of the file in one line
-    <base>.idx            header, rows, block CRCs (shown, not compared)
-    allMeta readMeta writeMeta, and readers/<hash>
-    checkpoint-<n>        header, sections and everything in them
-    CURRENT VERSION PLACES OWNER .vhost .queue_name .query_name .owner LOCK reserve spill_reserve
+    <n>.wal, <n>.new      header, chain or end marker (`vouch`), groups and their records; bytes
+    after the end <n>.qi                header, slots (runs of empty ones in one line) <n>.qs
+    header, entries; their seqs come from the .qi beside it <n>.rdq, <n>.hint     header, records;
+    header, blocks and entries <n>.msg               header, body <base>.page           header,
+    frames; what does not verify up to the end of the file in one line <base>.idx            header,
+    rows, block CRCs (shown, not compared) allMeta readMeta writeMeta, and readers/<hash>
+    checkpoint-<n>        header, sections and everything in them CURRENT VERSION PLACES OWNER
+    .vhost .queue_name .query_name .owner LOCK reserve spill_reserve
 
 The name decides which kind a file is. The numbers come from the file's own header, so a file that
 was moved can be dumped; `verify` compares them with the name. Log groups are searched at every
@@ -26,7 +24,7 @@ Failure: a name of another kind is a NotAStoreError. Any bytes can be dumped.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from penstock.errors import CorruptionError, NotAStoreError, StorageError
 from penstock.fast_crc import crc32
@@ -39,7 +37,6 @@ from penstock.storage.file_queue_backing import HEADER_BYTES as OWN_HEADER_BYTES
 from penstock.storage.file_queue_backing import MAGIC as OWN_MAGIC
 from penstock.storage.file_queue_backing import body_crc
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.leases import Lease
 from penstock.storage.log_segment import (
     ALIGN_BYTES,
     CHAIN_OFFSET,
@@ -78,7 +75,6 @@ from penstock.storage.queue_segment import HEADER as SEGMENT_HEADER
 from penstock.storage.record_types import lease_runs_text
 from penstock.storage.routing_table import topology_text
 from penstock.storage.store_file import RECORD_BYTES, FileState, StoreScan
-from penstock.storage.streams import StreamSection
 
 TEXTS = (
     ".owner", ".query_name", ".queue_name", ".vhost", "CURRENT", "LOCK", "OWNER", "PLACES",
@@ -453,14 +449,6 @@ def op_text(op: record.Op) -> str:
         return f"DAMAGED {name}: {error}"
 
 
-_SECTION_NAMES = {
-    checkpoint.END: "END", checkpoint.HEAD: "HEAD", checkpoint.TOPOLOGY: "TOPOLOGY",
-    checkpoint.QUEUE: "QUEUE", checkpoint.STORE: "STORE", checkpoint.REAPING: "REAPING",
-    checkpoint.STREAM: "STREAM", checkpoint.LEASE: "LEASE",
-    checkpoint.BATCH: "BATCH",
-}  # fmt: skip
-
-
 def _dump_checkpoint(data: bytes) -> Iterator[str]:
     if len(data) < _CHECKPOINT_FILE.size:
         yield at(0, f"DAMAGED header, cut off at {len(data)}")
@@ -472,7 +460,7 @@ def _dump_checkpoint(data: bytes) -> Iterator[str]:
     )
     is_good = magic == checkpoint.MAGIC and crc32(data[: _CHECKPOINT_FILE.size - 4]) == crc
     yield at(0, text if is_good else "DAMAGED " + text)
-    manifest = Manifest()
+    head = Manifest().head
     position, place = _CHECKPOINT_FILE.size, 0
     while position < len(data):
         if position + _CHECKPOINT_SECTION.size > len(data):
@@ -482,77 +470,78 @@ def _dump_checkpoint(data: bytes) -> Iterator[str]:
         section = data[
             position + _CHECKPOINT_SECTION.size : position + _CHECKPOINT_SECTION.size + length
         ]
-        text = f"section {place} {_SECTION_NAMES.get(kind, kind)}, {length} bytes"
+        text = f"section {place} {_section_name(kind)}, {length} bytes"
         seed = checkpoint.section_seed(vhost, number, kind, place)
         if len(section) != length or crc32(section, seed) != crc:
             yield at(position, "DAMAGED " + text)
         else:
             yield at(position, text)
+            found = Manifest(head=head)
             try:
-                for line in _section_lines(manifest, kind, section):
+                for line in _section_lines(found, kind, section):
                     yield at(position, "  " + line)
             except (ValueError, struct.error, IndexError) as error:
                 yield at(position, f"  DAMAGED: {error}")
+            head = found.head
         position += _CHECKPOINT_SECTION.size + length
         place += 1
 
 
-def _section_lines(  # noqa: C901 - a case for each kind
-    manifest: Manifest, kind: int, data: bytes
-) -> Iterator[str]:
+def _section_name(kind: int) -> str:
     if kind == checkpoint.END:
-        yield f"{int.from_bytes(data, 'big')} sections before it"
-        return
-    known = len(manifest.topology)
-    numbers = set(manifest.queues)
-    checkpoint.apply_section(manifest, kind, data)
-    if kind == checkpoint.HEAD:
-        head = manifest.head
+        return "END"
+    return _SECTIONS[kind][0] if kind in _SECTIONS else str(kind)
+
+
+def _section_lines(found: Manifest, kind: int, data: bytes) -> Iterable[str]:
+    """Decode a section into an empty Manifest. Return its lines."""
+    if kind == checkpoint.END:
+        return [f"{int.from_bytes(data, 'big')} sections before it"]
+    checkpoint.apply_section(found, kind, data)
+    return _SECTIONS[kind][1](found)
+
+
+def _head(found: Manifest) -> Iterator[str]:
+    head = found.head
+    yield (
+        f"cut {head.cut_lsn} log segment {head.log_segment} position {head.log_position} "
+        f"start {head.start} next queue {head.next_queue} slots {head.segment_slots} "
+        f"next store file {head.next_store_file} next own file {head.next_own_file}"
+    )
+
+
+def _reaping(found: Manifest) -> Iterator[str]:
+    for (queue, segment), bits in found.reaping.items():
+        yield f"queue {queue} segment {segment}: purged slots {bits.hex()}"
+
+
+def _leases(found: Manifest) -> Iterator[str]:
+    for lease in map(leases.decode, found.leases):
         yield (
-            f"cut {head.cut_lsn} log segment {head.log_segment} position {head.log_position} "
-            f"start {head.start} next queue {head.next_queue} slots {head.segment_slots} "
-            f"next store file {head.next_store_file} next own file {head.next_own_file}"
+            f"queue {lease.queue} reader {lease.reader!r} id {lease.id.hex()} committed "
+            f"{lease.committed} next {lease.next} latest time {lease.last_s}"
+            f"{', is being released' if lease.is_releasing else ''}"
         )
-    elif kind == checkpoint.TOPOLOGY:
-        for record in manifest.topology[known:]:
-            yield topology_text(record)
-    elif kind == checkpoint.QUEUE:
-        for number in set(manifest.queues) - numbers:
-            yield from _queue(number, manifest.queues[number], manifest.head.segment_slots)
-    elif kind == checkpoint.STORE:
-        yield from _state(FileState.decode(data))
-    elif kind == checkpoint.REAPING:
-        for (queue, segment), bits in manifest.reaping.items():
-            yield f"queue {queue} segment {segment}: purged slots {bits.hex()}"
-    elif kind == checkpoint.STREAM:
-        number, stream = next(reversed(manifest.streams.items()))
-        yield from _stream(number, stream)
-    elif kind == checkpoint.LEASE:
-        yield from _lease(leases.decode(data))
-    elif kind == checkpoint.BATCH:
-        yield from section_lines(decode_section(data))
+        for one in lease.slices:
+            runs = ", ".join(lease_runs_text(one.runs()))
+            yield f"  from {one.ordinal} time {one.time_ms} floor {one.floor_s}: {runs}"
 
 
-def _lease(lease: Lease) -> Iterator[str]:
-    yield (
-        f"queue {lease.queue} reader {lease.reader!r} id {lease.id.hex()} committed "
-        f"{lease.committed} next {lease.next} latest time {lease.last_s}"
-        f"{', is being released' if lease.is_releasing else ''}"
-    )
-    for one in lease.slices:
-        runs = ", ".join(lease_runs_text(one.runs()))
-        yield f"  from {one.ordinal} time {one.time_ms} floor {one.floor_s}: {runs}"
+def _streams(found: Manifest) -> Iterator[str]:
+    for number, section in found.streams.items():
+        p = section.position
+        yield (
+            f"stream {number} id {section.stream_id.hex()} first {p.first_offset} next "
+            f"{p.next_offset} page {p.page_base} position {p.page_bytes} last time {p.last_time_us}"
+        )
+        for name, reader in section.readers.items():
+            kept = "" if reader.kept_from is None else f" keeps from {reader.kept_from}"
+            yield f"  reader {name!r} offset {reader.offset}{kept} time {reader.time_ms}"
 
 
-def _stream(number: int, section: StreamSection) -> Iterator[str]:
-    p = section.position
-    yield (
-        f"stream {number} id {section.stream_id.hex()} first {p.first_offset} next "
-        f"{p.next_offset} page {p.page_base} position {p.page_bytes} last time {p.last_time_us}"
-    )
-    for name, reader in section.readers.items():
-        kept = "" if reader.kept_from is None else f" keeps from {reader.kept_from}"
-        yield f"  reader {name!r} offset {reader.offset}{kept} time {reader.time_ms}"
+def _queues(found: Manifest) -> Iterator[str]:
+    for number, section in found.queues.items():
+        yield from _queue(number, section, found.head.segment_slots)
 
 
 def _queue(number: int, section: Section, slots: int) -> Iterator[str]:
@@ -582,6 +571,11 @@ def _segment_text(segment: IndexSegment, slots: int) -> str:
     )
 
 
+def _states(found: Manifest) -> Iterator[str]:
+    for data in found.store:
+        yield from _state(FileState.decode(data))
+
+
 def _state(state: FileState) -> Iterator[str]:
     own = state.own
     if own is not None:
@@ -603,6 +597,24 @@ def _state(state: FileState) -> Iterator[str]:
         if counts.refs(place):
             id = "" if ids is None else f" id {ids[place]:#x}"
             yield f"  entry {place}{id} references {counts.refs(place)}"
+
+
+def _batches(found: Manifest) -> Iterator[str]:
+    for data in found.batches:
+        yield from section_lines(decode_section(data))
+
+
+# kind -> (name, the lines of a Manifest with one such section)
+_SECTIONS: dict[int, tuple[str, Callable[[Manifest], Iterable[str]]]] = {
+    checkpoint.HEAD: ("HEAD", _head),
+    checkpoint.TOPOLOGY: ("TOPOLOGY", lambda found: map(topology_text, found.topology)),
+    checkpoint.QUEUE: ("QUEUE", _queues),
+    checkpoint.STORE: ("STORE", _states),
+    checkpoint.REAPING: ("REAPING", _reaping),
+    checkpoint.STREAM: ("STREAM", _streams),
+    checkpoint.LEASE: ("LEASE", _leases),
+    checkpoint.BATCH: ("BATCH", _batches),
+}
 
 
 METAS = ("allMeta", "readMeta", "writeMeta")

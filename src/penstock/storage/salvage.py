@@ -229,7 +229,7 @@ class SalvagedStream:
     first: int = 0
     end: int = 0
     page_bytes: int = PAGE_BYTES
-    stream_id: bytes = b""  # b"": nobody says it
+    stream_id: bytes = b""  # b"": unknown
     logged: dict[int, StreamRecord] = field(default_factory=dict)
     adopted: dict[int, AdoptedPage] = field(default_factory=dict)  # by base
     readers: dict[str, ReaderOffset] = field(default_factory=dict)

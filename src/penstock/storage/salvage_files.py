@@ -158,7 +158,7 @@ def gaps(log: FoundLog, after_lsn: int) -> list[Problem]:
             missing.append(Problem(one.path, one.record.offset, text))
         last = lsn
     if log.claim > max(last, 0):
-        text = f"it says that record {log.claim} was on the disk; all behind {last} are lost"
+        text = f"record {log.claim} was on the disk; all after {last} are lost"
         missing.append(Problem(log.claim_path, log.claim_position, text))
     return missing
 

@@ -142,7 +142,6 @@ class StoreMachine(RuleBasedStateMachine):
         address = self.some(True)
         if address is not None:
             assert self.store.read(*address) == self.bodies[address[1]]
-            assert self.store.size(*address) == len(self.bodies[address[1]])
 
     @rule()
     def sync(self) -> None:

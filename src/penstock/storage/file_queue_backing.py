@@ -271,18 +271,6 @@ class FileQueueBacking(QueueBacking):
             suffix=_U64.pack(size), expected=crc,
         )  # fmt: skip
 
-    def has(self, file: int, id: int) -> bool:
-        """Return whether the body is there, whole and verified, alive or not."""
-        try:
-            self.read(file, id)
-        except CorruptionError:
-            return False
-        return True
-
-    def size(self, file: int, id: int) -> int:
-        """Return the bytes of the body. Raises CorruptionError if it is missing."""
-        return self._header(file & ~OWN_FILE, id)[1]
-
     def refs(self, file: int, id: int) -> int:
         """Return the references of the body; 0 if it is dead or never existed."""
         return self._state.refs(file & ~OWN_FILE) if file & OWN_FILE else 0

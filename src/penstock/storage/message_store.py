@@ -291,12 +291,6 @@ class MessageStore(QueueBacking):
             return False
         return True
 
-    def size(self, file: int, id: int) -> int:
-        """Return the bytes of the body. Raises CorruptionError if it is missing."""
-        if file & OWN_FILE:
-            return self.own_files.size(file, id)
-        return self._find(file, id)[3]
-
     def refs(self, file: int, id: int) -> int:
         """Return the references of the body; 0 if it is dead or missing."""
         if file & OWN_FILE:

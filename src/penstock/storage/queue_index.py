@@ -478,17 +478,6 @@ class QueueIndex:
         segment = self.segments.get(seq // self.slots)
         return segment is not None and segment.has(seq, self.slots)
 
-    def next_live(self, seq: int) -> int:
-        """Return the first live persistent seq at or above this one, or -1."""
-        number = seq // self.slots
-        segment = self.segments.get(number)
-        if segment is not None and segment.count:
-            for at in range(max(seq, segment.lo), segment.hi):
-                if segment.has(at, self.slots):
-                    return at
-        later = [n for n, s in self.segments.items() if n > number and s.count]
-        return self.next_live(self.segments[min(later)].lo) if later else -1
-
     def live_seqs(self) -> list[int]:
         """Return all live persistent seqs, ascending."""
         return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]

@@ -260,9 +260,9 @@ MUTANTS = (
     ),
     Mutant(
         "retired-body-file-goes-at-once", "[6]",
-        "            self.unsynced.finish(writing)\n\n    def drop_dead",
+        "            self.unsynced.finish(writing)\n\n    def dead_bytes",
         "            self.unsynced.finish(writing)\n            self._remove(file)\n"
-        "            self.fs.unlink(self.tables.rdq_path(file.number))\n\n    def drop_dead",
+        "            self.fs.unlink(self.tables.rdq_path(file.number))\n\n    def dead_bytes",
         "trim",
     ),
     Mutant(

@@ -183,14 +183,14 @@ def end(life: Life, explorer: Explorer, rng: random.Random, counts: Counts, plan
             image.need = image.floor = ledger.known(at)[0]
         if i < POINTS - 1:
             explorer.explore(image)
-    if is_vouched(life) and life.failed_at is None:
+    if is_end_markered(life) and life.failed_at is None:
         damage_log(life, explorer, rng, counts)
     driver = explorer.recover(image)
     driver.uid = max(driver.uid, life.driver.uid)
     return driver
 
 
-def is_vouched(life: Life) -> bool:
+def is_end_markered(life: Life) -> bool:
     """Whether the log must have said by now, in the next segment or behind its last group, that all
     of it is durable. It cannot if its segment is full to the end and no next one is prepared."""
     log, fs = life.driver.engine.log, life.driver.fs

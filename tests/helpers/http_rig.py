@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.access.known_users import KnownUsers, hash_password
+from penstock.access.users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api

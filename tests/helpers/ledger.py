@@ -32,7 +32,7 @@ from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.staging import query_path
-from penstock.storage.store_state import OWN_FILE
+from penstock.storage.store_file import OWN_FILE
 from tests.helpers.lease_model import Leases, ModelLease, check_leases, leases_of, told
 from tests.helpers.stream_judge import check_streams
 from tests.helpers.uids import Content, Violation, body_of
@@ -408,7 +408,7 @@ class Judge:
 
     def _want(self, file: int, id: int) -> None:
         if not file & OWN_FILE:
-            found = self.engine.state.store.append_files.file_of(file)
+            found = self.engine.state.store.file_of(file)
             if found is None:
                 raise Violation(f"no store file answers for number {file}")
             file = found.lo
@@ -458,7 +458,7 @@ class Judge:
             if name not in known:
                 raise Violation(f"queues/{name} belongs to no queue")
             self._check_queue_files(known[name], name)
-        numbers = {str(file.number) for file in state.store.append_files.files}
+        numbers = {str(file.number) for file in state.store.files}
         bins = 0
         for name in fs.list(path + "/msg_store_persistent"):
             if fs.is_dir(f"{path}/msg_store_persistent/{name}"):

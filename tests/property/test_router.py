@@ -5,8 +5,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.routing.exchange_types import TopicTrie
 from penstock.routing.router import Router
-from penstock.routing.topic_trie import TopicTrie
 
 WORDS = st.sampled_from(["a", "b", "cc", ""])
 KEYS = st.lists(WORDS, max_size=5).map(".".join)

@@ -40,7 +40,7 @@ from penstock.codec.spec import BasicCancel
 from penstock.errors import PRECONDITION_FAILED, AMQPError, ChannelError, CorruptionError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.stored_body import StoredBody
+from penstock.storage.store_file import StoredBody
 
 ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
 SHARING_MIN: Final = 2

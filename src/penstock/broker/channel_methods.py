@@ -98,7 +98,7 @@ from penstock.errors import (
 )
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.durability import OS
-from penstock.storage.stored_body import StoredBody
+from penstock.storage.store_file import StoredBody
 
 DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
 REPLY_TO: Final = "amq.rabbitmq.reply-to"

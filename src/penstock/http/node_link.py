@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.access.known_users import KnownUsers
+from penstock.access.users import KnownUsers
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
 from penstock.operation_json import from_json, to_json

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from penstock.access.known_users import KnownUsers
+from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
 from penstock.http.lease_endpoints import LeaseEndpoints

@@ -34,8 +34,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.access.known_users import KnownUsers
 from penstock.access.permissions import Identity
+from penstock.access.users import KnownUsers
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
 from penstock.operation_json import to_json
 from penstock.server.authenticator import Authenticator

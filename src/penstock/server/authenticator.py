@@ -24,7 +24,7 @@ The cost is that a guesser with many addresses has 3 free guesses from each.
 An address is an IPv4 address, or the /64 network of an IPv6 one, because its owner has all of that.
 At most KEPT_MAX addresses and names are kept; the longest unused is forgotten first.
 
-access.known_users does the hashing and remembers right passwords. login and http.requests set the
+access.users does the hashing and remembers right passwords. login and http.requests set the
 time limit and answer the client.
 """
 
@@ -34,8 +34,8 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from typing import Final
 
-from penstock.access.known_users import KnownUsers, verify
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, may_come_from
+from penstock.access.users import KnownUsers, verify
 from penstock.clock import Clock
 
 HASHERS: Final = 2  # at a time; each keeps the 16 MiB that a password takes

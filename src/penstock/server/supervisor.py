@@ -29,10 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from penstock.access.known_users import verify
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
 from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
-from penstock.access.users import Users
+from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError, StoppedError

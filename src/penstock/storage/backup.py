@@ -45,8 +45,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.recovery import PARTS
 from penstock.storage.staging import query_path, staging_path
-from penstock.storage.store_file import HEADER_BYTES
-from penstock.storage.store_state import FileState
+from penstock.storage.store_file import HEADER_BYTES, FileState
 from penstock.storage.stream_meta import (
     ALL_META,
     READ_META,

@@ -73,10 +73,11 @@ from penstock.storage.data_directory import sync_dir, write_small
 from penstock.storage.filesystem import FileSystem, sync_closed
 from penstock.storage.holder import unwritten
 from penstock.storage.journal import Journal
-from penstock.storage.message_store import FileState, MessageStore
+from penstock.storage.message_store import MessageStore
 from penstock.storage.queue_index import IndexSegment, QueueIndex, Row, Section
 from penstock.storage.record import NOT_KEPT
 from penstock.storage.staging import staged_files
+from penstock.storage.store_file import FileState
 from penstock.storage.stream_meta import Position
 from penstock.storage.streams import ReaderOffset, Stream, StreamSection
 

@@ -1,10 +1,10 @@
-"""What all dumps share: how a line, a body and a batch are written.
+"""Text that all dumps share: lines, bodies, queue names and batches.
 
 A line is the position in decimal, in a column of ten, two blanks, and a text. Bodies may be large
-and may be private, so a body is shown by its size, its plain CRC-32 and its first bytes: enough to
-tell two bodies apart. A batch is one line for its record in the log; for its section in a
-checkpoint it is one line, one for each page that it still has to move, and one for each stream that
-it holds (`batches.py` has the formats). What cannot be read is a ValueError, which the caller shows
+or private, so a body is shown by its size, its plain CRC-32 and its first bytes, which is enough to
+distinguish two bodies. A batch is one line for its record in the log. In a checkpoint it is one
+line, one for each page that it has not moved yet, and one for each stream that it holds
+(`batches.py` has the formats). Data that cannot be decoded is a ValueError, which the caller shows
 as damage.
 """
 
@@ -18,30 +18,30 @@ SHOWN_BYTES: Final = 24
 
 
 def at(position: int, text: str) -> str:
-    """One line."""
+    """Return one line."""
     return f"{position:10}  {text}"
 
 
 def body_text(body: bytes) -> str:
-    """A body, in short."""
+    """Return the size, checksum and first bytes of a body."""
     more = " ..." if len(body) > SHOWN_BYTES else ""
     return f"body of {len(body)} bytes, crc {crc32(body):08x}, {body[:SHOWN_BYTES]!r}{more}"
 
 
 def is_zero(data: bytes) -> bool:
-    """Whether all bytes are zeros."""
+    """Return whether all bytes are zeros."""
     return not data.strip(b"\0")
 
 
 def queue_title(name: bytes) -> str:
-    """A queue's name for people. A part of a queue with priorities or delays is a queue of its own
-    on disk; what distinguishes it stands behind a zero byte in its name."""
+    """Return a queue's name for people. A part of a queue with priorities or delays is a queue of
+    its own on disk; the text after a zero byte in its name is the part."""
     whole, _, part = name.decode("utf-8", "replace").partition("\0")
     return f"{whole} (part {part})" if part else whole
 
 
 def batch_text(found: BatchRecord, flags: int) -> str:
-    """A BATCH record in words."""
+    """Return a BATCH record in words."""
     title = f"query {found.query!r} batch {found.number}"
     if flags in (batches.DECIDED, batches.DECIDED_BY):
         pages = ", ".join([_page_text(page) for page in found.pages]) or "no pages"
@@ -58,7 +58,7 @@ def batch_text(found: BatchRecord, flags: int) -> str:
 
 
 def section_lines(batch: Batch) -> list[str]:
-    """The last batch of a query, as a checkpoint has it."""
+    """Return the lines of a query's last batch in a checkpoint."""
     state = "done" if batch.is_done else f"at page {batch.page} frame {batch.frame}"
     first = (
         f"query {batch.query!r} batch {batch.number} {state} of {batch.page_count} pages, "

@@ -55,13 +55,13 @@ from penstock.storage.batch_engine import BatchEngine
 from penstock.storage.checkpoint import Checkpointer
 from penstock.storage.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.file_queue_backing import SPOOL_BYTES
+from penstock.storage.file_queue_backing import SPOOL_BYTES, Spool
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder
 from penstock.storage.journal import Journal, OneRecord, fullest_disk
 from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.leases import Lease, LeaseTable
-from penstock.storage.message_store import MessageStore, Spool
+from penstock.storage.message_store import MessageStore
 from penstock.storage.options import StorageOptions
 from penstock.storage.placement import Placement, Sharing
 from penstock.storage.queue_index import QueueIndex
@@ -81,7 +81,7 @@ from penstock.storage.record_types import (
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
-from penstock.storage.stored_body import StoredBody
+from penstock.storage.store_file import StoredBody
 from penstock.storage.stream_making import StreamMaking
 from penstock.storage.stream_turns import Limits, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream

@@ -1,57 +1,107 @@
-"""FileQueueBacking: one file per body, for bodies so large that copying them would hurt.
+"""QueueBacking, the interface for bodies that left RAM; FileQueueBacking, which keeps one file per
+body.
 
-This is the QueueBacking of Qpid's Flow to Disk Design: each message in a file of its own,
-the files spread over bins by the low 8 bits of their number, because directories with very
-many files are slow or limited. (The design says 512 bins; 8 bits give 256.) Here it is the
-size class of the MessageStore for bodies from 4 MiB on and for bodies that are spooled while
-their frames arrive, the design's storeHeader and storeChunk: combining never touches them.
+Qpid's Flow to Disk Design lets each queue flow its messages to disk and recover them through three
+calls, so that nothing above knows what a body's place on disk looks like:
+
+    design      here            returns
+    flow        unload          the address, which is all that stays in RAM
+    recover     load            the body, verified
+    delete      delete          nothing; the address is invalid afterwards
+
+``MessageStore`` (append files shared by all queues) and ``FileQueueBacking`` (the design's own, one
+file per body) implement it; ``tests/contracts/queue_backing.py`` tests both. An **address** is
+(file number, id): u32 and u64. The id is the message's. A pair is smaller than a path; logs, slots
+and checkpoints hold it.
+
+FileQueueBacking spreads the files over bins by the low 8 bits of their number, because directories
+with very many files are slow or limited. (The design has 512 bins; 8 bits give 256.) The
+MessageStore uses it for bodies from 4 MiB on and for bodies that are spooled while their frames
+arrive (the design's storeHeader and storeChunk). Combining never touches these files.
 
     <bin, two hex digits>/<number>.msg
         magic "POWN" 4 | version 2 | flags 2 | vhost 8 | number 4 | id 8 | size 8 |
         crc of the body 4 | crc of the header 4 | body
 
-Big-endian, CRC-32; the body's is seeded with vhost, number, id and size. The header is
-written last, when size and checksum are known, so an unfinished file has no valid one.
-Files are written once and never changed. Numbers are dense and never used again; in an
-*address* they have bit 31 set, which tells them from append files.
+Big-endian, CRC-32; that of the body is seeded with vhost, number, id and size. The header is
+written last, when size and checksum are known, so an unfinished file has no valid header. Files are
+written once and never changed. Numbers are dense and never used again; in an *address* they have
+bit 31 set, which distinguishes them from append files.
 
-RAM: one bit per number, from the lowest that is alive; a dict entry for a body with two or
-more references. Sizes and ids are in the files' headers; the last few read are kept.
+RAM: one bit for each number from the lowest that is alive; a dict entry for a body with two or more
+references. Sizes and ids are in the files' headers, of which the last few read are kept.
 
-Dying: a body without references whose file has no owner is dead, but its file goes only
-when ``take_dead`` has named it and the next checkpoint is CURRENT [6]. A body that was
-spooled and has neither reference nor owner at a cut is garbage as well.
+Deleting: a body without references whose file has no owner is dead, but its file is unlinked only
+after ``take_dead`` returned it and the next checkpoint is CURRENT [6]. A spooled body that has
+neither reference nor owner at a cut is dead too.
 
-Failure: a full disk is the OSError; the file is deleted, or found and deleted by the next
-start. Bytes that do not verify are a CorruptionError with path and position.
+Failure: a full disk is the OSError; the file is deleted, now or by the next start, and the body
+stays in RAM. A body that is missing or does not verify is a CorruptionError with path and position.
+
+This module is not compiled, so that compiled and interpreted classes can implement QueueBacking.
 """
 
 import struct
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import Final, TypeAlias
 
 from penstock.errors import CorruptionError, StorageError, SyncFailedError
 from penstock.fast_crc import crc32
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.queue_backing import Address, QueueBacking
-from penstock.storage.store_file import create_file, discard, make_directory
-from penstock.storage.store_state import OWN_FILE, OwnState
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.store_file import (
+    OWN_FILE,
+    OwnState,
+    StoredBody,
+    create_file,
+    discard,
+    make_directory,
+)
 from penstock.storage.store_sync import Unsynced, UnsyncedFile
-from penstock.storage.stored_body import StoredBody
 
 VERSION: Final = 1
 MAGIC: Final = b"POWN"
 HEADER_BYTES: Final = 44
-SPOOL_BYTES: Final = 256 << 10  # RAM of one unfinished body
-HEADERS_MAX: Final = 1024  # headers of files that are kept in RAM
+SPOOL_BYTES: Final = 256 << 10  # RAM for one unfinished body
+HEADERS_MAX: Final = 1024  # headers that are kept in RAM
 
-_HEADER: Final = struct.Struct(">4sHHQIQQI")
+HEADER: Final = struct.Struct(">4sHHQIQQI")
 _SEED: Final = struct.Struct(">QIQ")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 
+Address: TypeAlias = tuple[int, int]
+"""(file number 0..2^32-1, message id 0..2^64-1)."""
+
+
+class QueueBacking(ABC):
+    """Bodies that left RAM. Call everything from the owner's thread."""
+
+    @abstractmethod
+    def unload(self, id: int, body: bytes) -> Address:
+        """Write ``body`` with one reference, without sync. Return its address.
+
+        The same id may be unloaded again; each address has its own reference. Raises OSError, and
+        leaves nothing.
+        """
+
+    @abstractmethod
+    def load(self, address: Address) -> bytes:
+        """Return the body that was unloaded to ``address``.
+
+        Raises CorruptionError if there is none, it was deleted, or it does not verify; OSError.
+        """
+
+    @abstractmethod
+    def delete(self, address: Address) -> None:
+        """Remove one reference; after the last one ``load`` raises.
+
+        The file is deleted later, when no checkpoint can need it [6]. Raises StorageError if
+        nothing is alive at ``address``.
+        """
+
 
 class Spool:
-    """A body whose end has not come: its bytes go to its file as they arrive."""
+    """A body that arrives in pieces, which are written to its file."""
 
     def __init__(self, backing: "FileQueueBacking", number: int, id: int) -> None:
         self.id: int = id
@@ -60,12 +110,12 @@ class Spool:
         self._number: int = number
         self._pieces: list[bytes] = []
         self._waiting: int = 0
-        self._crc: int = backing.body_seed(number, id)
+        self._crc: int = body_seed(backing.vhost, number, id)
         self._written: UnsyncedFile | None = None
         self._is_over: bool = False
 
     def write(self, chunk: bytes) -> None:
-        """The next bytes of the body. Raises OSError, after which only ``abort`` is left."""
+        """Write the next bytes of the body. Raises OSError; then call ``abort``."""
         assert not self._is_over, "the spool is finished or aborted"
         self._pieces.append(chunk)
         self._waiting += len(chunk)
@@ -73,17 +123,17 @@ class Spool:
             self._flush()
 
     def finish(self) -> int:
-        """The body is whole: the file number of its address. It has no reference yet.
+        """End the body. Return the file number of its address.
 
-        Give it references (``ref``) or an owner (``own``) before the next cut. Raises OSError,
-        after which only ``abort`` is left.
+        Give it references (``ref``) or an owner (``own``) before the next cut. Raises OSError; then
+        call ``abort``.
         """
         assert not self._is_over, "the spool is finished or aborted"
         self._flush()
         written = self._written
-        assert written is not None, "the flush has made the file"
-        assert written.file is not None, "and it is open until it is finished"
-        # The size is the checksum's last part, because it is known last.
+        assert written is not None, "the flush creates the file"
+        assert written.file is not None, "it is open until it is finished"
+        # The checksum covers the size last, because it is known last.
         crc = crc32(_U64.pack(self.size), self._crc)
         header = self._backing.header(self._number, self.id, self.size, crc)
         written.file.pwrite(header, 0)
@@ -91,7 +141,7 @@ class Spool:
         return self._backing.adopt(self._number, self.id, self.size, written)
 
     def abort(self) -> None:
-        """The body will not come: delete what there is. A second call does nothing."""
+        """Delete what was written. A second call does nothing."""
         if self._is_over:
             return
         self._is_over = True
@@ -115,7 +165,11 @@ class Spool:
 
 
 class FileQueueBacking(QueueBacking):
-    """Own files below one directory. Numbers here are without bit 31; addresses have it."""
+    """One file per body, below one directory. Numbers are without bit 31; addresses have it.
+
+    damage: what ``restore`` found. written_bytes, released_bytes: of bodies written and of bodies
+    that died, since the start.
+    """
 
     def __init__(
         self,
@@ -126,9 +180,9 @@ class FileQueueBacking(QueueBacking):
         persistent: bool = True,
         unsynced: Unsynced | None = None,
     ) -> None:
-        """Makes the directory. ``unsynced``: a registry to share, else one of its own.
+        """Create the directory. unsynced: a registry to share; None for its own.
 
-        Raises NotAStoreError when ``path`` is a file, OSError when it cannot be made.
+        Raises NotAStoreError if ``path`` is a file, OSError.
         """
         make_directory(fs, path)
         self.fs: FileSystem = fs
@@ -136,8 +190,8 @@ class FileQueueBacking(QueueBacking):
         self.vhost: int = vhost
         self.unsynced: Unsynced = unsynced or Unsynced(fs, persistent=persistent)
         self.damage: list[CorruptionError] = []
-        self.written_bytes: int = 0  # of bodies, since the start
-        self.released_bytes: int = 0  # of bodies that died, since the start
+        self.written_bytes: int = 0
+        self.released_bytes: int = 0
         self._state: OwnState = OwnState()
         self._cut_state: OwnState | None = None  # as of the cut, once changed since
         self._is_cutting: bool = False  # a cut was made and not captured
@@ -166,9 +220,9 @@ class FileQueueBacking(QueueBacking):
     # ---- bodies ----------------------------------------------------------------------------
 
     def write(self, id: int, body: bytes, refs: int) -> int:
-        """Write a body into a file of its own; the file number of its address.
+        """Write a body. Return the file number of its address.
 
-        With ``refs`` 0 it must get a reference or an owner before the next cut. Raises OSError.
+        With ``refs`` 0 it needs a reference or an owner before the next cut. Raises OSError.
         """
         spool = self.spool(id)
         try:
@@ -182,7 +236,7 @@ class FileQueueBacking(QueueBacking):
         return file
 
     def spool(self, id: int) -> Spool:
-        """Begin a body whose bytes come in pieces. Its number is taken at once, its file is not."""
+        """Begin a body that arrives in pieces. Takes its number; the file is created later."""
         self.unsynced.check()
         number = self._state.next_number
         if number >= OWN_FILE:
@@ -193,67 +247,36 @@ class FileQueueBacking(QueueBacking):
         return Spool(self, number, id)
 
     def read(self, file: int, id: int) -> bytes:
-        """The body, verified. Raises CorruptionError, also when the file is missing; OSError."""
-        path = self.file_path(file)
+        """Return the body. Raises CorruptionError, also for a missing file; OSError."""
+        path, number = self.file_path(file), file & ~OWN_FILE
+        handle, size, crc = self._open(number, id)
         try:
-            handle = self.fs.open(path)
-        except FileNotFoundError:
-            raise CorruptionError(path, 0, f"body {id}: the file is missing") from None
-        number = file & ~OWN_FILE
-        try:
-            found, size, crc = self._decode(path, number, handle.pread(HEADER_BYTES, 0))
-            if found != id:
-                raise CorruptionError(path, 20, f"expected body {id}, found {found}")
             body = handle.pread(size, HEADER_BYTES)
         finally:
             handle.close()
         if len(body) != size:
             at = HEADER_BYTES + len(body)
             raise CorruptionError(path, at, f"body {id} of {size} bytes is cut off")
-        seen = crc32(_U64.pack(size), crc32(body, self.body_seed(number, id)))
-        if seen != crc:
+        if body_crc(self.vhost, number, id, body) != crc:
             raise CorruptionError(path, HEADER_BYTES, f"the checksum of body {id} does not match")
         return body
 
     def open_body(self, file: int, id: int) -> StoredBody:
-        """The body, to be read in pieces. CorruptionError: the file is missing, or its header is
-        damaged or another body's; OSError."""
-        path = self.file_path(file)
+        """Return the body for reading in pieces. Raises CorruptionError if the file is missing or
+        its header is damaged or of another body; OSError."""
         number = file & ~OWN_FILE
-        try:
-            handle = self.fs.open(path)
-        except FileNotFoundError:
-            raise CorruptionError(path, 0, f"body {id}: the file is missing") from None
-        try:
-            found, size, crc = self._decode(path, number, handle.pread(HEADER_BYTES, 0))
-            if found != id:
-                raise CorruptionError(path, 20, f"expected body {id}, found {found}")
-        except BaseException:
-            handle.close()
-            raise
+        handle, size, crc = self._open(number, id)
         return StoredBody(
-            handle, id, HEADER_BYTES, size, crc=self.body_seed(number, id),
+            handle, id, HEADER_BYTES, size, crc=body_seed(self.vhost, number, id),
             suffix=_U64.pack(size), expected=crc,
         )  # fmt: skip
 
-    def has(self, file: int, id: int) -> bool:
-        """Whether the body is there, whole and verified, alive or not."""
-        try:
-            self.read(file, id)
-        except CorruptionError:
-            return False
-        return True
-
-    def size(self, file: int, id: int) -> int:
-        """Bytes of the body. Raises CorruptionError when it is not there."""
-        return self._header(file & ~OWN_FILE, id)[1]
-
     def refs(self, file: int, id: int) -> int:
-        """References of the body; 0 when it is dead or never was."""
+        """Return the references of the body; 0 if it is dead or never existed."""
         return self._state.refs(file & ~OWN_FILE) if file & OWN_FILE else 0
 
     def ref(self, file: int, id: int, n: int = 1) -> None:
-        """``n`` more references. Raises CorruptionError when the body is not there."""
+        """Add ``n`` references. Raises CorruptionError if the body is missing."""
         number = file & ~OWN_FILE
         state = self._state
         if number < state.base:
@@ -264,10 +287,8 @@ class FileQueueBacking(QueueBacking):
         state.next_number = max(state.next_number, number + 1)
 
     def unref(self, file: int, id: int, n: int = 1) -> bool:
-        """``n`` fewer references; True if the body is dead now. StorageError if it had fewer.
-
-        A damaged header does not keep a body from dying; its size then counts as 0.
-        """
+        """Remove ``n`` references. Return True if the body is dead now. Raises StorageError if it
+        had fewer. If the header is damaged, the size counts as 0."""
         number = file & ~OWN_FILE
         left = self._state.refs(number) - n
         if left < 0:
@@ -285,12 +306,12 @@ class FileQueueBacking(QueueBacking):
         return True
 
     def own(self, file: int, id: int) -> None:
-        """An unfinished transaction has the body: its file stays though nothing refers to it."""
+        """Give the body to an unfinished transaction: its file stays without references."""
         number = file & ~OWN_FILE
         self._owners[number] = self._owners.get(number, 0) + 1
 
     def disown(self, file: int, id: int) -> None:
-        """The transaction ended. Give the body its references before this, if it gets any."""
+        """End the ownership of a transaction. A commit adds the references before."""
         number = file & ~OWN_FILE
         left = self._owners.pop(number, 0) - 1
         assert left >= 0, "disown without own"
@@ -302,10 +323,8 @@ class FileQueueBacking(QueueBacking):
     # ---- checkpoints -----------------------------------------------------------------------
 
     def cut(self) -> None:
-        """From now on the state of this instant is kept until it is captured.
-
-        What is dead now is what ``take_dead`` takes, however much dies before it is called.
-        """
+        """Keep the state of this instant until it is captured. ``take_dead`` returns the files that
+        are dead now, not those that die later."""
         self._cut_state = None
         self._is_cutting = True
         candidates = {*self._candidates, *self._untrusted}
@@ -314,14 +333,14 @@ class FileQueueBacking(QueueBacking):
         self._ripe += [number for number in sorted(candidates) if self._is_dead(number)]
 
     def capture(self) -> OwnState:
-        """The state as of the cut."""
+        """Return the state as of the cut."""
         self._is_cutting = False
         state, self._cut_state = self._cut_state, None
         return state or self._state.copy()
 
     def take_dead(self) -> list[str]:
-        """Paths of files whose body was dead at the cut. They are forgotten here; the caller
-        unlinks them once the checkpoint is CURRENT [6]."""
+        """Forget files whose body was dead at the cut. Return their paths; the caller unlinks them
+        once the checkpoint is CURRENT [6]."""
         paths: list[str] = []
         for number in self._ripe:
             if self._is_dead(number):
@@ -350,10 +369,10 @@ class FileQueueBacking(QueueBacking):
     # ---- recovery --------------------------------------------------------------------------
 
     def restore(self, state: OwnState, next_number: int) -> None:
-        """Begin with what a checkpoint held. Files that it does not count are made sure to be
-        what the disk holds [8]: synced, and dropped from the page cache. They come alive when
-        the log refers to them, or die at the first cut. Numbers go on from ``next_number`` or
-        beyond. Raises SyncFailedError, OSError; ``damage`` names missing files.
+        """Load what a checkpoint held. Files that it does not count are synced and dropped from the
+        page cache [8]; the log may refer to them, else the first cut removes them. Numbers continue
+        at ``next_number`` or above. Missing files are added to ``damage``. Raises SyncFailedError,
+        OSError.
         """
         self._state = state.copy()
         self._state.next_number = max(state.next_number, next_number)
@@ -371,7 +390,7 @@ class FileQueueBacking(QueueBacking):
                     self.damage.append(CorruptionError(path, 0, "the file of a body is missing"))
 
     def _restore_bin(self, at: int) -> int:
-        """Live files in one bin; the others are noted and made sure."""
+        """Return the number of live files in one bin; sync and note the others."""
         found = 0
         directory = f"{self.path}/{at:02x}"
         for name in self.fs.list(directory):
@@ -398,21 +417,17 @@ class FileQueueBacking(QueueBacking):
     # ---- files -----------------------------------------------------------------------------
 
     def file_path(self, file: int) -> str:
-        """Path of the own file ``file``, with or without bit 31."""
+        """Return the path of file ``file``, a number with or without bit 31."""
         number = file & ~OWN_FILE
         return f"{self.path}/{number & 0xFF:02x}/{number}.msg"
 
-    def body_seed(self, number: int, id: int) -> int:
-        """What the checksum of a body starts from."""
-        return crc32(_SEED.pack(self.vhost, number, id))
-
     def header(self, number: int, id: int, size: int, crc: int) -> bytes:
-        """The header of an own file."""
-        head = _HEADER.pack(MAGIC, VERSION, 0, self.vhost, number, id, size, crc)
+        """Return the header of a file."""
+        head = HEADER.pack(MAGIC, VERSION, 0, self.vhost, number, id, size, crc)
         return head + _U32.pack(crc32(head))
 
     def create(self, number: int) -> UnsyncedFile:
-        """The file of ``number``, empty, and its bin. Raises OSError. For a Spool."""
+        """Create the empty file of ``number``, and its bin. Raises OSError. For a Spool."""
         self.unsynced.check()
         at = number & 0xFF
         directory = f"{self.path}/{at:02x}"
@@ -426,7 +441,7 @@ class FileQueueBacking(QueueBacking):
         return UnsyncedFile(path, file)
 
     def adopt(self, number: int, id: int, size: int, written: UnsyncedFile) -> int:
-        """A spool is finished: the file number of its address."""
+        """Take the file of a finished Spool. Return the file number of its address."""
         del self._spooling[number]
         self.unsynced.mark(written)
         self.unsynced.finish(written)
@@ -436,16 +451,16 @@ class FileQueueBacking(QueueBacking):
         return number | OWN_FILE
 
     def drop(self, number: int, written: UnsyncedFile | None) -> None:
-        """A spool is aborted."""
+        """Delete the file of an aborted Spool."""
         self._spooling.pop(number, None)
         if written is not None:
             file = written.file
-            assert file is not None, "a spool's file is open until it is finished"
+            assert file is not None, "the file of a Spool is open until it is finished"
             written.file = None
             discard(self.fs, written.path, file)
 
     def close(self) -> None:
-        """Close handles that wait for a sync."""
+        """Close the handles of unsynced files."""
         self.unsynced.close()
 
     # ---- helpers ---------------------------------------------------------------------------
@@ -454,27 +469,40 @@ class FileQueueBacking(QueueBacking):
         return not self._state.refs(number) and number not in self._owners
 
     def _touch(self) -> None:
-        """Something changes: keep the state of the cut, if there was one."""
+        """Keep the state of the cut, before a change."""
         if self._is_cutting and self._cut_state is None:
             self._cut_state = self._state.copy()
 
     def _header(self, number: int, id: int) -> tuple[int, int, int]:
-        """(id, size, crc) of the file, whose body is ``id``. Raises CorruptionError, OSError."""
+        """Return (id, size, crc) of the file of body ``id``. Raises CorruptionError, OSError."""
         header = self._headers.get(number)
-        path = self.file_path(number)
         if header is None:
-            try:
-                handle = self.fs.open(path)
-            except FileNotFoundError:
-                raise CorruptionError(path, 0, f"body {id}: the file is missing") from None
-            try:
-                header = self._decode(path, number, handle.pread(HEADER_BYTES, 0))
-            finally:
-                handle.close()
+            handle, size, crc = self._open(number, id)
+            handle.close()
+            header = (id, size, crc)
             self._keep_header(number, header)
         if header[0] != id:
+            path = self.file_path(number)
             raise CorruptionError(path, 20, f"expected body {id}, found {header[0]}")
         return header
+
+    def _open(self, number: int, id: int) -> tuple[File, int, int]:
+        """Open the file of body ``id``. Return the handle, the body's size and its checksum. Raises
+        CorruptionError if the file is missing or its header is damaged or of another body; OSError.
+        """
+        path = self.file_path(number)
+        try:
+            handle = self.fs.open(path)
+        except FileNotFoundError:
+            raise CorruptionError(path, 0, f"body {id}: the file is missing") from None
+        try:
+            found, size, crc = self._decode(path, number, handle.pread(HEADER_BYTES, 0))
+            if found != id:
+                raise CorruptionError(path, 20, f"expected body {id}, found {found}")
+        except BaseException:
+            handle.close()
+            raise
+        return handle, size, crc
 
     def _size_or_zero(self, number: int, id: int) -> int:
         try:
@@ -488,12 +516,12 @@ class FileQueueBacking(QueueBacking):
         self._headers[number] = header
 
     def _decode(self, path: str, number: int, data: bytes) -> tuple[int, int, int]:
-        """(id, size, crc of the body) from the header of own file ``number``."""
+        """Return (id, size, crc of the body) from the header of file ``number``."""
         if len(data) < HEADER_BYTES:
             raise CorruptionError(path, len(data), "cut off: the header is not whole")
         if crc32(data[:40]) != _U32.unpack_from(data, 40)[0]:
             raise CorruptionError(path, 0, "the checksum of the header does not match")
-        magic, version, _, vhost, found, id, size, crc = _HEADER.unpack_from(data)
+        magic, version, _, vhost, found, id, size, crc = HEADER.unpack_from(data)
         if magic != MAGIC or version != VERSION:
             raise CorruptionError(
                 path, 0, f"expected {MAGIC!r} {VERSION}, found {magic!r} {version}"
@@ -506,15 +534,25 @@ class FileQueueBacking(QueueBacking):
         return (id, size, crc)
 
 
+def body_seed(vhost: int, number: int, id: int) -> int:
+    """Return the seed of a body's checksum."""
+    return crc32(_SEED.pack(vhost, number, id))
+
+
+def body_crc(vhost: int, number: int, id: int, body: bytes) -> int:
+    """Return the checksum of a body, as in its file's header."""
+    return crc32(_U64.pack(len(body)), crc32(body, body_seed(vhost, number, id)))
+
+
 def _bin_of(name: str) -> int:
-    """The bin that a directory is, or -1."""
+    """Return the number of a bin's directory, or -1."""
     if len(name) != 2 or not all(digit in "0123456789abcdef" for digit in name):
         return -1
     return int(name, 16)
 
 
 def _number_of(name: str) -> int:
-    """The number of an own file, or -1."""
+    """Return the number of a body's file, or -1."""
     stem, dot, kind = name.partition(".")
     if not dot or kind != "msg" or not stem.isascii() or not stem.isdigit():
         return -1

@@ -1,30 +1,29 @@
-"""QueueIndex: the order and state of one queue: next seq, what lives, counts, the delivered mark.
+"""QueueIndex: the order and state of one queue: next seq, live messages, counts, delivered mark.
 
 The idea is RabbitMQ's queue index: position and state of a queue's messages apart from their
-bodies, cut into segments of a fixed number of entries, so that a segment costs a few dozen bytes
-in RAM whatever is in it and goes at once when all of it is dead. The journal is different: there is
-none here, because the vhost's TransactionLog is the journal of all queues [1]. A slot on disk says
-what a message is. That it lives is said here, in bitmaps that the checkpoint keeps and the log
-brings up to date.
+bodies, in segments of a fixed number of entries. A segment costs a few dozen bytes in RAM whatever
+it holds, and is deleted whole when all of it is dead. There is no journal here, because the vhost's
+TransactionLog is the journal of all queues [1]. A slot on disk describes a message. Whether the
+message lives is in bitmaps here, which the checkpoint keeps and the log updates.
 
-    QueueIndex    one queue, with an IndexSegment for each segment that has something alive
-    IndexSegment  has a bitmap only if it is partly dead: while its persistent entries are all of
-                  [lo, hi), two numbers say so, and a queue that is consumed in order never needs
-                  more. A backlog of ten million messages is 2,442 such objects
-    Section       what a manifest says of one queue, with a Row for each entry of a small queue
-    Limbo         an entry that left RAM while a checkpoint has not written the queue's slice yet
+    QueueIndex    one queue, with an IndexSegment for each segment that has live entries
+    IndexSegment  has a bitmap only if it is partly dead: while its live entries are exactly
+                  [lo, hi), two numbers are enough, and a queue that is consumed in order never
+                  needs more. A backlog of ten million messages takes 2,442 of these objects
+    Section       the part of a manifest about one queue, with a Row for each entry of a small queue
+    Limbo         an entry that left RAM before the checkpoint has written the queue's slice
     Ticks         what all parts of one engine share about checkpoints
 
-At the cut of a checkpoint nothing is copied: the epoch rises, and the first change of a queue after
-it keeps its section as it was (a shallow copy; segments are copied one by one as they change) [3].
-Until the queue's slice is written, what leaves RAM is kept in `limbo`, because it may have to be
-written all the same [4].
+The cut of a checkpoint copies nothing. The epoch rises, and the first change of a queue after it
+keeps the section of the cut (a shallow copy; segments are copied one by one as they change) [3].
+Until the queue's slice is written, entries that leave RAM are kept in `limbo`, because the
+checkpoint may still have to write them [4].
 
-Where a live entry is:
-  * on its slot (`queue_segment.py`), costing nothing here;
-  * in `section`, for a small queue whose entries stand in the checkpoint itself, with their bodies
-    in the MessageStore: so small queues share one file and one sync;
-  * only in RAM and log, with the `Holder`, which returns it when a checkpoint asks.
+A live entry is in one of these places:
+  * its slot (`queue_segment.py`), which costs no RAM;
+  * `section`, for a small queue whose entries are in the checkpoint itself and whose bodies are in
+    the MessageStore, so that small queues share one file and one sync;
+  * RAM and log only, with the `Holder`, which returns it when a checkpoint asks for it.
 """
 
 from penstock.message import Entry, Message
@@ -37,8 +36,8 @@ from penstock.storage.record import Run
 
 
 class Ticks:
-    """What all parts of one engine share about checkpoints: the epoch of the last cut, and dead
-    segment files that wait for the next one; and what the vhost is called, for people."""
+    """What all parts of one engine share: the epoch of the last cut, the dead segment files that
+    the next checkpoint frees, files to sync, and the vhost's name for `.queue_name` files."""
 
     def __init__(self) -> None:
         self.vhost_name: bytes = b""
@@ -51,8 +50,10 @@ class Ticks:
 
 
 class Row:
-    """An entry in a checkpoint's section of a small queue: the message without its body, and the
-    store file that has the body on behalf of the section (0: none, or the message's own)."""
+    """An entry in a checkpoint's section of a small queue: the message without its body.
+
+    body_file: the store file to which the checkpoint wrote the body; 0 if there is none, or if the
+    message has its own."""
 
     __slots__ = ("body_file", "message")
 
@@ -62,8 +63,8 @@ class Row:
 
 
 class Limbo:
-    """An entry that left RAM after the cut, at `lsn`, and whether a purge took it: only a durable
-    dequeue lets a checkpoint leave an entry out [4]."""
+    """An entry that left RAM after the cut, at `lsn`. is_purged: by a purge; only a durable dequeue
+    allows a checkpoint to omit an entry [4]."""
 
     __slots__ = ("entry", "is_purged", "lsn")
 
@@ -74,8 +75,8 @@ class Limbo:
 
 
 class IndexSegment:
-    """Liveness of the persistent entries of one segment. lo, hi: seqs; bitmap: bit rel of byte
-    rel >> 3, or None while exactly [lo, hi) is alive. stores: entries placed in the store."""
+    """The live persistent entries of one segment. lo, hi: seqs. bitmap: bit rel & 7 of byte
+    rel >> 3, or None while exactly [lo, hi) is alive. stores: entries with a body in the store."""
 
     __slots__ = ("bitmap", "bytes", "count", "epoch", "expiry_ms", "hi", "lo", "number", "stores")
 
@@ -109,7 +110,7 @@ class IndexSegment:
         return self.bitmap[rel >> 3] >> (rel & 7) & 1 == 1
 
     def seqs(self, slots: int) -> list[int]:
-        """All live seqs, ascending."""
+        """Return all live seqs, ascending."""
         if not self.count:
             return []
         if self.bitmap is None:
@@ -119,15 +120,18 @@ class IndexSegment:
     def make_bitmap(self, slots: int) -> bytearray:
         bits = bytearray((slots + 7) >> 3)
         if self.count:
-            for seq in range(self.lo, self.hi):
-                rel = seq % slots
-                bits[rel >> 3] |= 1 << (rel & 7)
+            _set_bits(bits, self.lo % slots, self.hi - self.lo)
         self.bitmap = bits
         return bits
 
 
+def _set_bits(bits: bytearray, start: int, n: int) -> None:
+    for rel in range(start, start + n):
+        bits[rel >> 3] |= 1 << (rel & 7)
+
+
 class Section:
-    """What the manifest says of one queue, as of the cut."""
+    """What a manifest holds of one queue, as of the cut."""
 
     __slots__ = ("attempts", "bytes", "count", "mark", "next_seq", "rows", "segments")
 
@@ -151,7 +155,7 @@ class Section:
 
 
 class QueueIndex:
-    """One queue's index. `count` and `bytes`: live persistent messages and their bodies' bytes."""
+    """One queue's index. count, bytes: of live persistent messages and their bodies."""
 
     def __init__(
         self, fs: FileSystem, path: str, name: bytes, vhost: int, number: int, slots: int,
@@ -175,15 +179,15 @@ class QueueIndex:
         self.segments: dict[int, IndexSegment] = {}
         self.section: dict[int, Row] = {}
         self.attempts: dict[int, int] = {}
-        self.leased: LeasedSeqs = LeasedSeqs(slots)  # of what lives: a reader's, not ready
+        self.leased: LeasedSeqs = LeasedSeqs(slots)  # live entries that are leased, not ready
         self.epoch: int = ticks.epoch
-        self.changed: int = ticks.epoch  # of the last change: the longest unchanged get files
+        self.changed: int = ticks.epoch  # epoch of the last change
         self.captured: Section | None = None
-        self.limbo: list[Limbo] | None = None  # not None: a checkpoint still owes us our slice
+        self.limbo: list[Limbo] | None = None  # not None: a checkpoint has yet to write the slice
         self.cut_seq: int = 0  # next seq at that cut
-        # Per segment, transient messages whose bodies or slots are in its files: they keep it.
+        # Segment -> transient messages with bodies or slots in its files, which keep the files.
         self.transients: dict[int, int] = {}
-        self._empty_tail: int = -1  # the segment of next seq, if its transient ones are all gone
+        self._empty_tail: int = -1  # next seq's segment, if its transients are all gone
         self._tail: IndexSegment | None = None
         self._has_directory: bool = False
         self._files: dict[int, SegmentFiles] = {}
@@ -191,7 +195,7 @@ class QueueIndex:
     # ---- changes -------------------------------------------------------------------------------
 
     def take_seq(self) -> int:
-        """The next seq, for a transient message: it lives in RAM alone, so no bit stands for it."""
+        """Take the next seq for a transient message. It has no bit, because it is in RAM alone."""
         if self.changed != self.ticks.epoch:
             self._touch()
         seq = self.next_seq
@@ -199,15 +203,15 @@ class QueueIndex:
         return seq
 
     def publish(self, size: int, in_store: bool, expiry_ms: int) -> int:
-        """A persistent message of `size` bytes takes the next seq and lives."""
+        """Add a persistent message of `size` bytes. Return its seq."""
         seq = self.next_seq
         self.enqueue(seq, size, in_store, expiry_ms)
         return seq
 
     def add(self, seq: int, message: Message, is_held: bool = True) -> Entry | None:
-        """A persistent message lives here from now on, and the holder has it in RAM; is_held=False:
-        it is on its slot, and only there. The caller counts references. None: the seq is below the
-        next one, it was applied already."""
+        """Add a persistent message. The caller counts references. Return its entry, or None if the
+        seq is below the next one: it was applied already. is_held: keep the message in RAM, with
+        the holder; False if it is on its slot alone."""
         if not self.enqueue(seq, message.size, message.store_file != 0, message.expiry_ms):
             return None
         entry = Entry(seq, message)
@@ -216,7 +220,7 @@ class QueueIndex:
         return entry
 
     def enqueue(self, seq: int, size: int, in_store: bool, expiry_ms: int) -> bool:
-        """Entry seq lives. False (and no change) if it is below the next seq: applied already."""
+        """Make seq live. Return False, and change nothing, if it was applied already."""
         if self.changed != self.ticks.epoch:
             self._touch()
         if seq < self.next_seq:
@@ -245,7 +249,7 @@ class QueueIndex:
         return True
 
     def dequeue(self, run: Run) -> None:
-        """The live entries of a run, which is of one segment, are dead."""
+        """Make the live entries of a run dead. The run is of one segment."""
         if self.changed != self.ticks.epoch:
             self._touch()
         first, n, size, stores = run
@@ -274,7 +278,7 @@ class QueueIndex:
             self._drop_if_dead(segment)
 
     def is_live_run(self, run: Run) -> bool:
-        """Whether every entry of the run is alive."""
+        """Return whether every entry of the run is alive."""
         first, n, _, _ = run
         segment = self.segments.get(first // self.slots)
         if segment is None or first < segment.lo or first + n > segment.hi:
@@ -284,8 +288,9 @@ class QueueIndex:
         return all(segment.has(seq, self.slots) for seq in range(first, first + n))
 
     def purge(self, upper: int, kept: list[Run]) -> dict[int, bytearray]:
-        """All below `upper` is dead but the runs kept; upper is the next seq or a border. Returns,
-        of each segment that had entries in the store, the bitmap of what died in it."""
+        """Make all entries below `upper` dead except the runs kept. upper: the next seq or a border
+        of segments. Return segment -> bitmap of what died, for segments with bodies in the
+        store."""
         if self.changed != self.ticks.epoch:
             self._touch()
         runs: dict[int, list[Run]] = {}
@@ -295,7 +300,7 @@ class QueueIndex:
         for number in sorted(n for n in self.segments if n * self.slots < upper):
             segment = self._own(self.segments[number])
             keep = runs.get(number, [])
-            if not keep and not segment.stores:  # most are so: nobody asks what was alive in it
+            if not keep and not segment.stores:  # the common case: no list of the dead
                 self.count -= segment.count
                 self.bytes -= segment.bytes
                 segment.bitmap = None
@@ -306,9 +311,7 @@ class QueueIndex:
             before = segment.bitmap or segment.make_bitmap(self.slots)
             bits = bytearray(len(before))
             for first, n, _, _ in keep:
-                for seq in range(first, first + n):
-                    rel = seq % self.slots
-                    bits[rel >> 3] |= 1 << (rel & 7)
+                _set_bits(bits, first % self.slots, n)
             stores = sum(run[3] for run in keep)
             if segment.stores > stores:
                 dead[number] = bytearray(b & ~k & 0xFF for b, k in zip(before, bits, strict=True))
@@ -326,8 +329,8 @@ class QueueIndex:
         return dead
 
     def runs(self, entries: list[Entry]) -> list[Run]:
-        """The entries, ascending, as runs that cross no segment's border. ValueError if a seq comes
-        twice or before a lower one."""
+        """Return ascending entries as runs within one segment each. Raises ValueError if a seq
+        comes twice or before a lower one."""
         runs: list[Run] = []
         slots = self.slots
         first = n = size = stores = 0
@@ -349,27 +352,27 @@ class QueueIndex:
         return runs
 
     def set_attempts(self, seq: int, attempts: int) -> None:
-        """How often a live message has been delivered and came back; anything dead is ignored."""
+        """Set how often a live message was delivered and came back. Ignores a dead one."""
         if self.changed != self.ticks.epoch:
             self._touch()
         if self.is_live(seq):
             self.attempts[seq] = attempts
 
     def set_mark(self, mark: int) -> None:
-        """Everything below mark may have been delivered; it only rises."""
+        """Raise the mark: everything below it may have been delivered."""
         if self.changed != self.ticks.epoch:
             self._touch()
         if mark > self.mark:
             self.mark = mark
 
     def lower_mark(self, mark: int) -> None:
-        """At an orderly stop, before its checkpoint: exactly this was delivered."""
+        """Set the mark exactly, at an orderly stop before its checkpoint."""
         if self.changed != self.ticks.epoch:
             self._touch()
         self.mark = mark
 
     def skip_to(self, seq: int) -> None:
-        """After an unclean stop no seq below this is given again [9]."""
+        """Raise the next seq after an unclean stop: lower ones are not given again [9]."""
         if self.changed != self.ticks.epoch:
             self._touch()
         if seq > self.next_seq:
@@ -381,12 +384,12 @@ class QueueIndex:
 
     @property
     def has_files(self) -> bool:
-        """Whether any segment's files were used since the start."""
+        """Return whether any segment's files were used since the start."""
         return len(self._files) > 0
 
     def tail_bytes(self) -> int:
-        """Bytes of the files of the segment of next seq, if the queue is empty: they stay, for the
-        next message may be written to them. 0 if there are none, or anything is alive."""
+        """Return the bytes of the files of next seq's segment if the queue is empty; they stay for
+        the next message. 0 if there are none, or anything is alive."""
         number = self.next_seq // self.slots
         if self.count or any(self.transients.values()) or number not in self._files:
             return 0
@@ -398,9 +401,9 @@ class QueueIndex:
         return size
 
     def leave_tail(self) -> None:
-        """Go on in the next segment, so that the files of this one, in which nothing is alive, go
-        with the next checkpoint. Nothing is logged: after a crash without that checkpoint the
-        queue goes on where it was, and no seq was given in between."""
+        """Continue in the next segment, so that the next checkpoint frees the files of this one.
+        Nothing is logged: after a crash without that checkpoint the queue continues where it was,
+        and no seq was given in between."""
         assert not self.count, "an empty queue"
         self.skip_to((self.next_seq // self.slots + 1) * self.slots)
         self._sweep_tail()
@@ -435,18 +438,18 @@ class QueueIndex:
                 self._tail = None
             self.ticks.dead.append((self.number, segment.number))
         else:
-            self._tail = segment  # also one of before a restart: it goes when the queue moves on
+            self._tail = segment  # also one from before a restart
 
     def asks_for_dead(self) -> bool:
-        """Whether it must be known which entries in RAM die: some bodies are in the store, or a
-        checkpoint in progress owes them their slots (also if nothing has changed since its cut)."""
-        is_owed = self.limbo is not None or self.epoch != self.ticks.epoch
-        return is_owed or any(s.stores for s in self.segments.values())
+        """Return whether a purge must collect the entries in RAM that die: some bodies are in the
+        store, or a checkpoint in progress has yet to write slots (even if nothing has changed)."""
+        is_in_checkpoint = self.limbo is not None or self.epoch != self.ticks.epoch
+        return is_in_checkpoint or any(s.stores for s in self.segments.values())
 
     # ---- what a checkpoint sees ----------------------------------------------------------------
 
     def capture(self) -> Section:
-        """The section as of the last cut; made at the first change after it, or when asked."""
+        """Return the section as of the last cut; made at the first change after it or here."""
         if self.epoch != self.ticks.epoch:
             self.captured = Section(
                 self.next_seq, self.mark, self.count, self.bytes, self.segments.copy(),
@@ -465,7 +468,7 @@ class QueueIndex:
         self.changed = self.epoch
 
     def sliced(self) -> None:
-        """The checkpoint has done with this queue."""
+        """Drop what was kept for the checkpoint: it has written this queue."""
         self.captured = None
         self.limbo = None
 
@@ -475,25 +478,13 @@ class QueueIndex:
         segment = self.segments.get(seq // self.slots)
         return segment is not None and segment.has(seq, self.slots)
 
-    def next_live(self, seq: int) -> int:
-        """The first live persistent seq at or above this one, or -1."""
-        number = seq // self.slots
-        segment = self.segments.get(number)
-        if segment is not None and segment.count:
-            for at in range(max(seq, segment.lo), segment.hi):
-                if segment.has(at, self.slots):
-                    return at
-        later = [n for n, s in self.segments.items() if n > number and s.count]
-        return self.next_live(self.segments[min(later)].lo) if later else -1
-
     def live_seqs(self) -> list[int]:
-        """All live persistent seqs, ascending (for verify, small queues and tests)."""
+        """Return all live persistent seqs, ascending."""
         return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]
 
     def read(self, seqs: list[int]) -> list[Message]:
-        """Messages of live entries that are in the section or on slots, ascending, of one segment.
-        A body in the store, or on behalf of the section there, stays None (see `section`).
-        CorruptionError names file and position of what does not verify."""
+        """Return the messages of live entries in the section or on slots, ascending, of one
+        segment. The body is None if it is in the store. Raises CorruptionError."""
         if self.section:
             on_slot = [seq for seq in seqs if seq not in self.section]
             messages = dict(zip(on_slot, self._read_slots(on_slot), strict=True))
@@ -507,7 +498,7 @@ class QueueIndex:
         return self.files(seqs[0] // self.slots).messages(seqs) if seqs else []
 
     def live_between(self, start: int, stop: int) -> list[int]:
-        """Live persistent seqs from start to stop - 1, which are of one segment, ascending."""
+        """Return the live persistent seqs from start to stop - 1, ascending, of one segment."""
         segment = self.segments.get(start // self.slots)
         if segment is None or not segment.count:
             return []
@@ -517,7 +508,7 @@ class QueueIndex:
         return [seq for seq in range(start, stop) if segment.has(seq, self.slots)]
 
     def ready_between(self, start: int, stop: int) -> list[int]:
-        """As live_between, without what is leased."""
+        """Return the same as live_between without leased entries."""
         if not self.leased.count:
             return self.live_between(start, stop)
         number = start // self.slots
@@ -528,7 +519,7 @@ class QueueIndex:
         return self.leased.without(self.live_between(start, stop))
 
     def first_ready(self) -> int:
-        """The first live persistent seq that is not leased, or -1."""
+        """Return the first live persistent seq that is not leased, or -1."""
         for number in sorted(self.segments):
             found = self.ready_between(number * self.slots, (number + 1) * self.slots)
             if found:
@@ -538,7 +529,7 @@ class QueueIndex:
     # ---- files ---------------------------------------------------------------------------------
 
     def files(self, number: int) -> SegmentFiles:
-        """The files of a segment; at most four segments of a queue stay open unless unsynced."""
+        """Return the files of a segment. At most four synced segments of a queue stay open."""
         files = self._files.get(number)
         if files is None:
             if len(self._files) >= 4:
@@ -552,7 +543,7 @@ class QueueIndex:
         return files
 
     def make_directory(self) -> None:
-        """The directory, and the name in it for people, as it should be. Needs a sync."""
+        """Create the directory and its `.queue_name`, or correct that. Needs a sync."""
         self.fs.mkdir(self.path)
         stub, text = f"{self.path}/{QUEUE_NAME}", text_of(self.ticks.vhost_name, self.name)
         if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, disk full, or old
@@ -564,13 +555,13 @@ class QueueIndex:
                 file.close()
         self._has_directory = True
         if self.is_durable:
-            self.ticks.dirty_names.append(stub)  # a run before, killed, may not have synced it
+            self.ticks.dirty_names.append(stub)  # a process before, killed, may not have synced it
             self.ticks.dirty_directories[self.path] = None
             self.ticks.dirty_directories[self.path.rpartition("/")[0]] = None
 
     def write(self, entries: list[Entry], places: list[int] | None = None) -> int:
-        """Write entries, ascending, to slots and .qs; returns bytes written. Needs a sync.
-        places: gets the position of each in .qs, 0 for one that has nothing there."""
+        """Write entries, ascending, to slots and .qs. Return the bytes written. Needs a sync.
+        places: takes the position of each in .qs, 0 for one without an entry there."""
         written = start = 0
         while start < len(entries):
             number = entries[start].seq // self.slots
@@ -589,7 +580,8 @@ class QueueIndex:
         return written
 
     def write_bodies(self, entries: list[Entry]) -> list[int]:
-        """Write entries of one segment, ascending, to .qs alone; their positions (0: none)."""
+        """Write entries of one segment, ascending, to .qs alone. Return their positions (0:
+        none)."""
         files = self._writing(entries[0].seq // self.slots)
         places = files.write_bodies(entries)
         files.is_dirty = self.is_durable
@@ -603,8 +595,8 @@ class QueueIndex:
         return written
 
     def _writing(self, number: int) -> SegmentFiles:
-        """The files of a segment that is about to be written. Those of a queue that is not durable
-        are never synced: no checkpoint names them, and they may go at any time."""
+        """Return the files of a segment for writing. Those of a queue that is not durable are never
+        synced, because no checkpoint names them."""
         if not self._has_directory:
             self.make_directory()
         files = self.files(number)
@@ -614,20 +606,20 @@ class QueueIndex:
         return files
 
     def keep_transients(self, number: int, n: int) -> None:
-        """n transient messages more are in the files of this segment; less, if negative. With the
-        last one the files may go, unless persistent ones need them."""
+        """Add n to the transient messages in the files of this segment. The files are freed with
+        the last one, unless persistent messages need them."""
         self._sweep_tail()
         left = self.transients.get(number, 0) + n
         self.transients[number] = left
         if left:
             return
         if number == self.next_seq // self.slots:
-            self._empty_tail = number  # the next message may be written to it: it stays for now
+            self._empty_tail = number  # the next message may be written to it
         else:
             self._drop_transients(number)
 
     def _sweep_tail(self) -> None:
-        """The files of a tail without transient messages may go once the queue has moved on."""
+        """Free the files of a tail without transient messages once the queue has moved on."""
         number = self._empty_tail
         if number >= 0 and number != self.next_seq // self.slots:
             self._empty_tail = -1
@@ -640,7 +632,7 @@ class QueueIndex:
             self.ticks.dead.append((self.number, number))
 
     def forget_files(self, number: int) -> None:
-        """Close the handles of a segment, which is clean or about to be deleted."""
+        """Close the handles of a segment that is clean or about to be deleted."""
         files = self._files.pop(number, None)
         if files is not None:
             files.close()

@@ -1,10 +1,9 @@
 """The two files of a QueueIndex segment: slots (.qi) and small bodies in queue order (.qs).
 
 RabbitMQ's queue index keeps the order and state of a queue apart from its bodies, in segments of a
-fixed number of entries, so that the place of an entry is arithmetic and a whole segment goes at
-once when it is dead. Here a slot is pure data: whether its message lives is decided by checkpoint
-and log alone [1], so a slot may be torn, stale or written twice without harm, and paging needs no
-order with the log.
+fixed number of entries, so that the place of an entry is arithmetic and a dead segment is deleted
+whole. Here a slot is only data: checkpoint and log alone decide whether its message lives [1]. So a
+slot may be torn, stale or written twice without harm, and paging needs no order with the log.
 
     <n>.qi   header, 64 B
              magic "PSQI" 4 | version 2 | flags 2 | vhost 8 | queue 4 | segment 4 | slots 4 | crc 4
@@ -15,14 +14,14 @@ order with the log.
              length of what follows this prefix 4 | crc 4 | header length 4 |
              [store file 4, if IN_STORE] | header | [body, unless IN_STORE]
 
-flags: USED 1 (zeros are no slot), IN_STORE 2 (the body is in the MessageStore), HAS_ENTRY 4 (there
-is an entry in .qs: a header, a body, or both), HAS_EXPIRY 8. `where` is the position of the entry
-in .qs if there is one, else the store file. A header length of 255 in the slot means 255 or more:
-the entry has it exactly. Big-endian.
+flags: USED 1 (zeros are not a slot), IN_STORE 2 (the body is in the MessageStore), HAS_ENTRY 4
+(there is an entry in .qs: a header, a body, or both), HAS_EXPIRY 8. `where` is the position of the
+entry in .qs if there is one, else the store file. A header length of 255 in the slot means 255 or
+more: the entry has the exact length. Big-endian.
 
-Every checksum is seeded with vhost, queue number and seq, so a slot or entry that lies in another
-place than its own, in a file of another queue or store, or of an earlier life never verifies.
-A failed check is a CorruptionError that names file and position; nothing damaged is returned.
+Every checksum is seeded with vhost, queue number and seq, so a slot or entry never verifies at
+another place, or in a file of another queue or store. A failed check is a CorruptionError with path
+and position; nothing damaged is returned.
 """
 
 import struct
@@ -50,16 +49,16 @@ LONG_HEADER: Final = 255
 READ_BYTES: Final = 256 << 10  # bodies are read in runs of at most this
 WRITE_BYTES: Final = 256 << 10
 
-_HEADER: Final = struct.Struct(">4sHHQIII")
+HEADER: Final = struct.Struct(">4sHHQIII")
 _SLOT: Final = struct.Struct(">BBIIQHIII")
-_PREFIX: Final = struct.Struct(">III")
+PREFIX: Final = struct.Struct(">III")
 _U32: Final = struct.Struct(">I")
 _pack_u32: Final = _U32.pack
 
 
 @mypyc_attr(acyclic=True)
 class Slot:
-    """One decoded slot: what is known of a message without its header and body."""
+    """One decoded slot: what it says of a message, without header and body."""
 
     __slots__ = ("expiry_ms", "flags", "header_len", "id", "seq", "size", "time", "where")
 
@@ -78,8 +77,20 @@ class Slot:
 
 
 def queue_seed(vhost: int, queue: int) -> int:
-    """The seed of all checksums of one queue."""
+    """Return the seed of all checksums of one queue."""
     return crc32(struct.pack(">QI", vhost, queue))
+
+
+def encode_header(magic: bytes, vhost: int, queue: int, segment: int, slots: int) -> bytes:
+    """Return the header of a segment's file. magic: MAGIC_QI or MAGIC_QS."""
+    data = HEADER.pack(magic, VERSION, 0, vhost, queue, segment, slots)
+    return (data + _U32.pack(crc32(data))).ljust(HEADER_BYTES, b"\0")
+
+
+def is_entry(seed: int, seq: int, entry: bytes) -> bool:
+    """Return whether a whole entry of .qs, with its prefix, verifies for `seq`."""
+    expected: int = _U32.unpack_from(entry, 4)[0]
+    return crc32(entry[8:], _seed(seed, seq)) == expected
 
 
 def _seed(seed: int, seq: int) -> int:
@@ -87,7 +98,7 @@ def _seed(seed: int, seq: int) -> int:
 
 
 def _i32(n: int) -> int:
-    """A u32 as the i32 with the same bits."""
+    """Return a u32 as the i32 with the same bits."""
     return n if n < 0x80000000 else n - 0x100000000
 
 
@@ -95,8 +106,8 @@ def put_slot(
     out: BytesWriter, fields: BytesWriter, seed: int, seq: int, message: Message, flags: int,
     where: int, header_len: int,
 ) -> None:  # fmt: skip
-    """Write the 32 bytes of a slot to `out`; `flags` without USED and HAS_EXPIRY, which are added
-    here. fields: to work with, whatever is in it."""
+    """Write the 32 bytes of a slot to `out`. flags: without USED and HAS_EXPIRY, which are added
+    here. fields: a buffer to work with; its content does not matter."""
     flags |= USED
     expiry = message.expiry_ms
     if expiry:
@@ -123,7 +134,7 @@ def put_slot(
 
 
 def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
-    """The slot at `at` in data, or None if it does not verify for this seq."""
+    """Return the slot at `at` in data, or None if it does not verify for this seq."""
     if len(data) < at + SLOT_BYTES:
         return None
     flags, length, crc, size, id, high, low, where, time = _SLOT.unpack_from(data, at)
@@ -137,25 +148,25 @@ def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
 
 def _body_of(message: Message) -> bytes:
     body = message.body
-    assert body is not None, "a body that belongs into .qs must be in RAM to be written"
+    assert body is not None, "a body must be in RAM to be written to .qs"
     return body
 
 
 def _in_store(message: Message) -> bytes:
-    """What the checksum of an entry is of, if its body is in the store."""
+    """Return what the checksum covers in an entry whose body is in the store."""
     header = message.header
     return b"%b%b%b" % (_pack_u32(len(header)), _pack_u32(message.store_file), header)
 
 
 class Handles:
-    """Keeps at most `limit` segments of all queues of a vhost open, the latest used."""
+    """Keeps at most `limit` segments of a vhost's queues open, those used last."""
 
     def __init__(self, limit: int = 128) -> None:
         self._limit: int = limit
         self._open: dict[SegmentFiles, None] = {}
 
     def used(self, files: "SegmentFiles") -> None:
-        """These files are about to be used."""
+        """Note that these files are about to be used; close others beyond the limit."""
         used = self._open
         used.pop(files, None)
         used[files] = None
@@ -169,14 +180,14 @@ class Handles:
             old.close()
 
     def forget(self, files: "SegmentFiles") -> None:
-        """These files were closed for good."""
+        """Forget files that were closed and will not be used again."""
         self._open.pop(files, None)
 
 
 class SegmentFiles:
-    """Open .qi and .qs of one segment; writes runs of entries, reads slots and entries.
+    """The .qi and .qs of one segment: writes runs of entries, reads slots and entries.
 
-    `path` is the path without its ending. The files are made by the first write.
+    path: without its ending. The first write creates the files.
     """
 
     def __init__(
@@ -185,9 +196,9 @@ class SegmentFiles:
     ) -> None:  # fmt: skip
         self.path: str = path
         self.segment: int = segment
-        self.places: list[int] = []  # of the entries last written, in .qs; 0 for none
+        self.places: list[int] = []  # positions in .qs of the entries last written; 0 for none
         self.is_dirty: bool = False  # written since it was last synced
-        self.is_syncing: bool = False  # a sync of it is under way: its handles stay open
+        self.is_syncing: bool = False  # a sync of it is running: its handles stay open
         self._handles: Handles = handles
         self._fs = fs
         self._vhost = vhost
@@ -203,10 +214,11 @@ class SegmentFiles:
     # ---- writing -----------------------------------------------------------------------------
 
     def write(self, entries: list[Entry]) -> int:
-        """Write entries, ascending, none twice, to .qs and their slots; returns the bytes written.
+        """Write entries, ascending and none twice, to .qs, and their slots. Return the bytes
+        written.
 
-        OSError leaves what is there harmless: nothing names the new bytes yet. Needs sync.
-        SyncFailedError: a file of before this start could not be synced.
+        They need a sync. Raises OSError; nothing names the new bytes, so they do no harm. Raises
+        SyncFailedError if a file from before this start could not be synced.
         """
         self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
@@ -232,14 +244,14 @@ class SegmentFiles:
         return written + self._write_slots(qi, first, slots)
 
     def write_bodies(self, entries: list[Entry]) -> list[int]:
-        """Write entries, ascending, to .qs alone; their positions there, 0 for one that needs no
-        entry. For transient messages, whose slots are written later, if at all (`write_slots`)."""
+        """Write entries, ascending, to .qs alone. Return their positions, 0 for one that needs no
+        entry. For transient messages; `write_slots` may write their slots later."""
         self._handles.used(self)
         self.is_dirty = True
         return self._write_entries(entries)[0]
 
     def write_slots(self, slots: list[Slot]) -> int:
-        """Write slots, ascending, of entries that are in .qs already; returns the bytes written."""
+        """Write slots, ascending, of entries that are in .qs. Return the bytes written."""
         self._handles.used(self)
         qi = self._open_for_write(".qi", MAGIC_QI)
         self.is_dirty = True
@@ -259,11 +271,11 @@ class SegmentFiles:
         return written + self._write_slots(qi, first, run)
 
     def _write_entries(self, entries: list[Entry]) -> tuple[list[int], int]:
-        """The .qs entries of those that need one: positions (0: none), and bytes written."""
-        qs: File | None = None  # until it is needed; then with a header that is good
+        """Write the .qs entries that are needed. Return positions (0: none) and bytes written."""
+        qs: File | None = None  # None until it is needed; then it has a good header
         places: list[int] = []
         out = BytesWriter()
-        header, prefix = b"", b"\0\0\0\0"  # of the last one: mostly the next has the same
+        header, prefix = b"", b"\0\0\0\0"  # of the last entry; the next one mostly has the same
         at = start = 0
         written = 0
         for held in entries:
@@ -278,7 +290,7 @@ class SegmentFiles:
                 header = message.header
                 prefix = _pack_u32(len(header)) + header
             checked = _in_store(message) if message.store_file else prefix + _body_of(message)
-            size = len(checked)  # of all that the checksum is of
+            size = len(checked)  # of all that the checksum covers
             write_i32_be(out, size - 4)
             write_i32_be(out, _i32(crc32(checked, _seed(self._seed, held.seq))))
             out.write(checked)
@@ -321,10 +333,10 @@ class SegmentFiles:
         return file
 
     def _make_header(self, file: File, header: bytes) -> None:
-        """See to it that the header is there, once per life of this object. A file of before this
-        start is looked at on the disk: after a failed sync the cache shows what is on no disk [8],
-        and a torn header may be left from when nothing named the file. A good one is not written
-        again, for a checkpoint may name what is behind it [6]."""
+        """Write the header if it is missing or torn; called once for each object and file. A file
+        from before this start is synced and read from the disk, because after a failed sync the
+        cache shows bytes that are not on the disk [8]. A good header is not written again, because
+        a checkpoint may name what follows it [6]."""
         if file.size():
             try:
                 file.sync()
@@ -336,8 +348,7 @@ class SegmentFiles:
         file.pwrite(header, 0)
 
     def _header(self, magic: bytes) -> bytes:
-        data = _HEADER.pack(magic, VERSION, 0, self._vhost, self._queue, self.segment, self._slots)
-        return (data + _U32.pack(crc32(data))).ljust(HEADER_BYTES, b"\0")
+        return encode_header(magic, self._vhost, self._queue, self.segment, self._slots)
 
     # ---- reading -----------------------------------------------------------------------------
 
@@ -367,7 +378,7 @@ class SegmentFiles:
         return file
 
     def slots(self, seqs: list[int]) -> list[Slot]:
-        """The slots of these seqs, ascending, of this segment. CorruptionError if one is bad."""
+        """Return the slots of these seqs, ascending. Raises CorruptionError if one is damaged."""
         rel = seqs[0] % self._slots
         count = seqs[-1] % self._slots - rel + 1
         data = self._reading(".qi").pread(count * SLOT_BYTES, HEADER_BYTES + rel * SLOT_BYTES)
@@ -385,14 +396,15 @@ class SegmentFiles:
         return found
 
     def messages(self, seqs: list[int]) -> list[Message]:
-        """The messages of these seqs, ascending; bodies in the MessageStore are left there (None).
+        """Return the messages of these seqs, ascending; the body is None if it is in the
+        MessageStore.
 
-        Entries that lie behind one another are read in runs of at most 256 KiB.
+        Neighbouring entries are read in runs of at most 256 KiB. Raises CorruptionError.
         """
         return self.entries_of(self.slots(seqs))
 
     def entries_of(self, slots: list[Slot]) -> list[Message]:
-        """The messages of these slots, as `messages`."""
+        """Return the messages of these slots, like `messages`."""
         result: list[Message] = []
         run = b""
         run_at = 0
@@ -426,15 +438,16 @@ class SegmentFiles:
         return need + (4 if slot.flags & IN_STORE else slot.size)
 
     def parse(self, slot: Slot, run: bytes, at: int) -> Message:
-        """The message of a slot, whose entry begins at `at` in what was read. CorruptionError."""
+        """Return the message of a slot whose entry begins at `at` in `run`. Raises
+        CorruptionError."""
         start = at + PREFIX_BYTES
         if len(run) < start:
             raise self._bad_entry(slot, "is cut off")
-        length, crc, header_len = _PREFIX.unpack_from(run, at)
+        length, crc, header_len = PREFIX.unpack_from(run, at)
         fixed = 4 if slot.flags & IN_STORE else slot.size
         if length != fixed + header_len or min(header_len, LONG_HEADER) != slot.header_len:
             raise self._bad_entry(slot, "has a wrong length")
-        checked = run[at + 8 : start + length]  # the header's length, and all behind it
+        checked = run[at + 8 : start + length]  # the header's length, and all after it
         if len(checked) < 4 + length:
             checked = self._reading(".qs").pread(4 + length, slot.where + 8)
         if crc32(checked, _seed(self._seed, slot.seq)) != crc:
@@ -453,9 +466,8 @@ class SegmentFiles:
     # ---- life --------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """fdatasync of both files; may run elsewhere, while `is_syncing` is set. A file that was
-        closed meanwhile for want of handles is opened again: an error of writing it back that
-        nobody has seen is reported to this handle too."""
+        """Sync both files (fdatasync); a worker may call it while `is_syncing` is set. A file that
+        was closed to free its handle is opened again (see closed_file.py). Raises OSError."""
         self._sync(self._qs, ".qs")
         self._sync(self._qi, ".qi")
 
@@ -466,7 +478,7 @@ class SegmentFiles:
             sync_closed(self._fs, self.path + ending)
 
     def close(self) -> None:
-        """Close the handles; they are opened again when they are needed."""
+        """Close the handles. The next use opens them again."""
         for file in (self._qi, self._qs):
             if file is not None:
                 file.close()
@@ -475,14 +487,14 @@ class SegmentFiles:
 
 
 def check_header(path: str, found: bytes, expected: bytes) -> None:
-    """CorruptionError that says which field of a segment header is not what the name promises."""
+    """Raise CorruptionError with the field of a segment header that is not as expected."""
     if found == expected:
         return
     if len(found) < HEADER_BYTES:
         raise CorruptionError(path, len(found), "the segment's header is cut off")
     names = ("magic", "version", "flags", "vhost", "queue", "segment", "slots")
     for name, is_, must in zip(
-        names, _HEADER.unpack_from(found), _HEADER.unpack_from(expected), strict=True
+        names, HEADER.unpack_from(found), HEADER.unpack_from(expected), strict=True
     ):
         if is_ != must:
             raise CorruptionError(path, 0, f"the header's {name} is {is_!r}, expected {must!r}")

@@ -14,7 +14,7 @@ its bytes in record.py, a class and a row here, and what it does in the two stat
                text       what `penstock store dump` prints
 
 `apply` makes its change by calls of a LogState. There are two: StorageState (state.py) for live
-work and replay, and SalvagedVhost (salvage_state.py), for a store with missing pieces. A live
+work and replay, and SalvagedVhost (salvage.py), for a store with missing pieces. A live
 caller applies the operation that it has just logged; replay decodes the same operation from the log
 and applies it. Publishing, acknowledging and appending to a stream are so frequent that the engine
 calls the log's own encoders and then the same functions of StorageState that `apply` calls here.

@@ -1,60 +1,808 @@
-"""Salvage: everything of a damaged store that verifies, written into a new one.
+"""Salvage: writes everything of a damaged store that verifies into a new one.
 
-A store that refuses to start has lost something that it had confirmed; what, only its owner can
-judge. Salvage is the explicit way on: it reads the damaged store without changing it, writes a new
-data directory with all that can still be read, and tells what is lost, by file and position. The
-damaged one stays as it is, for a second look.
+A store that refuses to start has lost something that it had confirmed, and only its owner can judge
+what that means. Salvage reads the damaged store without changing it, writes a new data directory
+with everything that can be read, and reports what is lost, by file and position.
 
-    checkpoint sections, log records, slots, rows, bodies: whatever verifies (salvage_state.py)
-    -> a new StorageEngine: topology, then each queue's messages in their order
+    checkpoint sections, log records, store bodies: whatever verifies (salvage_files.py)
+    -> SalvagedVhost: records applied over the checkpoint; queues, streams, batches
+    -> a new StorageEngine: topology, then each queue's messages in their order, streams, batches
 
 Kept are names and arguments, the order within each queue, headers, bodies, publish and expiry
-times, attempts and the delivered mark. Not kept are message ids, seqs and queue numbers, which mean
-nothing outside. A body that several queues shared is one body in the new store again.
+times, attempts and the delivered mark. Message ids, seqs and queue numbers are new. A body that
+several queues shared is one body in the new store too. Leases are not kept, because a reader cannot
+continue with new seqs and ordinals: leased messages are ready, at their places, and reported.
 
-Leases are not kept: seqs and ordinals are new ones, so a reader cannot go on where it was. What was
-leased is ready, at its place, and told.
+Messages that were acknowledged may come back where the acknowledgement is lost; that is reported.
 
-Streams keep the order, times and headers of their records; offsets count from 0 again, and named
-readers are moved along (salvage_streams.py).
+State. SalvagedVhost is a LogState like StorageState, so it applies the record types' table over the
+checkpoint. It expects missing pieces: an operation on an unknown queue creates the queue or is
+skipped, and nothing is counted, because the new store counts again. A queue that
 
-Messages may come back that were acknowledged, where what said so is lost. Then that is told too.
+    has a section in the checkpoint       has the live messages of the section
+    has none (lost with the checkpoint)   has every slot that verifies, until a record removes it:
+                                          a message twice is better than none, and it is reported
+    is only known from its directory      gets the name in `.queue_name`, else "salvaged-<number>"
 
-RAM: what `salvage_state.py` says, and about 150 bytes for each body in the store. Failure: the new
-directory stays unfinished (see `fresh_directory.py`), and the next salvage begins it anew.
+A message is searched in the log after the cut, in the section, in its slot, and then in what the
+log still has from before the cut: a slot may be damaged while the record that it came from is
+there.
+
+Streams keep the order, times and headers of their records. A record is in its page and for some
+time in the log, and either may replace the other. Of a page everything is taken that verifies at
+its own place, up to the end that checkpoint, log or writeMeta state. After a damaged frame the
+index gives the next one; without an index it is searched byte by byte.
+
+    page, frame verifies          taken
+    page damaged, log has it      taken from the log
+    neither                       lost, reported with the page's file and position
+
+Offsets start at 0 again, and a named reader moves to the number of records taken below its offset.
+A stream whose allMeta is lost gets pages of the default size, if its pages' headers state their
+stream.
+
+Batches. A batch that was done stays known, so that a repeated commit does not write again. One that
+was not done is decided again in the new store, with copies of the pages that are left, and
+continues where it was. A missing or damaged page is reported; the new store waits for it as the old
+one would. A page that a stream adopted after the last checkpoint may have its records only in the
+staged file (adoption.py), so streams get its path.
+
+RAM: a bit for each seq of segments with live messages; messages and stream records that the log
+holds; one page; about 150 bytes for each body in the store. Failure: the new directory stays
+unfinished (see `fresh_directory.py`), and the next salvage starts again.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, NotAStoreError
-from penstock.message import Message
-from penstock.storage.data_directory import FreshDirectory, check_version
+from penstock.message import Entry, Message
+from penstock.storage import batches, record, stream_meta
+from penstock.storage.batches import Batch, BatchRecord, BatchTable, StagedPage
+from penstock.storage.checkpoint import Manifest
+from penstock.storage.data_directory import (
+    FreshDirectory,
+    check_version,
+    queue_name,
+    sync_dir,
+    write_small,
+)
 from penstock.storage.dump_text import queue_title
-from penstock.storage.durability import OS
+from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.leases import LeaseTable
 from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.queue_segment import Handles, SegmentFiles
-from penstock.storage.routing_table import DurableQueue
-from penstock.storage.salvage_log import cut_torn_tail, gaps, read_log
-from penstock.storage.salvage_state import SalvagedQueue, SalvagedVhost, guess_slots
-from penstock.storage.salvage_store import BodyFinder, read_checkpoint
-from penstock.storage.salvage_streams import SalvagedStream
-from penstock.storage.streams import Stream
+from penstock.storage.page import (
+    FRAME_BYTES,
+    PAGE_HEADER_BYTES,
+    StreamRecord,
+    decode_frames,
+    decode_header,
+    page_id,
+    page_seed,
+)
+from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
+from penstock.storage.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.queue_segment import (
+    HEADER_BYTES,
+    MAGIC_QI,
+    MAGIC_QS,
+    SLOT_BYTES,
+    Handles,
+    SegmentFiles,
+    decode_slot,
+    encode_header,
+    queue_seed,
+)
+from penstock.storage.record import (
+    LeaseData,
+    Op,
+    Place,
+    ReaderData,
+    Record,
+    Run,
+    StoreRef,
+    StreamData,
+)
+from penstock.storage.record_types import (
+    AppliedRecord,
+    LogState,
+    Publish,
+    TxPart,
+    apply_all,
+    operation_of,
+)
+from penstock.storage.routing_table import DurableQueue, RoutingTable
+from penstock.storage.salvage_files import (
+    BodyFinder,
+    FoundCheckpoint,
+    FoundLog,
+    FoundRecord,
+    cut_torn_tail,
+    gaps,
+    read_checkpoint,
+    read_log,
+)
+from penstock.storage.staging import query_directory, query_path, staging_path
+from penstock.storage.streams import PAGE_BYTES, STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.verify import Problem, Progress
 
-CHECKPOINT_BYTES = 32 << 20  # of bodies between two checkpoints of the new store
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedPage:
+    """A page that a stream adopted. path: of the staged file."""
+
+    stream: int
+    base: int
+    time_us: int
+    path: str
+    page: StagedPage
+
+
+class SalvagedBatches:
+    """The batches of one damaged vhost, whose directory is `path`."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self.fs = fs
+        self.path = path
+        self.table = BatchTable()
+
+    def restore(self, sections: list[bytes]) -> None:
+        """Take the batches of the checkpoint. Raises ValueError."""
+        for data in sections:
+            batch = batches.decode_section(data)
+            self.table.by_query[batch.query] = batch
+
+    def apply(self, flags: int, found: BatchRecord) -> AdoptedPage | None:
+        """Apply a BATCH record. Return the page if one is adopted. Raises ValueError if the record
+        cannot be applied."""
+        adopted = self._adopted(found) if flags == batches.ADOPTED else None
+        self.table.apply(flags, found)
+        return adopted
+
+    def _adopted(self, found: BatchRecord) -> AdoptedPage | None:
+        batch = self.table.by_query.get(found.query)
+        if batch is None or not batch.page <= found.page < len(batch.pages):
+            return None
+        page = batch.pages[found.page]
+        path = f"{query_path(self.path, found.query)}/{page.name}"
+        return AdoptedPage(found.stream, found.base, found.time_us, path, page)
+
+    def copy_into(self, new: StorageEngine) -> tuple[list[str], list[str]]:
+        """Decide them in the new store. Return (paths of missing pages, notes)."""
+        missing: list[str] = []
+        notes: list[str] = []
+        for batch in sorted(self.table.by_query.values(), key=lambda b: b.time_us):
+            pages = list(batch.pages[batch.page :])
+            for page in pages:
+                path = f"{query_path(self.path, batch.query)}/{page.name}"
+                if self.fs.exists(path):
+                    self._copy(path, page, batch, new)
+                else:
+                    missing.append(path)
+            new.batches.decide(
+                batch.query, batch.number, batch.target, pages, facts=batch.facts, is_checked=True
+            )
+            if pages:
+                title = f"batch {batch.number} of query {batch.query!r}"
+                notes.append(f"{title} is not done: the new store goes on with {len(pages)} pages")
+            if pages and batch.frame:
+                transaction = new.begin()
+                transaction.progress(batch.query, 0, batch.frame)
+                transaction.commit(DISK)
+        return missing, notes
+
+    def _copy(self, path: str, page: StagedPage, batch: Batch, new: StorageEngine) -> None:
+        directory = query_directory(new.fs, staging_path(new.path), batch.query)
+        stem = page.name.removesuffix(".page")
+        source = path.removesuffix(".page")
+        target = new.fs.open(f"{directory}/{page.name}", create=True)
+        file = self.fs.open(path)
+        try:
+            for at in range(0, file.size(), COPY_BYTES):
+                target.pwrite(file.pread(COPY_BYTES, at), at)
+            target.sync()
+        finally:
+            file.close()
+            target.close()
+        if self.fs.exists(source + ".idx"):
+            write_small(new.fs, f"{directory}/{stem}.idx", self.fs.read(source + ".idx"))
+        sync_dir(new.fs, directory)
+
+
+SEARCH_BYTES: Final = 1 << 20  # how far after a damaged frame the next one is searched
+
+
+@dataclass(slots=True)
+class SalvagedStream:
+    """One stream of the damaged store. end: the offset after the last record that anything states;
+    logged: the log's records, by offset."""
+
+    number: int
+    name: bytes
+    path: str  # "" if it has no directory
+    first: int = 0
+    end: int = 0
+    page_bytes: int = PAGE_BYTES
+    stream_id: bytes = b""  # b"": unknown
+    logged: dict[int, StreamRecord] = field(default_factory=dict)
+    adopted: dict[int, AdoptedPage] = field(default_factory=dict)  # by base
+    readers: dict[str, ReaderOffset] = field(default_factory=dict)
+
+
+def _numbered(fs: FileSystem, parent: str) -> dict[int, str]:
+    """Return number -> path of the directories of queues or streams below `parent`."""
+    found: dict[int, str] = {}
+    for name in fs.list(parent) if fs.is_dir(parent) else []:
+        digits = name.rpartition(".")[2]
+        if digits.isdecimal():
+            found[int(digits)] = f"{parent}/{name}"
+    return found
+
+
+class SalvagedStreams:
+    """The streams of one damaged vhost. SalvagedVhost adds checkpoint and log."""
+
+    def __init__(self, fs: FileSystem, path: str, losses: list[Problem]) -> None:
+        self.fs = fs
+        self.losses = losses
+        self.streams: dict[int, SalvagedStream] = {}
+        self._deleted: set[int] = set()
+        self._directories = _numbered(fs, path + "/streams")
+
+    # ---- the state -----------------------------------------------------------------------------
+
+    def add(self, number: int, name: bytes) -> None:
+        """Add a stream, unless it is known or deleted."""
+        if number in self.streams or number in self._deleted:
+            return
+        path = self._directories.get(number, "")
+        name = name or (queue_name(self.fs, path) if path else b"")
+        found = SalvagedStream(number, name or f"salvaged-{number}".encode(), path)
+        self.streams[number] = found
+        if not path:
+            return
+        for file, read in (
+            (stream_meta.ALL_META, self._all), (stream_meta.READ_META, self._tail),
+            (stream_meta.WRITE_META, self._head),
+        ):  # fmt: skip
+            at = f"{path}/{file}"
+            if not self.fs.exists(at):
+                continue
+            try:
+                read(found, at, self.fs.read(at))
+            except CorruptionError as error:
+                self.losses.append(Problem(error.path, error.position, error.reason))
+
+    def _all(self, found: SalvagedStream, at: str, data: bytes) -> None:
+        meta = stream_meta.decode_all(at, data)
+        if meta.number != found.number:
+            raise CorruptionError(at, 12, f"it is of stream {meta.number}, not {found.number}")
+        found.page_bytes, found.stream_id = meta.page_bytes, meta.id
+
+    def _tail(self, found: SalvagedStream, at: str, data: bytes) -> None:
+        found.first = stream_meta.decode_tail(at, data)
+
+    def _head(self, found: SalvagedStream, at: str, data: bytes) -> None:
+        found.end = stream_meta.decode_head(at, data).next_offset
+
+    def add_all(self) -> None:
+        """Add every stream that has a directory, deleted or not: the topology is lost."""
+        for number in self._directories:
+            self.add(number, b"")
+
+    def load(self, manifest: Manifest) -> None:
+        """Take the streams of the checkpoint."""
+        for number, section in manifest.streams.items():
+            self.add(number, b"")
+            found = self.streams[number]
+            found.end = max(found.end, section.position.next_offset)
+            found.first = max(found.first, section.position.first_offset)
+            found.readers = dict(section.readers)
+            found.stream_id = section.stream_id
+
+    def delete(self, number: int) -> None:
+        """Remove a stream, because of a DELETE_QUEUE record."""
+        self.streams.pop(number, None)
+        self._deleted.add(number)
+
+    def append(self, found: record.StreamData) -> None:
+        """Add the record of a STREAM record."""
+        if found.stream in self._deleted:
+            return
+        self.add(found.stream, b"")
+        stream = self.streams[found.stream]
+        offset = found.offset
+        stream.logged[offset] = StreamRecord(offset, found.time_us, found.payload, found.meta)
+        stream.end = max(stream.end, offset + 1)
+
+    def adopt(self, page: AdoptedPage) -> None:
+        """Add a staged page that became one of a stream."""
+        if page.stream in self._deleted:
+            return
+        self.add(page.stream, b"")
+        stream = self.streams[page.stream]
+        stream.adopted[page.base] = page
+        stream.end = max(stream.end, page.base + page.page.rows)
+
+    def set_reader(self, found: record.ReaderData, flags: int) -> None:
+        """Set or delete a named reader's offset, as a READER_OFFSET record says."""
+        stream = self.streams.get(found.stream)
+        if stream is None:
+            return
+        name = found.reader.decode("utf-8", "replace")
+        if flags & record.READER_DELETED:
+            stream.readers.pop(name, None)
+        else:
+            kept = None if found.kept_from == record.NOT_KEPT else found.kept_from
+            stream.readers[name] = ReaderOffset(found.offset, kept, found.time_ms)
+
+    # ---- records -------------------------------------------------------------------------------
+
+    def records(self, stream: SalvagedStream) -> Iterator[StreamRecord | Problem]:
+        """Return all records that can be read, by offset, and a Problem for each gap."""
+        wanted = stream.first
+        end = stream.end or (1 << 63)
+        bases = self._bases(stream)
+        for i, base in enumerate(bases):
+            page_end = min(bases[i + 1], end) if i + 1 < len(bases) else end
+            for found in self._page(stream, base, page_end):
+                if isinstance(found, StreamRecord) and found.offset >= wanted:
+                    yield from self._logged(stream, wanted, found.offset)
+                    yield found
+                    wanted = found.offset + 1
+                elif isinstance(found, Problem):
+                    self.losses.append(found)
+        if stream.end:
+            yield from self._logged(stream, wanted, stream.end)
+
+    def _bases(self, stream: SalvagedStream) -> list[int]:
+        names = self.fs.list(stream.path) if stream.path else []
+        found = [name.removesuffix(".page") for name in names if name.endswith(".page")]
+        staged = {base for base, page in stream.adopted.items() if self.fs.exists(page.path)}
+        bases = sorted(staged | {int(stem) for stem in found if stem.isdecimal()})
+        return [base for base in bases if base >= stream.first and base < (stream.end or 1 << 63)]
+
+    def _logged(
+        self, stream: SalvagedStream, wanted: int, end: int
+    ) -> Iterator[StreamRecord | Problem]:
+        """Return the log's records from `wanted` to `end`, which no page has, and the gaps."""
+        for offset in sorted(o for o in stream.logged if wanted <= o < end):
+            if offset > wanted:
+                yield self._gap(stream, wanted, offset)
+            yield stream.logged[offset]
+            wanted = offset + 1
+        if wanted < end:
+            yield self._gap(stream, wanted, end)
+
+    def _gap(self, stream: SalvagedStream, first: int, end: int) -> Problem:
+        return Problem(
+            stream.path or self._directories.get(stream.number, "streams"), 0,
+            f"records {first} to {end - 1} of stream {stream.name!r} are lost",
+        )  # fmt: skip
+
+    def _page(
+        self, stream: SalvagedStream, base: int, end: int
+    ) -> Iterator[StreamRecord | Problem]:
+        """Return what verifies in the page that begins at `base`, below offset `end`."""
+        path = f"{stream.path}/{base:020}.page"
+        adopted = stream.adopted.get(base)
+        if adopted is not None and self.fs.exists(adopted.path):
+            path = adopted.path
+        data = self.fs.read(path)
+        id = page_id(stream.stream_id, base) if stream.stream_id else -1
+        time_us: int | None = None  # of all records, if it was staged
+        if adopted is not None:
+            id, time_us = adopted.page.page_id, adopted.time_us
+        else:
+            try:
+                header = decode_header(path, data)
+                is_known = header.is_staged or id in (-1, header.id)
+                if (header.base, header.number) != (base, stream.number) or not is_known:
+                    text = f"the page is of offset {header.base} of stream {header.number}"
+                    raise CorruptionError(path, 0, text)
+                id = header.id
+                time_us = header.base_time_us if header.is_staged else None
+            except CorruptionError as error:
+                yield Problem(error.path, error.position, error.reason)
+                if id < 0:
+                    return
+        seed = page_seed(id)
+        rows = self._rows(path[:-4] + "idx")
+        at, rel = PAGE_HEADER_BYTES, 0
+        while base + rel < end and at < len(data):
+            out: list[StreamRecord] = []
+            stop, _, fault = decode_frames(
+                data, at, seed, base, rel, end - base - rel, len(data), out
+            )
+            for one in out:
+                one.time_us = one.time_us if time_us is None else time_us
+            yield from out
+            rel += len(out)
+            at = stop
+            if base + rel >= end or at >= len(data):
+                return
+            yield Problem(path, at, fault or "a frame is cut off")
+            at, rel = _next_frame(data, at, seed, base, rel, end, rows)
+
+    def _rows(self, path: str) -> list[int]:
+        """Return where frames begin according to the index; each frame is verified."""
+        data = self.fs.read(path) if self.fs.exists(path) else b""
+        places = range(INDEX_HEADER_BYTES, len(data) - INDEX_ROW_BYTES + 1, INDEX_ROW_BYTES)
+        return [decode_row(data, at)[0] for at in places]
+
+
+def _next_frame(
+    data: bytes, at: int, seed: int, base: int, rel: int, end: int, rows: list[int]
+) -> tuple[int, int]:
+    """Return (position, rel) of the next frame that verifies after a damaged one, or the end."""
+    for later in range(rel + 1, min(len(rows), end - base)):
+        if rows[later] > at and _verifies(data, rows[later], seed, base, later):
+            return rows[later], later
+    limit = min(len(data) - FRAME_BYTES, at + SEARCH_BYTES)
+    for position in range(at + FRAME_BYTES, limit + 1):
+        # Without an index the number of lost frames is unknown; one is by far the likeliest.
+        if base + rel + 1 < end and _verifies(data, position, seed, base, rel + 1):
+            return position, rel + 1
+    return len(data), rel
+
+
+def _verifies(data: bytes, at: int, seed: int, base: int, rel: int) -> bool:
+    size = int.from_bytes(data[at + 4 : at + 8], "little") + int.from_bytes(
+        data[at + 8 : at + 12], "little"
+    )
+    if at + FRAME_BYTES + size > len(data):
+        return False
+    out: list[StreamRecord] = []
+    decode_frames(data, at, seed, base, rel, 1, len(data), out)
+    return bool(out)
+
+
+DEFAULT_SLOTS: Final = 4096
+_SLOTS_AT: Final = 24  # in the header of a .qi
+
+
+class SalvagedQueue:
+    """One queue of the damaged store. path: "" if it has no directory. next_seq: of the checkpoint;
+    records below it were applied before. held, older: messages of the log after and before the cut.
+    """
+
+    def __init__(self, number: int, name: bytes, path: str) -> None:
+        self.number = number
+        self.name = name
+        self.path = path
+        self.next_seq = 0
+        self.mark = 0
+        self.live: dict[int, bytearray] = {}  # segment -> bitmap
+        self.held: dict[int, Message] = {}
+        self.older: dict[int, Message] = {}
+        self.rows: dict[int, Row] = {}
+        self.attempts: dict[int, int] = {}
+        self.has_section = False
+
+    def set(self, seq: int, slots: int) -> None:
+        bits = self.live.setdefault(seq // slots, bytearray((slots + 7) >> 3))
+        rel = seq % slots
+        bits[rel >> 3] |= 1 << (rel & 7)
+
+    def clear(self, seq: int, slots: int) -> None:
+        bits = self.live.get(seq // slots)
+        if bits is not None:
+            rel = seq % slots
+            bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        self.held.pop(seq, None)
+        self.rows.pop(seq, None)
+        self.attempts.pop(seq, None)
+
+    def seqs(self, slots: int) -> Iterator[int]:
+        """Return all live seqs, ascending."""
+        for number in sorted(self.live):
+            bits = self.live[number]
+            for rel in range(slots):
+                if bits[rel >> 3] >> (rel & 7) & 1:
+                    yield number * slots + rel
+
+
+class SalvagedVhost(LogState):
+    """One vhost of the damaged store: call `load`, then `message` for each live seq."""
+
+    def __init__(self, fs: FileSystem, path: str, vhost: int, losses: list[Problem]) -> None:
+        self.fs = fs
+        self.path = path
+        self.vhost = vhost
+        self.losses = losses
+        self.routing = RoutingTable(Ticks())
+        self.queues: dict[int, SalvagedQueue] = {}
+        self.slots = guess_slots(fs, path)
+        self.streams = SalvagedStreams(fs, path, losses)
+        self.leases = LeaseTable()
+        self.batches = SalvagedBatches(fs, path)
+        self._directories = _numbered(fs, path + "/queues")
+        self._parts: dict[int, list[Op]] = {}
+        self._deleted: set[int] = set()
+
+    # ---- the state -----------------------------------------------------------------------------
+
+    def load(self, found: FoundCheckpoint | None, log: FoundLog) -> None:
+        """Apply the log over the checkpoint."""
+        cut = -1
+        if found is not None:
+            cut = found.manifest.head.cut_lsn
+            self._load_manifest(found.manifest)
+        if found is None or not found.has_topology:
+            for number in self._directories:
+                self.queue(number)
+            self.streams.add_all()
+        for queue in self.queues.values():
+            if not queue.has_section:
+                self._take_all_slots(queue)
+        for one in log.records:
+            if one.record.lsn > cut:
+                self._apply(one)
+            else:
+                self._keep_older(one.record)
+        for transaction in self._parts:
+            text = f"the parts of transaction {transaction} have no commit"
+            self.losses.append(Problem(self.path + "/wal", 0, text))
+
+    def _load_manifest(self, manifest: Manifest) -> None:
+        self.slots = manifest.head.segment_slots
+        for data in manifest.topology:
+            self.apply_topology(data)
+        self.streams.load(manifest)
+        for data in manifest.leases:
+            self.leases.restore(data)
+        self.batches.restore(manifest.batches)
+        for number, section in manifest.queues.items():
+            queue = self.queue(number)
+            queue.has_section = True
+            queue.next_seq, queue.mark = section.next_seq, section.mark
+            queue.rows, queue.attempts = dict(section.rows), dict(section.attempts)
+            for segment in section.segments.values():
+                for seq in segment.seqs(self.slots):
+                    queue.set(seq, self.slots)
+
+    def queue(self, number: int) -> SalvagedQueue:
+        """Return the queue of this number; add it if it is unknown."""
+        queue = self.queues.get(number)
+        if queue is None:
+            path = self._directories.get(number, "")
+            name = next((q.name for q in self.routing.queues.values() if q.number == number), b"")
+            name = name or (queue_name(self.fs, path) if path else b"")
+            queue = SalvagedQueue(number, name or f"salvaged-{number}".encode(), path)
+            self.queues[number] = queue
+        return queue
+
+    def _take_all_slots(self, queue: SalvagedQueue) -> None:
+        """Take every slot that verifies: no section says what lives in this queue."""
+        names = self.fs.list(queue.path) if queue.path else []
+        for name in names:
+            stem, _, ending = name.rpartition(".")
+            if ending != "qi" or not stem.isdecimal():
+                continue
+            data = self.fs.read(f"{queue.path}/{name}")
+            seed = queue_seed(self.vhost, queue.number)
+            base = int(stem) * self.slots
+            for rel in range(self.slots):
+                place = HEADER_BYTES + rel * SLOT_BYTES
+                if decode_slot(seed, base + rel, data, place) is not None:
+                    queue.set(base + rel, self.slots)
+        if names:
+            text = f"acknowledgements of queue {queue.name!r} are lost: all its messages are taken"
+            self.losses.append(Problem(queue.path, 0, text))
+
+    def _apply(self, found: FoundRecord) -> None:
+        one = found.record
+        at = AppliedRecord(one.lsn, NONE, {}, one.segment, one.offset)
+        try:
+            operation_of(one).apply(self, at)
+        except (ValueError, KeyError, IndexError) as error:
+            text = f"record {one.lsn} cannot be applied: {error}"
+            self.losses.append(Problem(found.path, one.offset, text))
+
+    # ---- what records do -----------------------------------------------------------------------
+
+    def apply_publish(
+        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
+    ) -> None:
+        for number, seq in places:
+            if number in self._deleted:
+                continue
+            queue = self.queue(number)
+            if seq >= queue.next_seq:
+                queue.set(seq, self.slots)
+                queue.held[seq] = message
+            else:
+                queue.older[seq] = message
+
+    def apply_dequeue(
+        self, lsn: int, number: int, runs: list[Run], stores: list[StoreRef], entries: list[Entry]
+    ) -> None:
+        queue = self.queue(number)
+        for first, n, _, _ in runs:
+            for seq in range(first, first + n):
+                queue.clear(seq, self.slots)
+
+    def apply_requeue(self, number: int, attempts: list[tuple[int, int]]) -> None:
+        self.queue(number).attempts.update(attempts)
+
+    def apply_mark(self, number: int, mark: int) -> None:
+        queue = self.queue(number)
+        queue.mark = max(queue.mark, mark)
+
+    def apply_purge(self, lsn: int, number: int, upper: int, kept: list[Run]) -> None:
+        runs = kept + self.leases.runs_of(number)
+        stay = {seq for first, n, _, _ in runs for seq in range(first, first + n)}
+        queue = self.queue(number)
+        for seq in [s for s in queue.seqs(self.slots) if s < upper and s not in stay]:
+            queue.clear(seq, self.slots)
+
+    def apply_delete(self, lsn: int, number: int) -> None:
+        self.routing.delete_queue(number)
+        self.queues.pop(number, None)
+        self.leases.delete(number)
+        self._deleted.add(number)
+        self.streams.delete(number)
+
+    def apply_topology(self, data: bytes) -> None:
+        self.routing.apply(data)
+        for declared in self.routing.queues.values():
+            if declared.flags & STREAM_FLAG:
+                self.streams.add(declared.number, declared.name)
+            elif declared.number not in self.queues:
+                self.queue(declared.number)
+
+    def apply_release(self, number: int, segment: int, refs: list[StoreRef] | None) -> None:
+        """Do nothing: the new store counts references again."""
+
+    def apply_stream(self, lsn: int, mode: int, found: StreamData) -> None:
+        self.streams.append(found)
+
+    def apply_reader(self, found: ReaderData, flags: int) -> None:
+        self.streams.set_reader(found, flags)
+
+    def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
+        """Apply a lease, for what a purge leaves. A lease that cannot be applied is reported."""
+        try:
+            self.leases.apply(found, flags, 0)
+        except ValueError:
+            self.losses.append(Problem(self.path, 0, f"a lease of reader {found.reader!r}"))
+
+    def apply_batch(self, lsn: int, flags: int, found: BatchRecord) -> None:
+        adopted = self.batches.apply(flags, found)
+        if adopted is not None:
+            self.streams.adopt(adopted)
+
+    def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
+        self._parts.setdefault(transaction, []).extend(ops)
+
+    def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
+        at.first_seqs = first_seqs
+        apply_all(self._parts.pop(transaction, []), self, at)
+
+    def _keep_older(self, one: Record) -> None:
+        """Keep the messages of a record before the cut, to replace damaged slots. A part of a
+        transaction does not say where its messages are."""
+        try:
+            operation = operation_of(one)
+            found = [] if isinstance(operation, TxPart) else operation.contents()
+            for x in found:
+                if isinstance(x, Publish):
+                    for number, seq in x.places:
+                        if number in self.queues:
+                            self.queues[number].older[seq] = x.message
+                elif x.found.stream in self.streams.streams:
+                    self.streams.append(x.found)
+        except ValueError:
+            return
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def mend_headers(self, queue: SalvagedQueue, segment: int) -> None:
+        """Write the headers of a segment's files again, in the read-only view, if they are damaged:
+        slots and entries have checksums of their own."""
+        for ending, magic in ((".qi", MAGIC_QI), (".qs", MAGIC_QS)):
+            path = f"{queue.path}/{segment}{ending}"
+            if not self.fs.exists(path):
+                continue
+            wanted = encode_header(magic, self.vhost, queue.number, segment, self.slots)
+            file = self.fs.open(path)
+            try:
+                if file.pread(HEADER_BYTES, 0) != wanted:
+                    self.losses.append(Problem(path, 0, "the segment's header is damaged"))
+                    file.pwrite(wanted, 0)
+            finally:
+                file.close()
+
+    def message(
+        self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int,
+        read_body: Callable[[int, int], bytes],
+    ) -> Message:  # fmt: skip
+        """Return a live message with its body, from wherever it can be read. files: of its segment.
+        Raises CorruptionError if it is lost."""
+        fault: CorruptionError | None = None
+        for place in ("held", "rows", "slot", "older"):
+            try:
+                found = self._look(queue, files, seq, place, read_body)
+            except CorruptionError as error:
+                fault = fault or error
+                continue
+            if found is not None:
+                return found
+        raise fault or CorruptionError(queue.path, 0, f"seq {seq} was not found")
+
+    def _look(
+        self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int, place: str,
+        read_body: Callable[[int, int], bytes],
+    ) -> Message | None:  # fmt: skip
+        file = 0
+        found: Message | None = None
+        if place == "held":
+            found = queue.held.get(seq)
+        elif place == "rows":
+            row = queue.rows.get(seq)
+            if row is not None:
+                found, file = row.message, row.body_file
+        elif place == "slot":
+            if files is not None:
+                (found,) = files.messages([seq])
+        else:
+            found = queue.older.get(seq)
+        if found is None:
+            return None
+        file = found.store_file or file
+        body = found.body
+        if file:
+            body = read_body(file, found.id)
+        elif body is None:
+            if found.size:
+                raise CorruptionError(self.path, 0, f"the body of seq {seq} was not found")
+            body = b""
+        if len(body) != found.size:
+            text = f"the body of seq {seq} has {len(body)} bytes, expected {found.size}"
+            raise CorruptionError(queue.path, 0, text)
+        return Message(
+            found.id, found.header, body, found.size, found.time, found.expiry_ms, found.store_file
+        )
+
+    def declaration(self, queue: SalvagedQueue) -> DurableQueue | None:
+        """Return the topology's declaration of the queue."""
+        known = self.routing.queues.get(queue.name)
+        return known if known is not None and known.number == queue.number else None
+
+
+def guess_slots(fs: FileSystem, path: str) -> int:
+    """Return the slots of a segment: the number that most headers of segment files have."""
+    votes: dict[int, int] = {}
+    parent = path + "/queues"
+    for directory in fs.list(parent) if fs.is_dir(parent) else []:
+        for name in fs.list(f"{parent}/{directory}"):
+            if not name.endswith((".qi", ".qs")):
+                continue
+            file = fs.open(f"{parent}/{directory}/{name}")
+            try:
+                slots = int.from_bytes(file.pread(4, _SLOTS_AT), "big")
+            finally:
+                file.close()
+            if 4 <= slots <= DEFAULT_SLOTS and not slots & (slots - 1):
+                votes[slots] = votes.get(slots, 0) + 1
+    return max(votes, key=lambda slots: votes[slots]) if votes else DEFAULT_SLOTS
+
+
+CHECKPOINT_BYTES = 32 << 20  # bytes of bodies between two checkpoints of the new store
 FLUSH_ENTRIES = 256
 
 
 @dataclass(slots=True)
 class SalvagedCount:
-    """One queue: how many messages were taken, how many could not be read."""
+    """One queue: how many messages were taken and how many could not be read."""
 
     vhost: str
     name: str
@@ -65,7 +813,7 @@ class SalvagedCount:
 
 @dataclass(slots=True)
 class SalvagedRecords:
-    """One stream, or partition: how many records were taken; of those lost, `losses` tells."""
+    """One stream or partition: how many records were taken. `losses` has those that were not."""
 
     vhost: str
     name: str
@@ -75,7 +823,7 @@ class SalvagedRecords:
 
 @dataclass(slots=True)
 class SalvageReport:
-    """losses: everything that could not be read or is not certain, by file and position."""
+    """What salvage did. losses: what could not be read or is uncertain, by file and position."""
 
     path: str
     into: str
@@ -91,7 +839,7 @@ class SalvageReport:
 
     @property
     def lost(self) -> int:
-        """Messages that were known to be there and could not be read."""
+        """Messages that were live and could not be read."""
         return sum(queue.lost for queue in self.queues)
 
 
@@ -105,14 +853,14 @@ def salvage(
     progress: Progress | None = None,
     names: Sequence[bytes] = (),
 ) -> SalvageReport:
-    """Read the store at `path` (data directory or vhost, used by nobody), write the new data
-    directory `into`. names: that vhosts may have, see Offline. NotAStoreError if `path` is none,
+    """Read the store at `path`, a data directory or a vhost that nobody uses, and write the new
+    data directory `into`. names: possible names of vhosts, see Offline. Raises NotAStoreError,
     PathNotFreeError, LockedError, VersionError, DiskFullError, SyncFailedError, OSError."""
     report = SalvageReport(path, into)
     target = into.rstrip("/")
     with Offline(fs, path, names) as store:
         if (target + "/").startswith(store.path + "/"):
-            raise NotAStoreError(into, f"it is inside of {path}, expected a path of its own")
+            raise NotAStoreError(into, f"it is inside {path}, expected a path outside")
         report.losses += [Problem(e.path, e.position, e.reason) for e in store.faults]
         fresh = FreshDirectory(fs, target, f"salvaged from {path}")
         try:
@@ -127,7 +875,7 @@ def salvage(
 
 
 class _VhostSalvage:
-    """One vhost, from its damaged directory into a new one."""
+    """Copies one vhost from its damaged directory into a new one."""
 
     def __init__(
         self, fs: FileSystem, vhost: Vhost, fresh: FreshDirectory, report: SalvageReport,
@@ -146,11 +894,11 @@ class _VhostSalvage:
         self._bodies = BodyFinder(looked_at, path + "/msg_store_persistent", vhost.number)
         cut = found.manifest.head.cut_lsn if found is not None else -1
         if found is None and log.records:
-            text = "without a checkpoint, what was acknowledged before its log begins may come back"
+            text = "no checkpoint: messages acknowledged before the log begins may come back"
             losses.append(Problem(path + "/CURRENT", 0, text))
         torn = cut_torn_tail(log, cut, self._bodies.has)
         if torn:
-            text = f"{torn} records behind the end of the log were never confirmed and are left out"
+            text = f"{torn} records after the end of the log were never confirmed and are left out"
             report.notes.append(f"{path}/wal: {text}")
         losses += gaps(log, cut)
         self._old.load(found, log)
@@ -160,7 +908,7 @@ class _VhostSalvage:
         name = vhost.name
         if not name:
             name = f"salvaged-{vhost.number:016x}".encode()
-            text = f"nothing says what name has this hash: the vhost is {name.decode()!r} now"
+            text = f"the vhost's name is lost: it is {name.decode()!r} now"
             losses.append(Problem(path + "/.vhost", 0, text))
         self._new = StorageEngine(
             fs, fresh.vhost(name), name, clock=clock, rng=rng,
@@ -178,7 +926,7 @@ class _VhostSalvage:
                 self._copy(queue, target)
             for stream in self._old.streams.streams.values():
                 self._copy_stream(stream)
-            self._tell_leases()
+            self._report_leases()
             missing, notes = self._old.batches.copy_into(new)
             self._report.losses += [Problem(at, 0, "the staged page is missing") for at in missing]
             self._report.notes += notes
@@ -189,7 +937,7 @@ class _VhostSalvage:
             raise
         new.close()
 
-    def _tell_leases(self) -> None:
+    def _report_leases(self) -> None:
         for queue, leases in self._old.leases.by_queue.items():
             title = queue_title(self._old.queue(queue).name)
             for lease in leases.values():
@@ -199,7 +947,7 @@ class _VhostSalvage:
                 self._report.notes.append(f"{text}: they are ready, and the reader is forgotten")
 
     def _declare(self) -> list[tuple[SalvagedQueue, QueueIndex]]:
-        """The topology, queues with their new numbers."""
+        """Declare the topology. Return the queues with their new ones."""
         new, old = self._new, self._old
         targets: list[tuple[SalvagedQueue, QueueIndex]] = []
         for exchange in old.routing.exchanges.values():
@@ -215,12 +963,12 @@ class _VhostSalvage:
             )
         for binding in old.routing.bindings:
             new.apply_topology(binding.record())
-        for record in old.routing.parameter_records():
-            new.apply_topology(record)
+        for data in old.routing.parameter_records():
+            new.apply_topology(data)
         return targets
 
     def _copy_stream(self, found: SalvagedStream) -> None:
-        """A stream with its own times; each reader goes where as many records are below it."""
+        """Copy a stream with its times; a reader moves to where as many records are below it."""
         new = self._new
         report = SalvagedRecords(self._vhost.title(), queue_title(found.name))
         self._report.streams.append(report)
@@ -230,7 +978,7 @@ class _VhostSalvage:
         if name in new.routing.queues:
             name += f"-salvaged-{found.number}".encode()
         (target,) = new.declare_streams([(name, arguments, 0)], page_bytes=found.page_bytes)
-        below: list[tuple[int, int]] = []  # (old offset, new offset) behind each gap
+        below: list[tuple[int, int]] = []  # (old offset, new offset) after each gap
         wanted = -1
         for one in self._old.streams.records(found):
             if isinstance(one, Problem):
@@ -287,10 +1035,10 @@ class _VhostSalvage:
             self._new.requeue(target, attempts[start : start + FLUSH_ENTRIES], OS)
 
     def _publish(self, found: Message, target: QueueIndex) -> None:
-        """Into the new store: what was in the old one's store goes there again, once."""
+        """Publish a message. A body that was in the old MessageStore is stored once."""
         new = self._new
         assert found.body is not None, "a salvaged message has its body"
-        new.time_s = found.time  # of whatever is published next, until a flush
+        new.time_s = found.time  # of the messages published until the next flush
         if not found.store_file:
             message = new.publish([target], found.header, found.body, OS, found.expiry_ms)
         else:
@@ -318,7 +1066,7 @@ class _VhostSalvage:
 
 
 def _moved(offset: int, below: list[tuple[int, int]], target: Stream) -> int:
-    """The offset in the new stream of what had `offset` in the old one."""
+    """Return the offset in the new stream of the record with `offset` in the old one."""
     moved = 0
     for old, new in below:
         if old <= offset:

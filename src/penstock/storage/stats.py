@@ -173,7 +173,7 @@ def _ram_bytes(state: StorageState) -> int:
             if queue.leased.in_segment(segment.number):
                 ram += SEGMENT_RAM + (queue.slots >> 3)
     ram += STREAM_RAM * len(state.streams.by_number)
-    for file in state.store.append_files.files:
+    for file in state.store.files:
         counts = file.counts
         ram += FILE_RAM + len(counts.live) + (len(counts.extra) if counts.extra else 0)
     own = state.store.own_files.capture()

@@ -1,33 +1,31 @@
-"""Unsynced: which files and directories of a store were written since they were last synced.
+"""Unsynced: the files and directories of a store that were written since they were last synced.
 
-Rule [2] wants every store body synced before the log bytes that name it are written, and
-rule [5] wants all of them synced before a manifest counts them. So each write marks its
-file, each new name marks its directory, and one *sync op* makes durable all that is marked
-at the instant at which it is taken:
+Rule [2] requires every store body to be synced before the log bytes that name it are written, and
+rule [5] requires all of them synced before a manifest counts them. So each write marks its file,
+each new name marks its directory, and one *sync op* makes everything durable that is marked when it
+is taken:
 
     mark ... mark   take() -> op   (op() -> g, in a worker)   synced(g)
                                 mark again: the file stays unsynced after synced(g)
 
-A mark is a counter, not a flag: what was written after ``take`` is not covered by the op,
-though the kernel may well have written it. Files are synced before the directories that
-name them; the order between files is of no importance, since nothing names a body before
-the whole op has returned.
+A mark is a counter: the op does not cover what was written after ``take``, although the kernel may
+have written it. Files are synced before the directories that name them. The order between files
+does not matter, because nothing names a body before the whole op has returned.
 
-Handles: a file is synced through the handle that wrote it, because a write error is
-reported to the handles that were open when it happened. A file that is finished (sealed, or
-of one body) stays open until its sync, at most ``HANDLES_MAX`` of them; beyond that it is
-closed and opened again by the op. A handle is closed only when no op for it is in flight.
+Handles: a file is synced through the handle that wrote it, because a write error is reported to the
+handles that were open when it happened. A finished file (sealed, or of one body) stays open until
+its sync, at most ``HANDLES_MAX`` of them; further files are closed and opened again by the op. A
+handle is closed only when no op for it is in flight.
 
-Failure, rule [10]: a failed sync is final. The op raises ``SyncFailedError`` and leaves it
-in ``Unsynced.failed``; from then on ``take`` and whoever writes raise ``StoppedError``, and
-nothing is ever marked clean again. A file that is gone when the op opens it was deleted by
-its owner: nothing needs it, and that is no failure.
+Failure, rule [10]: a failed sync is final. The op raises ``SyncFailedError`` and keeps it in
+``Unsynced.failed``; from then on ``take`` and all writers raise ``StoppedError``, and nothing is
+marked clean again. A file that does not exist when the op opens it was deleted by its owner, which
+is not a failure.
 
-A transient store marks nothing: its ``Unsynced`` has ``persistent=False``, is always clean
+The ``Unsynced`` of a transient store has ``persistent=False``: it marks nothing, is always clean
 and closes finished files at once.
 
-Threads: everything belongs to the owner but the call of a SyncOp, which touches only the
-files listed in it.
+Threads: call everything from the owner's thread, except a SyncOp, which touches only its own files.
 """
 
 from typing import Final
@@ -43,15 +41,16 @@ class UnsyncedFile:
 
     def __init__(self, path: str, file: File) -> None:
         self.path: str = path
-        self.file: File | None = file  # None: finished, and closed for want of handles
+        self.file: File | None = file  # None: finished, and closed to free the handle
         self.mark: int = 0  # counts writes
         self.is_listed: bool = False  # written since it was last synced
-        self.is_finished: bool = False  # nothing will be written any more
-        self.in_flight: int = 0  # ops taken and not reported by synced()
+        self.is_finished: bool = False  # nothing more will be written
+        self.in_flight: int = 0  # ops taken, without synced()
 
 
 class SyncOp:
-    """What ``take`` gives: callable in any thread, once. Its fields are the registry's own."""
+    """One sync, made by ``take``. Call it once, in any thread. Only the registry uses its
+    fields."""
 
     def __init__(self, fs: FileSystem, registry: "Unsynced", generation: int) -> None:
         self.fs: FileSystem = fs
@@ -62,10 +61,8 @@ class SyncOp:
         self.is_done: bool = False
 
     def __call__(self) -> int:
-        """Sync everything listed; the generation, which ``synced`` is given.
-
-        Raises SyncFailedError, which stops the store.
-        """
+        """Sync everything listed. Return the generation, for ``synced``. Raises SyncFailedError,
+        which stops the store."""
         path = ""
         try:
             for unsynced, _ in self.files:
@@ -86,7 +83,7 @@ class SyncOp:
 
 
 class Unsynced:
-    """The registry of one store. All its methods belong to the owner's thread."""
+    """The registry of one store."""
 
     def __init__(self, fs: FileSystem, *, persistent: bool) -> None:
         self.fs: FileSystem = fs
@@ -94,10 +91,10 @@ class Unsynced:
         self.failed: SyncFailedError | None = None
         self._files: list[UnsyncedFile] = []
         self._directories: dict[str, int] = {}
-        self._marks: int = 0  # source of directories' marks, so that none is used twice
+        self._marks: int = 0  # the last mark of a directory; no mark is used twice
         self._generation: int = 0
-        self._ops: dict[int, SyncOp] = {}  # taken and not reported
-        self._handles: int = 0  # finished files that are kept open for their sync
+        self._ops: dict[int, SyncOp] = {}  # taken, without synced()
+        self._handles: int = 0  # finished files that stay open until their sync
 
     def check(self) -> None:
         """Raise StoppedError after a failed sync."""
@@ -105,7 +102,7 @@ class Unsynced:
             raise StoppedError(str(self.failed))
 
     def mark(self, unsynced: UnsyncedFile) -> None:
-        """The file was written."""
+        """Note that the file was written."""
         if not self.persistent:
             return
         unsynced.mark += 1
@@ -114,28 +111,26 @@ class Unsynced:
             self._files.append(unsynced)
 
     def mark_directory(self, path: str) -> None:
-        """A name in the directory was made or changed."""
+        """Note that a name in the directory was created or changed."""
         if self.persistent:
             self._marks += 1
             self._directories[path] = self._marks
 
     def finish(self, unsynced: UnsyncedFile) -> None:
-        """Nothing will be written to it any more: close it, once it is synced."""
+        """Close the file once it is synced: nothing more will be written to it."""
         unsynced.is_finished = True
-        if not unsynced.is_listed and not unsynced.in_flight:
+        is_clean = not unsynced.is_listed
+        if not unsynced.in_flight and (is_clean or self._handles >= HANDLES_MAX):
             self._close(unsynced)
-            return
-        if self._handles >= HANDLES_MAX and not unsynced.in_flight:
-            self._close(unsynced)
-            return
-        self._handles += 1
+        else:
+            self._handles += 1
 
     def has_any(self) -> bool:
-        """Whether anything was written since it was last synced."""
+        """Return whether anything was written since the last sync."""
         return bool(self._files) or bool(self._directories)
 
     def take(self) -> SyncOp:
-        """An op that makes durable all that was marked up to now, and answers its generation.
+        """Return an op that makes everything marked up to now durable and returns its generation.
 
         Raises StoppedError after a failed sync.
         """
@@ -151,9 +146,9 @@ class Unsynced:
         return op
 
     def synced(self, generation: int) -> None:
-        """The op of ``generation`` has returned without an error: what it covered is clean."""
+        """Mark clean what the op of ``generation`` covered, after it returned without error."""
         op = self._ops.pop(generation)
-        assert op.is_done, "synced() for an op that has not run to its end"
+        assert op.is_done, "the op has not run to its end"
         for unsynced, mark in op.files:
             unsynced.in_flight -= 1
             if unsynced.mark == mark and unsynced.is_listed:

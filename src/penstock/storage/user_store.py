@@ -1,27 +1,27 @@
 """UserStore: users, vhosts and permissions of the whole broker, in one small SQLite file.
 
-They belong to no vhost and are read before any is opened, and there are tens of them, so they have
-a database of their own, node.db, and not a log. It is the only one, and this the only module that
-speaks SQL. Each change is one transaction, on disk when the call returns: rollback journal and
-synchronous=EXTRA, which syncs the directory too. Schema, version 1 (PRAGMA user_version; 0 until
-the first user is in, so that a crash in the first start leaves a file that is still new):
+They belong to no vhost, are read before any vhost is opened, and there are tens of them, so they
+have a database of their own, node.db, instead of a log. It is the only database, and this is the
+only module with SQL. Each change is one transaction, on disk when the call returns: rollback
+journal and synchronous=EXTRA, which syncs the directory too. Schema, version 1 (PRAGMA
+user_version; 0 until the first user is added, so that a file from a crash in the first start is
+still new):
 
-    users        name PRIMARY KEY | hash (text of access.users) | tags (space between)
+    users        name PRIMARY KEY | hash (text of access.users) | tags (separated by spaces)
     vhosts       name PRIMARY KEY | state | meta (JSON: stopped_ms, if an operator has stopped it)
     permissions  user, vhost PRIMARY KEY | configure | write | read
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
 
-The table of limits came later: it is made in an older file when that is opened, and a program that
-does not know it does not look at it.
+The table of limits was added later: opening an older file creates it, and older programs ignore it.
 
-A vhost is a row here and a directory there, which cannot change at one moment. So the row tells how
-far it came: `creating` before its directory is made, `ready` once it is, `deleting` before the
-directory is removed, and no row when it is gone. Whoever starts finishes what a crash cut short:
-makes what is creating, removes what is deleting. Permissions go with their user or vhost (foreign
-keys, ON DELETE CASCADE).
+A vhost is a row here and a directory, which cannot change in one step. So the row has a state:
+`creating` before its directory exists, `ready` once it does, `deleting` before the directory is
+removed; then the row is deleted. At its start the broker finishes what a crash interrupted: it
+creates the directories of `creating` vhosts and removes those of `deleting` ones. Permissions are
+deleted with their user or vhost (foreign keys, ON DELETE CASCADE).
 
-The file is made readable to its owner only: it holds hashes. One process opens it, that which holds
-the data directory's lock; one thread uses it. What a name or a hash may be is not here.
+Only the file's owner may read it, because it holds hashes. One process opens it, the one with the
+data directory's lock, and one thread uses it. access.users checks names and hashes.
 """
 
 import sqlite3
@@ -55,8 +55,8 @@ _LIMITS_SCHEMA: Final = (
 
 
 def vhosts_in(path: str) -> list[str]:
-    """The names of the vhosts in a node.db that nobody uses, for whoever has lost them elsewhere;
-    none if it cannot be read. Changes nothing."""
+    """Return the names of the vhosts in a node.db that no process uses; [] if it cannot be read.
+    Changes nothing."""
     try:
         db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
         try:
@@ -68,10 +68,10 @@ def vhosts_in(path: str) -> list[str]:
 
 
 class UserStore:
-    """The file at `path` (":memory:": none). is_new: nobody has called `begin` yet.
+    """The database at `path` (":memory:": in RAM). is_new: `begin` was not called yet.
 
-    StorageError: it cannot be opened or written (CorruptionError: it is no such file or damaged;
-    VersionError: a newer Penstock's; DiskFullError).
+    Calls raise StorageError if it cannot be opened or written, CorruptionError if it is damaged or
+    another kind of file, VersionError if it is of a newer Penstock, DiskFullError.
     """
 
     def __init__(self, path: str) -> None:
@@ -109,12 +109,12 @@ class UserStore:
             self._db.execute(_LIMITS_SCHEMA)
 
     def close(self) -> None:
-        """Nothing is left to write: every call has written what it did."""
+        """Close the database. Every change is written already."""
         self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All changes made inside become one: all are on disk after it, or none."""
+        """Make the changes inside one: after it all of them are on disk, or none."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -126,18 +126,18 @@ class UserStore:
                 raise
 
     def begin(self) -> None:
-        """It is new no more: called in the transaction that puts the first user in."""
+        """Mark the file as not new, in the transaction that adds the first user."""
         self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     # --- users ---
 
     def users(self) -> dict[str, tuple[str, frozenset[str]]]:
-        """name -> (hash, tags)."""
+        """Return name -> (hash, tags)."""
         rows = self._rows("SELECT name, hash, tags FROM users ORDER BY name")
         return {name: (hashed, frozenset(tags.split())) for name, hashed, tags in rows}
 
     def put_user(self, name: str, hashed: str, tags: frozenset[str]) -> None:
-        """A new user, or another hash and tags for a known one. A tag holds no white space."""
+        """Add a user, or replace the hash and tags of one. A tag has no white space."""
         self._change(
             "INSERT INTO users VALUES (?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET hash = excluded.hash, tags = excluded.tags",
@@ -145,7 +145,7 @@ class UserStore:
         )
 
     def delete_user(self, name: str) -> None:
-        """With its permissions and limits. Nothing happens if there is none."""
+        """Delete a user with its permissions and limits, if it exists."""
         with self.transaction():
             self._db.execute("DELETE FROM users WHERE name = ?", (name,))
             self._db.execute("DELETE FROM limits WHERE kind = 'user' AND name = ?", (name,))
@@ -153,12 +153,12 @@ class UserStore:
     # --- vhosts ---
 
     def vhosts(self) -> dict[str, tuple[str, str]]:
-        """name -> (state, meta)."""
+        """Return name -> (state, meta)."""
         rows = self._rows("SELECT name, state, meta FROM vhosts ORDER BY name")
         return {name: (state, meta) for name, state, meta in rows}
 
     def put_vhost(self, name: str, state: str, meta: str = "{}") -> None:
-        """A new vhost, or another state and meta for a known one."""
+        """Add a vhost, or replace the state and meta of one."""
         self._change(
             "INSERT INTO vhosts VALUES (?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET state = excluded.state, meta = excluded.meta",
@@ -166,7 +166,7 @@ class UserStore:
         )
 
     def delete_vhost(self, name: str) -> None:
-        """With its permissions and limits. Nothing happens if there is none."""
+        """Delete a vhost with its permissions and limits, if it exists."""
         with self.transaction():
             self._db.execute("DELETE FROM vhosts WHERE name = ?", (name,))
             self._db.execute("DELETE FROM limits WHERE kind = 'vhost' AND name = ?", (name,))
@@ -174,30 +174,30 @@ class UserStore:
     # --- permissions ---
 
     def permissions(self) -> dict[tuple[str, str], tuple[str, str, str]]:
-        """(user, vhost) -> (configure, write, read)."""
+        """Return (user, vhost) -> (configure, write, read)."""
         rows = self._rows("SELECT * FROM permissions ORDER BY user, vhost")
         return {(user, vhost): (conf, write, read) for user, vhost, conf, write, read in rows}
 
     def put_permission(self, user: str, vhost: str, patterns: tuple[str, str, str]) -> None:
-        """What a known user may in a known vhost; replaces what it might."""
+        """Set the permissions of a known user in a known vhost."""
         self._change(
             "INSERT OR REPLACE INTO permissions VALUES (?, ?, ?, ?, ?)", (user, vhost, *patterns)
         )
 
     def delete_permission(self, user: str, vhost: str) -> None:
-        """Nothing happens if there is none."""
+        """Delete the permissions of a user in a vhost, if there are any."""
         self._change("DELETE FROM permissions WHERE user = ? AND vhost = ?", (user, vhost))
 
     # --- limits ---
 
     def limits(self, kind: str) -> dict[str, str]:
-        """name -> JSON of the limits that were set; kind: "user" or "vhost"."""
+        """Return name -> JSON of the limits that were set. kind: "user" or "vhost"."""
         with self._errors():
             select = "SELECT name, limits FROM limits WHERE kind = ? ORDER BY name"
             return dict(self._db.execute(select, (kind,)).fetchall())
 
     def put_limits(self, kind: str, name: str, text: str) -> None:
-        """The limits of a user or vhost; they replace those it had. "": it has none."""
+        """Replace the limits of a user or vhost; "" removes them."""
         if text:
             self._change("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (kind, name, text))
         else:
@@ -215,7 +215,7 @@ class UserStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's errors as Penstock's. One of a statement of ours stays what it is: a mistake."""
+        """Raise SQLite's errors as Penstock's, except those that are mistakes in a statement."""
         try:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):

@@ -1,19 +1,19 @@
-"""Verify: is everything that a store promises really on its disk? Reads, and changes nothing.
+"""Verify: checks that everything that a store promises is on its disk. It changes nothing.
 
-Recovery believes checkpoint and log and reads no slot, so its time does not depend on the backlog
-[1]. Verify is the other half: it reads the state with recovery's own code and then reads every
-place that the state names.
+Recovery trusts checkpoint and log and reads no slot, so its time does not depend on the backlog
+[1]. Verify loads the state with recovery's own code and then reads every place that the state
+names.
 
     what                                      is compared with
     ----------------------------------------  --------------------------------------------------
     checkpoint, log chain, hints              their checksums, by recovery.load
     each live entry                           its slot and .qs entry, section row, or log record
-    each body, wherever it is                 its checksum, and the size that its entry says
+    each body, wherever it is                 its checksum, and the size in its entry
     counts, bytes, store entries of segments  their live entries
     references of stored bodies               what live entries, sections and purged slots name
     ids                                       two bodies of one id must be the same [9]
-    rows of batches that are decided and not  the staged page with the id that the decision names,
-    moved yet                                 frame by frame; headers prove nothing (adoption.py)
+    rows of batches that are decided but not  the staged page with the id that the decision names,
+    moved                                     frame by frame; headers prove nothing (adoption.py)
     pages of a stream                         each is there from the first to the last, has the
                                               records that the names promise, and every frame's
                                               checksum, up to the checkpoint's position (the log has
@@ -22,17 +22,16 @@ place that the state names.
     allMeta, readMeta, readers/ of a stream   their checksums
     names in the directories                  the state; an orphan is a note, not an error
 
-A *problem* has a file and a position, and means that something is lost or wrong. A *note* is worth
-a line: leftovers of a crash, a torn tail, a bad writeMeta or page index, which a start makes again.
-Where a slot is damaged nobody knows which body it named, so bodies with too many references are
-then not reported one by one. Staged rows that nobody decided are not promised and not read.
+A *problem* has a file and a position: something is lost or wrong. A *note* is a leftover of a
+crash, a torn tail, or a bad writeMeta or page index, which a start makes again. A damaged slot does
+not show which body it named, so bodies with too many references are not reported one by one then.
+Staged rows without a decision are not promised and not read.
 
 RAM: the log since the last checkpoint; 12 bytes for each reference into the store and 12 for each
 live message, for the comparison of ids; one chunk of messages, one MiB or one record of a stream
 and the index of one page at a time.
 
-Failure: what the locks and the disk's reads raise, see `offline.py`. Damage is never raised: the
-report has it.
+Failure: errors of locks and of reading, see `offline.py`. Damage is not raised; the report has it.
 """
 
 from array import array
@@ -56,7 +55,7 @@ from penstock.storage.data_directory import QUEUE_NAME, old_text_of, queue_name,
 from penstock.storage.dump_text import queue_title
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.holder import DictHolder
-from penstock.storage.message_store import OWN_FILE, MessageStore
+from penstock.storage.message_store import MessageStore, read_table
 from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import (
@@ -82,298 +81,21 @@ from penstock.storage.queue_index import IndexSegment, QueueIndex
 from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import query_path
 from penstock.storage.state import StorageState
-from penstock.storage.store_file import StoreFile
-from penstock.storage.store_tables import read_table
+from penstock.storage.store_file import ENTRY_BYTES, OWN_FILE, StoreFile
 from penstock.storage.stream_meta import ALL_META, WRITE_META, Head, Position
 
-READ_RECORDS = 1024
-READ_BYTES = 1 << 20
-
-
-def check_batches(
-    fs: FileSystem, state: StorageState, add: Callable[[BaseException], None], notes: list[str]
-) -> None:
-    """The batches of a vhost; `add` is told of problems. OSError."""
-    problems: list[CorruptionError] = []
-    for batch in state.batches.by_query.values():
-        if not batch.is_done:
-            notes.append(_note(batch))
-            first = batch.frame
-            for page in batch.pages[batch.page :]:
-                path = f"{query_path(state.path, batch.query)}/{page.name}"
-                problems += _check_page(fs, path, page, first)
-                first = 0
-    for stream, adoption in state.streams.adopting:
-        placed = f"{adoption.writer.stem}.page"
-        path = adoption.staged if fs.exists(adoption.staged) else placed
-        if not stream.is_deleted:
-            problems += _check_page(fs, path, adoption.page, 0)
-    for problem in problems:
-        add(problem)
-
-
-def _note(batch: Batch) -> str:
-    return (
-        f"batch {batch.number} of query {batch.query!r} is decided, and moved up to page "
-        f"{batch.page} of {batch.page_count}, frame {batch.frame}"
-    )
-
-
-def _check_page(fs: FileSystem, path: str, page: StagedPage, frame: int) -> list[CorruptionError]:
-    reader = StagedReader(fs, path, page)
-    try:
-        while frame < page.rows:
-            frame += len(reader.read(frame, READ_RECORDS, READ_BYTES))
-    except CorruptionError as error:
-        return [error]
-    finally:
-        reader.close()
-    return []
-
-
-KNOWN: Final = frozenset({"allMeta", "readMeta", "writeMeta", "readers", "LOCK", QUEUE_NAME})
-
-
-@dataclass(slots=True)
-class Findings:
-    """What was found. damaged: records that are lost; bytes: of pages, up to the end."""
-
-    pages: int = 0
-    records: int = 0
-    bytes: int = 0
-    damaged: int = 0
-    problems: list[CorruptionError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def verify_stream(fs: FileSystem, path: str) -> Findings:
-    """Verify a queue that stands alone, and that nobody writes to. OSError."""
-    found = Findings()
-    file = f"{path}/{ALL_META}"
-    try:
-        meta = stream_meta.decode_all(file, fs.read(file))
-        first = stream_meta.read_tail(fs, path)
-    except FileNotFoundError:
-        found.problems.append(CorruptionError(file, 0, "it is missing"))
-        return found
-    except CorruptionError as error:
-        found.problems.append(error)
-        return found
-    try:
-        stream_meta.load_readers(fs, path)
-    except CorruptionError as error:
-        found.problems.append(error)
-    head = _head(fs, path, found)
-    if head is None:
-        _check_all(fs, path, meta.id, first, found)
-    else:
-        _check(fs, path, meta.id, first, head, found)
-    return found
-
-
-def check_stream(
-    fs: FileSystem, path: str, stream_id: bytes, number: int, first_base: int, position: Position
-) -> Findings:
-    """Verify a stream of a vhost up to the position of its checkpoint. OSError."""
-    found = Findings()
-    file = f"{path}/{ALL_META}"
-    try:
-        meta = stream_meta.decode_all(file, fs.read(file))
-        if (meta.number, meta.id) != (number, stream_id):
-            text = f"it is of stream {meta.number}, {meta.id.hex()}"
-            found.problems.append(CorruptionError(file, 12, text))
-        stream_meta.read_tail(fs, path)
-    except FileNotFoundError:
-        found.problems.append(CorruptionError(file, 0, "it is missing"))
-    except CorruptionError as error:
-        found.problems.append(error)
-    _head(fs, path, found)
-    head = Head(
-        position.next_offset, position.page_base, position.page_bytes, position.last_time_us
-    )
-    _check(fs, path, stream_id, first_base, head, found)
-    return found
-
-
-def _head(fs: FileSystem, path: str, found: Findings) -> Head | None:
-    """What writeMeta says; None, and a note, if it cannot be read."""
-    file = f"{path}/{WRITE_META}"
-    try:
-        return stream_meta.decode_head(file, fs.read(file))
-    except FileNotFoundError:
-        found.notes.append(f"{file}: it is missing; a start makes it again")
-    except CorruptionError as error:
-        found.notes.append(f"{error}; a start makes it again")
-    return None
-
-
-def _check_all(
-    fs: FileSystem, path: str, stream_id: bytes, first: int, found: Findings
-) -> None:  # fmt: skip
-    """Nothing says where it ends: every page must lead to the next, the last one to itself."""
-    _check_names(fs, path, first, found)
-    bases = [base for base in list_bases(fs, path) if base >= first]
-    if bases and bases[0] != first:
-        _missing(path, first, found)
-    for i, base in enumerate(bases):
-        count = bases[i + 1] - base if i + 1 < len(bases) else -1
-        _Page(fs, path, stream_id, base, found).check(count, -1)
-
-
-def _check(
-    fs: FileSystem, path: str, stream_id: bytes, first: int, head: Head, found: Findings
-) -> None:
-    """Every page from the first one to that of the head."""
-    _check_names(fs, path, first, found)
-    if not head.page_bytes or head.page_base < first:
-        return  # there is none, or deleting came further than this head
-    bases = [base for base in list_bases(fs, path) if first <= base <= head.page_base]
-    if not bases or bases[0] != first:
-        _missing(path, first, found)
-    if head.page_base != first and (not bases or bases[-1] != head.page_base):
-        _missing(path, head.page_base, found)
-    for i, base in enumerate(bases):
-        page = _Page(fs, path, stream_id, base, found)
-        if base == head.page_base:
-            page.check(head.next_offset - base, head.page_bytes)
-        else:
-            after = bases[i + 1] if i + 1 < len(bases) else head.page_base
-            page.check(after - base, -1)
-
-
-def _missing(path: str, base: int, found: Findings) -> None:
-    found.problems.append(
-        CorruptionError(f"{path}/{page_name(base)}.page", 0, "the page is missing")
-    )
-
-
-def _check_names(fs: FileSystem, path: str, first: int, found: Findings) -> None:
-    for name in fs.list(path):
-        stem, _, ending = name.rpartition(".")
-        if ending in ("page", "idx") and len(stem) == 20 and stem.isdecimal():
-            if int(stem) < first:
-                found.notes.append(f"{path}/{name}: it is below the first page, a leftover")
-        elif name not in KNOWN:
-            found.notes.append(f"{path}/{name}: it is not of a stream, or a leftover")
-
-
-class _Page:
-    """One page and its index."""
-
-    def __init__(
-        self, fs: FileSystem, path: str, stream_id: bytes, base: int, found: Findings
-    ) -> None:
-        self.fs = fs
-        self.found = found
-        self.stem = f"{path}/{page_name(base)}"
-        self.base = base
-        self.id = page_id(stream_id, base)
-        self.seed = page_seed(self.id)
-        self.is_staged = False  # all records have the header's time
-        self.seen = 0  # good records
-        self.has_bad_row = False
-
-    def check(self, count: int, limit: int) -> None:
-        """count: records that it has, -1: who knows; limit: where its content ends, -1: where the
-        file does."""
-        path = self.stem + ".page"
-        try:
-            file = self.fs.open(path)
-        except FileNotFoundError:
-            self.found.problems.append(CorruptionError(path, 0, "the page is missing"))
-            self.found.damaged += max(count, 0)
-            return
-        self.found.pages += 1
-        try:
-            header = check_header(path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
-            self.id, self.seed = header.id, page_seed(header.id)
-            self.is_staged = header.is_staged
-            size = file.size()
-            if size < limit:
-                raise CorruptionError(path, size, f"the page ends here, expected {limit} bytes")
-            end = size if limit < 0 else limit
-            index = self._index(size, count if limit < 0 else -1, is_last=limit >= 0 or count < 0)
-            self._frames(file, end, header.base_time_us, index)
-            if count >= 0 and self.seen != count:
-                raise CorruptionError(path, end, f"{self.seen} records, expected {count}")
-            self.found.bytes += end
-            if index:
-                self._blocks(file, index)
-        except CorruptionError as error:
-            self.found.problems.append(error)
-            self.found.damaged += max(count - self.seen, 1)
-        finally:
-            file.close()
-            self.found.records += self.seen
-
-    def _index(self, size: int, count: int, *, is_last: bool) -> bytes:
-        """The whole file of a sealed index that fits, or nothing."""
-        path = self.stem + ".idx"
-        try:
-            data = self.fs.read(path)
-            header = decode_index_header(path, data)
-            if is_last and not header.is_sealed:
-                return b""
-            header = check_index(path, data)
-            fits = header.id == self.id and header.base == self.base and header.page_bytes == size
-            if not fits or (count >= 0 and header.count != count):
-                raise CorruptionError(path, 0, "the index is not of this page")
-        except FileNotFoundError:
-            if not is_last:
-                self.found.notes.append(f"{path}: it is missing; it is made again from the page")
-            return b""
-        except CorruptionError as error:
-            if not is_last:
-                self.found.notes.append(f"{error}; it is made again from the page")
-            return b""
-        return data
-
-    def _frames(self, file: File, end: int, last_time: int, index: bytes) -> None:
-        """Verify every frame, and the index' rows against them."""
-        at = PAGE_HEADER_BYTES
-        while at < end:
-            data = file.pread(min(BLOCK_BYTES, end - at), at)
-            scan = scan_frames(data, at, self.seed, self.seen, last_time, end)
-            if scan.need and not scan.rows:
-                data = file.pread(scan.need, at)
-                scan = scan_frames(data, at, self.seed, self.seen, last_time, end)
-            if self.is_staged:
-                time = last_time.to_bytes(8, "little", signed=True)
-                scan.rows = [row[:8] + time for row in scan.rows]
-            for row in scan.rows:
-                time_us = decode_row(row, 0)[2]
-                if time_us < last_time:
-                    self.found.notes.append(f"{file.path}: time goes back at byte {at}")
-                last_time = time_us
-            rows = b"".join(scan.rows)
-            place = INDEX_HEADER_BYTES + INDEX_ROW_BYTES * self.seen
-            if index and not self.has_bad_row and index[place : place + len(rows)] != rows:
-                self.has_bad_row = True
-                self.found.notes.append(f"{self.stem}.idx: at byte {place}: its rows are not true")
-            self.seen += len(scan.rows)
-            at = scan.end
-            if scan.fault or not scan.rows:
-                text = scan.fault or "the page ends here"
-                raise CorruptionError(file.path, at, f"record {self.base + self.seen}: {text}")
-
-    def _blocks(self, file: File, index: bytes) -> None:
-        header = decode_index_header(self.stem + ".idx", index)
-        for block, crc in enumerate(decode_blocks(index, header)):
-            data = file.pread(BLOCK_BYTES, block * BLOCK_BYTES)
-            if block_crc(self.seed, block, data) != crc:
-                self.found.notes.append(f"{self.stem}.idx: the CRC of block {block} is not true")
-
-
+READ_RECORDS: Final = 1024
+READ_BYTES: Final = 1 << 20
 CHUNK_ENTRIES: Final = 64  # messages read at a time; a body in .qs has less than 32 KiB
 BUCKETS: Final = 256
-ENTRY_BYTES: Final = 16  # of a hint's table: id 8, position 4, size 4
+KNOWN: Final = frozenset({"allMeta", "readMeta", "writeMeta", "readers", "LOCK", QUEUE_NAME})
 
-Progress = Callable[[str, int, int], None]  # what, how much of it is done, how much there is
+Progress = Callable[[str, int, int], None]  # what, how much is done, how much there is
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong: in which file, at which byte, and what."""
+    """Something that is wrong, with file and byte."""
 
     path: str
     position: int
@@ -385,7 +107,7 @@ class Problem:
 
 @dataclass(slots=True)
 class QueueReport:
-    """What was found of one queue. damaged: live entries that cannot be read."""
+    """What was found in one queue. damaged: live entries that cannot be read."""
 
     vhost: str
     name: str
@@ -398,7 +120,7 @@ class QueueReport:
 
 @dataclass(slots=True)
 class StreamReport:
-    """What was found of one stream, or partition, up to its checkpoint. damaged: records lost."""
+    """What was found in one stream or partition, up to its checkpoint. damaged: lost records."""
 
     vhost: str
     name: str
@@ -411,7 +133,7 @@ class StreamReport:
 
 @dataclass(slots=True)
 class Report:
-    """What verify found. bodies, body_bytes: each stored body once, each body in .qs or log."""
+    """What verify found. bodies, body_bytes: stored bodies (each once), bodies in .qs and log."""
 
     path: str
     problems: list[Problem] = field(default_factory=list)
@@ -426,11 +148,11 @@ class Report:
 
     @property
     def is_fine(self) -> bool:
-        """Nothing is lost and nothing is wrong."""
+        """Whether nothing is lost and nothing is wrong."""
         return not self.problems
 
     def add(self, error: BaseException) -> None:
-        """An error that was met becomes a problem."""
+        """Add an error as a problem."""
         if isinstance(error, CorruptionError):
             self.problems.append(Problem(error.path, error.position, error.reason))
         elif isinstance(error, VersionError):
@@ -443,11 +165,11 @@ class Report:
 def verify(
     fs: FileSystem, path: str, *, progress: Progress | None = None, has_streams: bool = True
 ) -> Report:
-    """Verify a data directory or one vhost's directory that nobody is using. has_streams: the pages
-    of streams too; without them for who verifies those beside it, several at a time.
+    """Verify a data directory or one vhost's directory that nobody uses. has_streams: verify the
+    pages of streams too; a caller may verify several streams at a time with `check_stream`.
 
-    Writes nothing but the text in the lock files. NotAStoreError, LockedError, VersionError (of
-    the whole directory), SyncFailedError, OSError.
+    Writes only the text in the lock files. Raises NotAStoreError, LockedError, VersionError (of the
+    whole directory), SyncFailedError, OSError.
     """
     report = Report(path)
     with Offline(fs, path) as store:
@@ -465,7 +187,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 class Bodies:
-    """Checksums of bodies by id, 12 bytes each; ids with two different bodies are told."""
+    """Checksums of bodies by id, 12 bytes each; finds ids with two different bodies."""
 
     def __init__(self) -> None:
         self._ids = [array("Q") for _ in range(BUCKETS)]
@@ -477,7 +199,7 @@ class Bodies:
         self._crcs[bucket].append(crc32(body))
 
     def with_two(self) -> list[int]:
-        """Ids of which two different bodies were added."""
+        """Return the ids with two different bodies."""
         found: list[int] = []
         for ids, crcs in zip(self._ids, self._crcs, strict=True):
             seen: dict[int, int] = {}
@@ -488,7 +210,7 @@ class Bodies:
 
 
 class References:
-    """Which bodies of the store are named, by file number of the address: 12 bytes each."""
+    """The references into the store, by file number of the address: 12 bytes each."""
 
     def __init__(self) -> None:
         self._ids: dict[int, array[int]] = {}
@@ -502,7 +224,7 @@ class References:
         self._sizes[file].append(size)
 
     def take(self, lo: int, hi: int) -> dict[int, tuple[int, int]]:
-        """id -> (references, size) of the addresses with file numbers lo..hi; forgets them."""
+        """Return and remove id -> (references, size) of the addresses with files lo..hi."""
         found: dict[int, tuple[int, int]] = {}
         for file in [file for file in self._ids if lo <= file <= hi]:
             for id, size in zip(self._ids.pop(file), self._sizes.pop(file), strict=True):
@@ -511,12 +233,12 @@ class References:
         return found
 
     def files(self) -> list[int]:
-        """File numbers that have not been taken."""
+        """Return the file numbers that were not taken."""
         return sorted(self._ids)
 
 
 class _VhostCheck:
-    """One vhost. `run` does everything; the order of the rest is its order."""
+    """Checks one vhost. The other methods are in the order in which `run` calls them."""
 
     def __init__(self, fs: FileSystem, vhost: Vhost, report: Report, progress: Progress) -> None:
         self._fs = fs
@@ -567,7 +289,7 @@ class _VhostCheck:
             self._report.notes.append(f"{self._vhost.path}: {text}")
 
     def _wrong(self, text: str) -> None:
-        """Something that checkpoint and log say is not so."""
+        """Report that checkpoint and log are wrong."""
         self._report.problems.append(Problem(self._checkpoint, 0, text))
 
     # ---- queues --------------------------------------------------------------------------------
@@ -594,14 +316,14 @@ class _VhostCheck:
         self._progress("messages", total, total)
 
     def _check_stub(self, queue: QueueIndex) -> None:
-        """`.queue_name`: a crash may have cut it off; the next write into the queue mends it."""
+        """Check `.queue_name`. A crash may cut it off; the next write to the queue repairs it."""
         stub = f"{queue.path}/{QUEUE_NAME}"
         wanted, old = text_of(self._vhost.name, queue.name), old_text_of(queue.name)
         text = self._fs.read(stub) if self._fs.exists(stub) else b""
         if not self._fs.exists(queue.path) or text in (wanted, old):
             return
         if not self._vhost.name and queue_name(self._fs, queue.path) == queue.name:
-            return  # the vhost's name is lost, which is told
+            return  # the vhost's name is lost, which is reported
         if wanted.startswith(text.rstrip(b"\0")) or old.startswith(text.rstrip(b"\0")):
             self._report.notes.append(f"{stub}: cut off")
         else:
@@ -633,11 +355,11 @@ class _VhostCheck:
                 f"{len(seqs)}, {size} and {stores}"
             )
         if seqs and seqs[-1] >= queue.next_seq:
-            self._wrong(f"seq {seqs[-1]} of queue {queue.number} lives, the next is lower")
+            self._wrong(f"seq {seqs[-1]} of queue {queue.number} is alive, the next is lower")
         return len(seqs)
 
     def _read(self, queue: QueueIndex, seqs: list[int]) -> list[tuple[int, Message | None]]:
-        """Messages of these seqs, from RAM (the log had them), section or slots."""
+        """Return the messages of these seqs, from RAM (the log has them), section or slots."""
         holder = queue.holder
         held = holder.entries if isinstance(holder, DictHolder) else {}
         found: list[tuple[int, Message | None]] = [
@@ -656,7 +378,7 @@ class _VhostCheck:
         return found
 
     def _check_entry(self, queue: QueueIndex, seq: int, message: Message) -> bool:
-        """The body of one live entry, or the note that it is in the store. False: lost."""
+        """Check the body of a live entry, or note its address in the store. False if it is lost."""
         row = queue.section.get(seq)
         if message.store_file:
             self._references.add(message.store_file, message.id, message.size)
@@ -679,8 +401,8 @@ class _VhostCheck:
         return True
 
     def _check_leases(self, state: StorageState) -> None:
-        """What is leased lives; that nothing is leased twice, and that ordinals follow one another,
-        was seen when it was read."""
+        """Check that leased messages are alive. Reading the leases checked that nothing is leased
+        twice and that ordinals follow one another."""
         for queue, leases in state.leases.by_queue.items():
             for lease in leases.values():
                 title = f"reader {lease.reader!r} of queue {queue}"
@@ -694,7 +416,7 @@ class _VhostCheck:
                         )
 
     def _check_purged(self, state: StorageState) -> None:
-        """Slots of purged segments still hold references: they count until they are released."""
+        """Count the references in slots of purged segments, which last until they are released."""
         for (number, segment), bits in state.reaping.items():
             queue = state.index_of(number)
             if queue is None:
@@ -710,7 +432,7 @@ class _VhostCheck:
     # ---- the store -----------------------------------------------------------------------------
 
     def _check_store(self, store: MessageStore) -> None:
-        files = store.append_files.files
+        files = store.files
         own_numbers = store.own_files.capture().numbers()
         total = len(files) + len(own_numbers)
         self._report.store_files += total
@@ -718,7 +440,7 @@ class _VhostCheck:
             self._progress("bodies", done, total)
             named = self._references.take(file.lo, file.hi)
             for id, (refs, size) in sorted(named.items()):
-                # By a number of its range: its own is a name, when it was combined.
+                # Its own number is not in its range if it was combined.
                 self._check_body(store, file.lo, id, refs, size)
             self._check_unnamed(store, file, named)
         own = set(own_numbers)
@@ -756,20 +478,18 @@ class _VhostCheck:
     def _check_unnamed(
         self, store: MessageStore, file: StoreFile, named: dict[int, tuple[int, int]]
     ) -> None:
-        """Bodies that count as alive and that nothing names: room that is never given back."""
+        """Report bodies that count as alive and that nothing names: their room is never freed."""
         counts = file.counts
         if self._is_damaged or counts.live_count <= len(named):
             return
         if file.is_sealed:
-            hint = store.append_files.tables.hint_path(file.number)
+            hint = store.tables.hint_path(file.number)
             try:
                 table = read_table(self._fs, hint, self._vhost.number, file.number)
             except (StorageError, FileNotFoundError):
-                return  # a lost hint is told already
-            ids = [
-                int.from_bytes(table[at : at + 8], "big")
-                for at in range(0, len(table), ENTRY_BYTES)
-            ]
+                return  # a lost hint is reported already
+            starts = range(0, len(table), ENTRY_BYTES)
+            ids = [int.from_bytes(table[at : at + 8], "big") for at in starts]
         else:
             ids = list(file.ids)
         for place, id in enumerate(ids):
@@ -781,7 +501,7 @@ class _VhostCheck:
     # ---- streams -------------------------------------------------------------------------------
 
     def _check_streams(self, state: StorageState) -> None:
-        """Pages up to the checkpoint's position; what came after it is in the log, and was read."""
+        """Check pages up to the checkpoint's position; recovery read the log's records after it."""
         streams = sorted(state.streams.by_number.values(), key=lambda s: s.number)
         for done, stream in enumerate(streams):
             self._progress("streams", done, len(streams))
@@ -803,4 +523,281 @@ class _VhostCheck:
         unknown = state.store.forget_unknown()
         files, trees = recovery.orphans(self._fs, state, number, unknown)
         for path in (*files, *trees):
-            self._report.notes.append(f"{path}: an orphan, the next start deletes it")
+            self._report.notes.append(f"{path}: an orphan; the next start deletes it")
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def check_batches(
+    fs: FileSystem, state: StorageState, add: Callable[[BaseException], None], notes: list[str]
+) -> None:
+    """Check the batches of a vhost. add: called with each problem. Raises OSError."""
+    problems: list[CorruptionError] = []
+    for batch in state.batches.by_query.values():
+        if not batch.is_done:
+            notes.append(_note(batch))
+            first = batch.frame
+            for page in batch.pages[batch.page :]:
+                path = f"{query_path(state.path, batch.query)}/{page.name}"
+                problems += _check_page(fs, path, page, first)
+                first = 0
+    for stream, adoption in state.streams.adopting:
+        placed = f"{adoption.writer.stem}.page"
+        path = adoption.staged if fs.exists(adoption.staged) else placed
+        if not stream.is_deleted:
+            problems += _check_page(fs, path, adoption.page, 0)
+    for problem in problems:
+        add(problem)
+
+
+def _note(batch: Batch) -> str:
+    return (
+        f"batch {batch.number} of query {batch.query!r} is decided, and moved up to page "
+        f"{batch.page} of {batch.page_count}, frame {batch.frame}"
+    )
+
+
+def _check_page(fs: FileSystem, path: str, page: StagedPage, frame: int) -> list[CorruptionError]:
+    reader = StagedReader(fs, path, page)
+    try:
+        while frame < page.rows:
+            frame += len(reader.read(frame, READ_RECORDS, READ_BYTES))
+    except CorruptionError as error:
+        return [error]
+    finally:
+        reader.close()
+    return []
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in one stream. damaged: lost records. bytes: of pages, up to the end."""
+
+    pages: int = 0
+    records: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    problems: list[CorruptionError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_stream(fs: FileSystem, path: str) -> Findings:
+    """Verify a stream without a vhost that nobody writes to. Raises OSError."""
+    found = Findings()
+    file = f"{path}/{ALL_META}"
+    try:
+        meta = stream_meta.decode_all(file, fs.read(file))
+        first = stream_meta.read_tail(fs, path)
+    except FileNotFoundError:
+        found.problems.append(CorruptionError(file, 0, "it is missing"))
+        return found
+    except CorruptionError as error:
+        found.problems.append(error)
+        return found
+    try:
+        stream_meta.load_readers(fs, path)
+    except CorruptionError as error:
+        found.problems.append(error)
+    head = _head(fs, path, found)
+    if head is None:
+        _check_all(fs, path, meta.id, first, found)
+    else:
+        _check(fs, path, meta.id, first, head, found)
+    return found
+
+
+def check_stream(
+    fs: FileSystem, path: str, stream_id: bytes, number: int, first_base: int, position: Position
+) -> Findings:
+    """Verify a stream of a vhost up to the checkpoint's position. Raises OSError."""
+    found = Findings()
+    file = f"{path}/{ALL_META}"
+    try:
+        meta = stream_meta.decode_all(file, fs.read(file))
+        if (meta.number, meta.id) != (number, stream_id):
+            text = f"it is of stream {meta.number}, {meta.id.hex()}"
+            found.problems.append(CorruptionError(file, 12, text))
+        stream_meta.read_tail(fs, path)
+    except FileNotFoundError:
+        found.problems.append(CorruptionError(file, 0, "it is missing"))
+    except CorruptionError as error:
+        found.problems.append(error)
+    _head(fs, path, found)
+    head = Head(
+        position.next_offset, position.page_base, position.page_bytes, position.last_time_us
+    )
+    _check(fs, path, stream_id, first_base, head, found)
+    return found
+
+
+def _head(fs: FileSystem, path: str, found: Findings) -> Head | None:
+    """Return the content of writeMeta; None, and a note, if it cannot be read."""
+    file = f"{path}/{WRITE_META}"
+    try:
+        return stream_meta.decode_head(file, fs.read(file))
+    except FileNotFoundError:
+        found.notes.append(f"{file}: it is missing; a start makes it again")
+    except CorruptionError as error:
+        found.notes.append(f"{error}; a start makes it again")
+    return None
+
+
+def _check_all(
+    fs: FileSystem, path: str, stream_id: bytes, first: int, found: Findings
+) -> None:  # fmt: skip
+    """Check every page of a stream whose end is unknown: each must lead to the next."""
+    _check_names(fs, path, first, found)
+    bases = [base for base in list_bases(fs, path) if base >= first]
+    if bases and bases[0] != first:
+        _missing(path, first, found)
+    for i, base in enumerate(bases):
+        count = bases[i + 1] - base if i + 1 < len(bases) else -1
+        _Page(fs, path, stream_id, base, found).check(count, -1)
+
+
+def _check(
+    fs: FileSystem, path: str, stream_id: bytes, first: int, head: Head, found: Findings
+) -> None:
+    """Check every page from the first one to that of the head."""
+    _check_names(fs, path, first, found)
+    if not head.page_bytes or head.page_base < first:
+        return  # there is no page, or retention deleted it
+    bases = [base for base in list_bases(fs, path) if first <= base <= head.page_base]
+    if not bases or bases[0] != first:
+        _missing(path, first, found)
+    if head.page_base != first and (not bases or bases[-1] != head.page_base):
+        _missing(path, head.page_base, found)
+    for i, base in enumerate(bases):
+        page = _Page(fs, path, stream_id, base, found)
+        if base == head.page_base:
+            page.check(head.next_offset - base, head.page_bytes)
+        else:
+            after = bases[i + 1] if i + 1 < len(bases) else head.page_base
+            page.check(after - base, -1)
+
+
+def _missing(path: str, base: int, found: Findings) -> None:
+    found.problems.append(
+        CorruptionError(f"{path}/{page_name(base)}.page", 0, "the page is missing")
+    )
+
+
+def _check_names(fs: FileSystem, path: str, first: int, found: Findings) -> None:
+    for name in fs.list(path):
+        stem, _, ending = name.rpartition(".")
+        if ending in ("page", "idx") and len(stem) == 20 and stem.isdecimal():
+            if int(stem) < first:
+                found.notes.append(f"{path}/{name}: it is below the first page, a leftover")
+        elif name not in KNOWN:
+            found.notes.append(f"{path}/{name}: it is not of a stream, or a leftover")
+
+
+class _Page:
+    """Checks one page and its index."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, stream_id: bytes, base: int, found: Findings
+    ) -> None:
+        self.fs = fs
+        self.found = found
+        self.stem = f"{path}/{page_name(base)}"
+        self.base = base
+        self.id = page_id(stream_id, base)
+        self.seed = page_seed(self.id)
+        self.is_staged = False  # all records have the header's time
+        self.seen = 0  # good records
+        self.has_bad_row = False
+
+    def check(self, count: int, limit: int) -> None:
+        """Check the page. count: its records, -1 if unknown. limit: where its content ends, -1 for
+        the end of the file."""
+        path = self.stem + ".page"
+        try:
+            file = self.fs.open(path)
+        except FileNotFoundError:
+            self.found.problems.append(CorruptionError(path, 0, "the page is missing"))
+            self.found.damaged += max(count, 0)
+            return
+        self.found.pages += 1
+        try:
+            header = check_header(path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
+            self.id, self.seed = header.id, page_seed(header.id)
+            self.is_staged = header.is_staged
+            size = file.size()
+            if size < limit:
+                raise CorruptionError(path, size, f"the page ends here, expected {limit} bytes")
+            end = size if limit < 0 else limit
+            index = self._index(size, count if limit < 0 else -1, is_last=limit >= 0 or count < 0)
+            self._frames(file, end, header.base_time_us, index)
+            if count >= 0 and self.seen != count:
+                raise CorruptionError(path, end, f"{self.seen} records, expected {count}")
+            self.found.bytes += end
+            if index:
+                self._blocks(file, index)
+        except CorruptionError as error:
+            self.found.problems.append(error)
+            self.found.damaged += max(count - self.seen, 1)
+        finally:
+            file.close()
+            self.found.records += self.seen
+
+    def _index(self, size: int, count: int, *, is_last: bool) -> bytes:
+        """Return the whole file of a sealed index of this page, or b""."""
+        path = self.stem + ".idx"
+        try:
+            data = self.fs.read(path)
+            header = decode_index_header(path, data)
+            if is_last and not header.is_sealed:
+                return b""
+            header = check_index(path, data)
+            fits = header.id == self.id and header.base == self.base and header.page_bytes == size
+            if not fits or (count >= 0 and header.count != count):
+                raise CorruptionError(path, 0, "the index is not of this page")
+        except FileNotFoundError:
+            if not is_last:
+                self.found.notes.append(f"{path}: it is missing; it is made again from the page")
+            return b""
+        except CorruptionError as error:
+            if not is_last:
+                self.found.notes.append(f"{error}; it is made again from the page")
+            return b""
+        return data
+
+    def _frames(self, file: File, end: int, last_time: int, index: bytes) -> None:
+        """Verify every frame, and compare the rows of the index."""
+        at = PAGE_HEADER_BYTES
+        while at < end:
+            data = file.pread(min(BLOCK_BYTES, end - at), at)
+            scan = scan_frames(data, at, self.seed, self.seen, last_time, end)
+            if scan.need and not scan.rows:
+                data = file.pread(scan.need, at)
+                scan = scan_frames(data, at, self.seed, self.seen, last_time, end)
+            if self.is_staged:
+                time = last_time.to_bytes(8, "little", signed=True)
+                scan.rows = [row[:8] + time for row in scan.rows]
+            for row in scan.rows:
+                time_us = decode_row(row, 0)[2]
+                if time_us < last_time:
+                    self.found.notes.append(f"{file.path}: time goes back at byte {at}")
+                last_time = time_us
+            rows = b"".join(scan.rows)
+            place = INDEX_HEADER_BYTES + INDEX_ROW_BYTES * self.seen
+            if index and not self.has_bad_row and index[place : place + len(rows)] != rows:
+                self.has_bad_row = True
+                self.found.notes.append(f"{self.stem}.idx: at byte {place}: its rows are wrong")
+            self.seen += len(scan.rows)
+            at = scan.end
+            if scan.fault or not scan.rows:
+                text = scan.fault or "the page ends here"
+                raise CorruptionError(file.path, at, f"record {self.base + self.seen}: {text}")
+
+    def _blocks(self, file: File, index: bytes) -> None:
+        header = decode_index_header(self.stem + ".idx", index)
+        for block, crc in enumerate(decode_blocks(index, header)):
+            data = file.pread(BLOCK_BYTES, block * BLOCK_BYTES)
+            if block_crc(self.seed, block, data) != crc:
+                self.found.notes.append(f"{self.stem}.idx: the CRC of block {block} is wrong")

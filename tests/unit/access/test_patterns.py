@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from penstock.access import patterns
-from penstock.access.known_users import KnownUsers
-from penstock.access.patterns import PATTERN_CHARS_MAX, Pattern
-from penstock.access.permissions import check_pattern
+from penstock.access import permissions
+from penstock.access.permissions import PATTERN_CHARS_MAX, Pattern, check_pattern
+from penstock.access.users import KnownUsers
 from penstock.errors import OptionError
 from tests.helpers.steps import cost_of
 
@@ -19,7 +18,7 @@ BACKREFERENCE = r"^(a)\1$"
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With what is installed, and as on a machine for which there is no wheel of RE2."""
     if request.param == "without re2":
-        monkeypatch.setattr(patterns, "re2", None)
+        monkeypatch.setattr(permissions, "re2", None)
     return str(request.param)
 
 
@@ -53,7 +52,7 @@ def test_what_cannot_be_matched_is_refused(pattern: str) -> None:
 )
 def test_what_backtracks_is_linear_or_refused(engine: str, pattern: str) -> None:
     """With RE2 there is no way back; with `re` there are two repeats to go back through at most."""
-    if engine == "without re2" or not patterns.has_re2():
+    if engine == "without re2" or not permissions.has_re2():
         with pytest.raises(ValueError, match="google-re2"):
             Pattern(pattern)
         return

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from penstock.access.patterns import PATTERN_CHARS_MAX
 from penstock.access.permissions import (
     CACHE_NAMES_MAX,
     GUEST_OFF,
+    PATTERN_CHARS_MAX,
     Identity,
     PatternCache,
     everything,

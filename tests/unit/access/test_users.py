@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.access import users as module
-from penstock.access.known_users import KnownUsers, hash_password, verify
-from penstock.access.users import Users
+from penstock.access.users import KnownUsers, Users, hash_password, verify
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.user_store import UserStore

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.access.known_users import verify
+from penstock.access.users import verify
 from penstock.http.api import Api
 from tests.helpers.asgi_client import Reply, ask, basic
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts

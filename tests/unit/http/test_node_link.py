@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.access.known_users import KnownUsers
+from penstock.access.users import KnownUsers
 from penstock.http import node_link
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import HttpError

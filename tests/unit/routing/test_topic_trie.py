@@ -3,7 +3,7 @@
 import pytest
 
 import penstock
-from penstock.routing.topic_trie import TopicTrie
+from penstock.routing.exchange_types import TopicTrie
 from tests.helpers.steps import cost_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.access.known_users import KnownUsers, hash_password
+from penstock.access.users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.server.authenticator import HASHERS, KEPT_MAX, Authenticator, Brake, network_of
 

@@ -73,10 +73,10 @@ def test_the_cut_costs_no_copy_of_what_does_not_change(store: MessageStore) -> N
     store.cut(1)
     store.unref(files[1], 1)
     store.unref(files[2], 2)
-    assert len(store.append_files._captured) == 1
+    assert len(store._captured) == 1
     store.capture()
     store.unref(files[150], 150)
-    assert store.append_files._captured == []
+    assert store._captured == []
 
 
 def test_dead_files_leave_at_the_cut(store: MessageStore, fs: FaultyFileSystem) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import NotAStoreError
-from penstock.storage.dump_stream import dump, is_of_stream
+from penstock.storage.dump import dump, is_of_stream
 from penstock.storage.stream_meta import reader_file
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, fill
@@ -75,5 +75,5 @@ def test_names() -> None:
     assert is_of_stream("/s/00000000000000000001.page")
     assert not is_of_stream("/s/1.page")
     assert not is_of_stream("/s/1.qi")
-    with pytest.raises(NotAStoreError, match="not that of a file of a stream"):
+    with pytest.raises(NotAStoreError, match="the name of a file of a store"):
         dump(FaultyFileSystem(), "/s/other")

@@ -8,7 +8,7 @@ from penstock.errors import CorruptionError, DiskFullError
 from penstock.message import Message
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.store_state import OWN_FILE
+from penstock.storage.store_file import OWN_FILE
 from tests.helpers.engine_rig import STORED, EngineRig
 
 BIG = b"B" * STORED
@@ -76,7 +76,7 @@ def test_a_purge_leaves_what_is_unacknowledged(
 def _address(rig: EngineRig, name: bytes) -> tuple[int, int]:
     """Of the first message of a queue."""
     queue = rig.queue(name)
-    message = rig.engine.entry(queue, queue.next_live(0)).message
+    message = rig.engine.entry(queue, queue.live_seqs()[0]).message
     return message.store_file, message.id
 
 

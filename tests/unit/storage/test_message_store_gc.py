@@ -10,7 +10,7 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage.message_store import MessageStore
 from penstock.storage.message_store_gc import RUN_FILES_MAX, Combine, choose
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.stores import PATH, Saved, check, checkpoint, new_store, reopened
+from tests.helpers.stores import PATH, Saved, check, checkpoint, garbage_ratio, new_store, reopened
 
 PER_FILE = 12  # bodies of 300 bytes in a file of 4096
 
@@ -69,14 +69,14 @@ def test_nothing_to_do(store: MessageStore) -> None:
     files = fill(store, 6)
     assert choose(store) == []
     kill(store, files, [id for id in files if id % 2 == 0])
-    assert store.garbage_ratio() < 0.5
+    assert garbage_ratio(store) < 0.5
     assert choose(store) == [], "half of it is alive"
 
 
 def test_neighbours_more_than_half_garbage(store: MessageStore) -> None:
     files = fill(store, 6)
     kill(store, files, [id for id in files if id % 12 not in (1, 2, 3, 4) and id <= 60])
-    assert store.garbage_ratio() > 0.5
+    assert garbage_ratio(store) > 0.5
     assert choose(store) == [1, 2, 3], "as many as fit into one file"
 
 
@@ -89,7 +89,7 @@ def test_a_small_store_is_left_alone(store: MessageStore) -> None:
 def test_a_sparse_file_is_combined_alone(store: MessageStore) -> None:
     files = fill(store, 6)
     kill(store, files, list(range(25, 35)))
-    assert store.garbage_ratio() < 0.5
+    assert garbage_ratio(store) < 0.5
     assert choose(store) == [3]
     combine(store, [3])
     assert choose(store) == []
@@ -102,7 +102,7 @@ def test_many_small_files_become_one(store: MessageStore) -> None:
     combine(store, numbers)
     assert all(store.read(number, 1000 + n) == b"small" for n, number in enumerate(numbers))
     assert choose(store) == []
-    assert len(store.append_files.files) == 4
+    assert len(store.files) == 4
 
 
 def test_small_files_are_taken_in_bounded_runs(store: MessageStore) -> None:
@@ -143,7 +143,7 @@ def test_no_address_changes(store: MessageStore, fs: FaultyFileSystem) -> None:
     assert chosen == [1, 2, 3, 4]
     job = combine(store, chosen)
     check_bodies(store, files, refs)
-    found = store.append_files.file_of(3)
+    found = store.file_of(3)
     assert found is not None
     assert (found.number, found.lo, found.hi) == (job.number, 1, 4)
     assert found.total_bytes == found.counts.valid_bytes == 12 * 316 == job.copied_bytes
@@ -157,7 +157,7 @@ def test_no_address_changes(store: MessageStore, fs: FaultyFileSystem) -> None:
     assert choose(store) == [job.number, 5, 6]
     combine(store, [job.number, 5, 6])
     check_bodies(store, files, refs)
-    assert [file.lo for file in store.append_files.files] == [1, 7]
+    assert [file.lo for file in store.files] == [1, 7]
 
 
 def test_ids_in_any_order_and_dead_neighbours(store: MessageStore) -> None:
@@ -166,7 +166,7 @@ def test_ids_in_any_order_and_dead_neighbours(store: MessageStore) -> None:
     files = {id: store.write(id, body(id), 1) for id in ids}
     kill(store, files, [id for id in ids if files[id] == 3 or id % 3])
     refs = refs_of(store, files)
-    numbers = [file.number for file in store.append_files.files if file.is_sealed]
+    numbers = [file.number for file in store.files if file.is_sealed]
     combine(store, numbers)
     check_bodies(store, files, refs)
 
@@ -369,7 +369,7 @@ def test_bodies_by_thirds_the_youngest_first(fs: FaultyFileSystem) -> None:
     store = new_store(fs, file_bytes_max=16 << 10, cache_bytes=4096)
     ids = list(range(1, 2001))
     files = {id: store.write(id, body(id) + bytes(500), 1) for id in ids}
-    assert len(store.append_files.files) == 100
+    assert len(store.files) == 100
     combined = 0
     epoch = 0
     for third in range(3):
@@ -389,9 +389,9 @@ def test_bodies_by_thirds_the_youngest_first(fs: FaultyFileSystem) -> None:
     assert combined > 10
     assert store.live_count == 0
     checkpoint(store, epoch + 1)
-    assert len(store.append_files.files) == 1
+    assert len(store.files) == 1
     left = {path for path in fs.names() if path.startswith(f"{PATH}/") and path != f"{PATH}/"}
-    assert left == {store.file_path(store.append_files.files[0].number)}
+    assert left == {store.file_path(store.files[0].number)}
 
 
 def test_a_transient_store_combines_without_syncs(fs: FaultyFileSystem) -> None:

@@ -246,17 +246,6 @@ def test_the_mark_only_rises() -> None:
     assert queue.mark == 1024
 
 
-# ---- next_live ---------------------------------------------------------------------------------
-
-
-def test_next_live_skips_what_is_dead() -> None:
-    queue = filled(14)
-    take(queue, 1, 4, 5, 6, 7, 12)
-    found = [queue.next_live(seq) for seq in (0, 1, 4, 8, 12, 13, 14, 99)]
-    assert found == [0, 2, 8, 8, 13, 13, -1, -1]
-    assert index().next_live(0) == -1
-
-
 # ---- the cut -----------------------------------------------------------------------------------
 
 
@@ -299,7 +288,7 @@ def test_reading_is_no_change() -> None:
     queue = filled(2)
     queue.ticks.epoch += 1
     queue.is_live(0)
-    queue.next_live(0)
+    queue.live_seqs()
     assert (queue.captured, queue.changed) == (None, 0)
 
 

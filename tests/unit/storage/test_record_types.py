@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.message import Entry, Message
 from penstock.storage import batches, record, record_types
-from penstock.storage.dump_log import op_text
+from penstock.storage.dump import op_text
 from penstock.storage.record import Op
 from penstock.storage.record_types import (
     RECORD_TYPES,
@@ -15,7 +15,7 @@ from penstock.storage.record_types import (
     Publish,
     StreamRecord,
 )
-from penstock.storage.salvage_state import SalvagedVhost
+from penstock.storage.salvage import SalvagedVhost
 from penstock.storage.state import StorageState
 from tests.unit.storage.test_batches import DATA as BATCH_EXAMPLES
 from tests.unit.storage.test_record import EXAMPLES

@@ -12,7 +12,7 @@ from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import SalvageReport, salvage
-from penstock.storage.salvage_log import unwind
+from penstock.storage.salvage_files import unwind
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (
@@ -225,7 +225,7 @@ def test_the_hash_of_a_vhost_without_its_name_tells_which_it_is(
     report = salvage(fs, DATA, NEW, clock=ManualClock(), rng=random.Random(9), names=names)
     assert fs.read(vhost_path(fs, NEW) + "/.vhost") == found + b"\n"
     assert (report.taken, report.lost) == (1, 0)
-    assert ("nothing says" in str(report.losses[-1])) == found.startswith(b"salvaged")
+    assert ("name is lost" in str(report.losses[-1])) == found.startswith(b"salvaged")
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

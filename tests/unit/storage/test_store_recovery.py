@@ -44,7 +44,7 @@ def store(fs: FaultyFileSystem) -> MessageStore:
 
 def test_a_fresh_directory(fs: FaultyFileSystem) -> None:
     store = reopened(fs, None)
-    assert store.file_count == 0
+    assert not store.files
     assert store.forget_unknown() == []
     assert store.write(1, b"x", 1) == 1
 
@@ -185,7 +185,7 @@ def test_a_sync_that_fails_in_recovery_stops_it(store: MessageStore, fs: FaultyF
 
 
 def test_states_that_are_none_are_refused(fs: FaultyFileSystem) -> None:
-    with pytest.raises(CorruptionError, match="no file state"):
+    with pytest.raises(CorruptionError, match="not a file state"):
         reopened(fs, Saved([b"junk"], 1, 0))
 
 

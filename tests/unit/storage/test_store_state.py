@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.storage.message_store import FileState, MessageStore
+from penstock.storage.message_store import MessageStore
+from penstock.storage.store_file import FileState
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     Saved,
@@ -36,7 +37,7 @@ def test_states_survive_their_bytes(fs: FaultyFileSystem, shared: int, is_sealed
     for id in ids[::4]:
         store.unref(files[id], id, store.refs(files[id], id))
     if is_sealed:
-        store.append_files._seal_current(store.append_files.files[0])
+        store._seal_current(store.files[0])
     (state, own) = (FileState.decode(s.encode()) for s in store_states(store))
     assert own.own is not None
     assert state.is_sealed == is_sealed

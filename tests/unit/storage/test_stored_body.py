@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.storage.message_store import MessageStore
-from penstock.storage.store_state import OWN_FILE
+from penstock.storage.store_file import OWN_FILE
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import checkpoint, new_store
 

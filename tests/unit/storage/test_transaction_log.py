@@ -258,7 +258,7 @@ def test_a_record_larger_than_any_segment_gets_one_of_its_own_size() -> None:
     assert "0000000002.wal" not in rig.fs.list(WAL), "the one ahead was too small"
 
 
-def test_what_a_sync_made_durable_is_vouched_for_before_it_is_confirmed() -> None:
+def test_what_a_sync_made_durable_is_end_markered_for_before_it_is_confirmed() -> None:
     """In the next segment, once."""
     rig = Rig()
     rig.log.prepare_ahead()

@@ -10,7 +10,7 @@ from penstock.storage import checkpoint
 from penstock.storage.checkpoint import Manifest
 from penstock.storage.data_directory import DataDirectory, queue_name, vhost_number
 from penstock.storage.durability import DISK
-from penstock.storage.store_state import FileState
+from penstock.storage.store_file import FileState
 from penstock.storage.verify import Bodies, Problem, Report, verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import (
@@ -260,8 +260,8 @@ def test_a_store_file_whose_end_is_gone_is_damaged_only_if_something_there_is_al
     report = verify(fs, DATA)
     if body_dies:
         assert report.is_fine, report.problems
-        assert [note for note in report.notes if "nothing beyond is alive" in note]
+        assert [note for note in report.notes if "nothing after it is alive" in note]
         engine = open_vhost(fs, vhost_path(fs))
         assert [body for _, body, *_ in engine_content(engine)[b"q"]] == [b"first " * 30]
     else:
-        assert "1 bodies that are alive are beyond" in str(report.problems[0])
+        assert "1 bodies that are alive are after the end" in str(report.problems[0])

@@ -42,7 +42,7 @@ HOT_MODULES = (
     "penstock.storage.append_files",
     "penstock.storage.message_store",
     "penstock.storage.page",
-    "penstock.storage.page_index",
+    "penstock.storage.page",
     "penstock.storage.staged_frames",
     "penstock.storage.page_writer",
     "penstock.storage.page_reader",

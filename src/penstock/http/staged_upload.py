@@ -48,7 +48,7 @@ from penstock.http.requests import HttpError
 from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import FRAME_BYTES, PAGE_HEADER_BYTES, page_seed, scan_frames
-from penstock.storage.page_index import INDEX_ROW_BYTES
+from penstock.storage.page import INDEX_ROW_BYTES
 from penstock.storage.staged_frames import CHECKSUM_MASK, staged_checksum
 from penstock.storage.staging import (
     STAGED_PAGE_BYTES_MAX,

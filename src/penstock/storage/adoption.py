@@ -42,7 +42,7 @@ from penstock.storage.page import (
     encode_header,
     scan_frames,
 )
-from penstock.storage.page_index import (
+from penstock.storage.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     IndexHeader,

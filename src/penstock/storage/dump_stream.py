@@ -23,7 +23,7 @@ from penstock.storage.page import (
     page_seed,
 )
 from penstock.storage.page import StreamRecord as Record
-from penstock.storage.page_index import (
+from penstock.storage.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     decode_index_header,

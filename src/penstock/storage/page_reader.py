@@ -30,7 +30,7 @@ from penstock.storage.page import (
     page_seed,
     scan_frames,
 )
-from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
+from penstock.storage.page import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
 
 if TYPE_CHECKING:
     from penstock.storage.page_writer import PageWriter

@@ -16,7 +16,7 @@ from penstock.errors import CorruptionError
 from penstock.storage.adoption import make_index
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
-from penstock.storage.page_index import (
+from penstock.storage.page import (
     INDEX_HEADER_BYTES,
     IndexHeader,
     decode_index_header,

@@ -33,7 +33,7 @@ from penstock.storage.page import (
     page_id,
     page_seed,
 )
-from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
+from penstock.storage.page import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
 from penstock.storage.queue_name import queue_name
 from penstock.storage.salvage_batches import AdoptedPage
 from penstock.storage.streams import PAGE_BYTES, ReaderOffset

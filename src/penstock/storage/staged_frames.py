@@ -21,7 +21,7 @@ from librt.strings import read_i32_le, read_i64_le
 
 from penstock.fast_crc import crc32
 from penstock.storage.page import FRAME_BYTES
-from penstock.storage.page_index import INDEX_ROW_BYTES
+from penstock.storage.page import INDEX_ROW_BYTES
 
 CHECKSUM_MASK: Final = (1 << 61) - 1
 _U32_MASK: Final = 0xFFFFFFFF

@@ -68,7 +68,7 @@ from penstock.storage.page import (
     page_seed,
     scan_frames,
 )
-from penstock.storage.page_index import (
+from penstock.storage.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     check_index,

@@ -10,7 +10,7 @@ from penstock.storage.adoption import Adoption, is_adopted, make_index
 from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import StreamRecord, decode_header
-from penstock.storage.page_index import check_index, decode_blocks, decode_row
+from penstock.storage.page import check_index, decode_blocks, decode_row
 from penstock.storage.page_reader import PageReader
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.staging import query_path

@@ -23,7 +23,7 @@ from penstock.storage.page import (
     decode_header,
     page_seed,
 )
-from penstock.storage.page_index import check_index, decode_blocks, decode_row
+from penstock.storage.page import check_index, decode_blocks, decode_row
 from penstock.storage.staging import (
     StagedPageWriter,
     StagingError,

@@ -13,7 +13,7 @@ from penstock.errors import (
     UnknownQueueError,
 )
 from penstock.storage import record
-from penstock.storage.page_index import INDEX_ROW_BYTES
+from penstock.storage.page import INDEX_ROW_BYTES
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.transaction_log import DISK, NONE, OS

@@ -43,7 +43,7 @@ HOT_MODULES = (
     "penstock.storage.message_store",
     "penstock.storage.page",
     "penstock.storage.page",
-    "penstock.storage.staged_frames",
+    "penstock.storage.staging",
     "penstock.storage.page_writer",
     "penstock.storage.page_reader",
     "penstock.storage.page_table",

@@ -18,7 +18,7 @@ from penstock.storage.page import (
     page_seed,
 )
 from penstock.storage.page_writer import PageWriter
-from penstock.storage.staged_reader import StagedReader
+from penstock.storage.staging import StagedReader
 from penstock.storage.staging import (
     StagedPageWriter,
     query_directory,

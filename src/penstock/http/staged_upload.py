@@ -49,7 +49,7 @@ from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import FRAME_BYTES, PAGE_HEADER_BYTES, page_seed, scan_frames
 from penstock.storage.page import INDEX_ROW_BYTES
-from penstock.storage.staged_frames import CHECKSUM_MASK, staged_checksum
+from penstock.storage.staging import CHECKSUM_MASK, staged_checksum
 from penstock.storage.staging import (
     STAGED_PAGE_BYTES_MAX,
     StagedPageWriter,

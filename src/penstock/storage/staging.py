@@ -22,33 +22,66 @@ Deleting: pages of a batch that is done go after the checkpoint that says so [6]
 names goes by age (`Sweep`), or when its batch is aborted.
 
 Failure: StagingError says what a commit names that is not there or not so; OSError from the disk.
+
+StagedReader: the records of one staged page, from any frame on, each proved by its checksum.
+
+Rows that are moved into queues, or through the log into streams, are read from their page slice by
+slice. What the page is, its decision says: id, records, length. Its header is not asked, and its
+index only for where a frame begins, which the frame proves (page_reader.py).
+
+One reader may be used by one thread at a time; where it stopped is kept, so that the next slice
+asks no index.
+
+Frames that a client sends to be staged: verified, each by its own checksum, and summed.
+
+The process that serves HTTP does this for every frame of every upload, before anything of it is
+written. It makes no objects for rows: it compares them where they are.
+
+**The checksum of a batch.** Two commits with one number are the same batch if they have the same
+rows, in whatever order and pages: a task that runs again stages its rows in other pages, and a
+replay may have other partitions. So the checksum is a sum over rows, modulo 2^61. Of each row it
+adds a mix of the CRC-32 of its frame behind the frame's own CRC: lengths, body and header. The mix
+(two multiplications, as in MurmurHash's finalizer, by constants of 29 bits so that nothing exceeds
+61 bits) is there because CRC-32 is linear: without it, rows that exchange parts with one another
+would often have the same sum. Another row has the same CRC-32 by chance once in 2^32.
+
+Beside page.py, because whoever only reads pages (an executor of Spark that was sent the package)
+has that one, and no librt.
 """
 
 import contextlib
 import json
 from collections.abc import Callable
-from typing import Final
-
-from penstock.errors import CorruptionError, StorageError
+from librt.strings import read_i32_le
+from librt.strings import read_i64_le
+from penstock.errors import CorruptionError
+from penstock.errors import StorageError
 from penstock.fast_crc import crc32
-from penstock.storage.batches import BatchTable, NameParts, QueryOwner, StagedPage, parse_name
-from penstock.storage.data_directory import hash_name, sync_dir, write_small
-from penstock.storage.filesystem import File, FileSystem
-from penstock.storage.page import (
-    BLOCK_BYTES,
-    KIND_STAGED,
-    PAGE_HEADER_BYTES,
-    decode_header,
-    encode_header,
-    page_seed,
-)
-from penstock.storage.page import (
-    INDEX_HEADER_BYTES,
-    INDEX_ROW_BYTES,
-    IndexHeader,
-    blocks,
-    decode_index_header,
-)
+from penstock.storage.batches import BatchTable
+from penstock.storage.batches import NameParts
+from penstock.storage.batches import QueryOwner
+from penstock.storage.batches import StagedPage
+from penstock.storage.batches import parse_name
+from penstock.storage.data_directory import hash_name
+from penstock.storage.data_directory import sync_dir
+from penstock.storage.data_directory import write_small
+from penstock.storage.filesystem import File
+from penstock.storage.filesystem import FileSystem
+from penstock.storage.page import BLOCK_BYTES
+from penstock.storage.page import FRAME_BYTES
+from penstock.storage.page import INDEX_HEADER_BYTES
+from penstock.storage.page import INDEX_ROW_BYTES
+from penstock.storage.page import IndexHeader
+from penstock.storage.page import KIND_STAGED
+from penstock.storage.page import PAGE_HEADER_BYTES
+from penstock.storage.page import StreamRecord
+from penstock.storage.page import blocks
+from penstock.storage.page import decode_header
+from penstock.storage.page import decode_index_header
+from penstock.storage.page import encode_header
+from penstock.storage.page import page_seed
+from penstock.storage.page_reader import PageReader
+from typing import Final
 
 STAGING: Final = "staging"
 STAGED_PAGE_BYTES_MAX: Final = 64 << 20
@@ -398,3 +431,76 @@ def _remove_empty(fs: FileSystem, directory: str) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(f"{directory}/{name}")
             fs.rmdir(directory)  # not empty, if somebody begins in it just now
+
+
+class StagedReader:
+    """The staged page at `path`."""
+
+    def __init__(self, fs: FileSystem, path: str, page: StagedPage) -> None:
+        self._page: StagedPage = page
+        self._reader: PageReader = PageReader.staged(fs, path, page.page_id)
+        self._next: tuple[int, int] = (0, PAGE_HEADER_BYTES)  # frame, and where it begins
+
+    def read(self, frame: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
+        """Up to so many records from `frame` on, at least one; max_bytes: of payloads and meta.
+        Their offset is the frame. CorruptionError (also: the page is missing), OSError."""
+        page = self._page
+        count = min(max_records, page.rows - frame)
+        hint = self._next[1] if self._next[0] == frame else 0
+        out: list[StreamRecord] = []
+        try:
+            place = self._reader.read(frame, count, page.bytes, hint, max_bytes, out)
+        except FileNotFoundError:
+            raise CorruptionError(self._reader.path, 0, "the staged page is missing") from None
+        self._next = frame + len(out), place
+        return out
+
+    def close(self) -> None:
+        """Close the files; they are opened again when they are needed."""
+        self._reader.close()
+
+
+CHECKSUM_MASK: Final = (1 << 61) - 1
+_U32_MASK: Final = 0xFFFFFFFF
+_MIX_1: Final = 0x1B873593
+_MIX_2: Final = 0x19D699A5
+
+
+def staged_checksum(data: bytes, rows: bytes, position: int, seed: int, rel: int) -> int:
+    """The checksum of `data` if these are whole frames of time 0, each verified, which begin at
+    `position` of the page with frame `rel`, and `rows` exactly theirs; else -1. Why not: call
+    `scan_frames`, which takes longer because it makes the rows. data: below 2^31 bytes."""
+    at = 0
+    size = len(data)
+    row = 0
+    end_of_rows = len(rows)
+    total = 0
+    while row < end_of_rows:
+        if size - at < FRAME_BYTES or end_of_rows - row < INDEX_ROW_BYTES:
+            return -1
+        payload_bytes: int = read_i32_le(data, at + 4)
+        meta_bytes: int = read_i32_le(data, at + 8)
+        end: int = at + FRAME_BYTES + payload_bytes + meta_bytes
+        if payload_bytes < 0 or meta_bytes < 0 or end > size:
+            return -1
+        if read_i32_le(data, at + 12) != 0 or read_i64_le(data, at + 16) != 0:
+            return -1  # flags, time
+        said: int = read_i64_le(rows, row)
+        if said != position + at + (payload_bytes << 32) or read_i64_le(rows, row + 8) != 0:
+            return -1
+        crc: int = read_i32_le(data, at)
+        content = data[at + 4 : end]
+        if crc32(content, seed ^ (rel & _U32_MASK)) != crc & _U32_MASK:
+            return -1
+        total = (total + mixed(crc32(content))) & CHECKSUM_MASK
+        at = end
+        row += INDEX_ROW_BYTES
+        rel += 1
+    return total if at == size else -1
+
+
+def mixed(crc: int) -> int:
+    """What a row whose content has this CRC-32 adds to the checksum."""
+    one = crc * _MIX_1
+    one ^= one >> 29
+    return (one & _U32_MASK) * _MIX_2

@@ -80,7 +80,7 @@ from penstock.storage.page_table import list_bases
 from penstock.storage.queue_index import IndexSegment, QueueIndex
 from penstock.storage.queue_name import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.read_only import ReadOnlyFileSystem
-from penstock.storage.staged_reader import StagedReader
+from penstock.storage.staging import StagedReader
 from penstock.storage.staging import query_path
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile

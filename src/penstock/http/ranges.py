@@ -55,7 +55,7 @@ from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import HttpError, JsonAnswer, given, time_us, whole
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.page_table import list_bases
+from penstock.storage.page_reading import list_bases
 from penstock.storage.stream_meta import Head
 from penstock.storage.stream_view import StreamView
 

@@ -50,9 +50,9 @@ from penstock.storage.page import (
     PAGE_HEADER_BYTES,
     StreamRecord,
 )
-from penstock.storage.page_table import PageTable
+from penstock.storage.page_reading import PageTable
 from penstock.storage.page_writer import PageWriter
-from penstock.storage.paged_reading import PagedReading
+from penstock.storage.page_reading import PagedReading
 from penstock.storage.stream_meta import AllMeta, Head, Position, ReaderOffset
 from penstock.storage.stream_retention import Hold, Limits, Retention, choose, takes_last
 

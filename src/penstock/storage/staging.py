@@ -80,7 +80,7 @@ from penstock.storage.page import decode_header
 from penstock.storage.page import decode_index_header
 from penstock.storage.page import encode_header
 from penstock.storage.page import page_seed
-from penstock.storage.page_reader import PageReader
+from penstock.storage.page_reading import PageReader
 from typing import Final
 
 STAGING: Final = "staging"

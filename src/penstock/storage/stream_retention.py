@@ -33,7 +33,7 @@ from typing import NamedTuple
 from penstock.storage import stream_meta
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import page_name
-from penstock.storage.page_table import PageTable
+from penstock.storage.page_reading import PageTable
 from penstock.storage.page_writer import PageWriter
 
 

@@ -28,7 +28,7 @@ from penstock.storage import stream_meta
 from penstock.storage.data_directory import not_of_volume, sync_dir
 from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, Lock
 from penstock.storage.page import PAGE_HEADER_BYTES, page_name
-from penstock.storage.page_table import list_bases
+from penstock.storage.page_reading import list_bases
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.queue_name import QUEUE_NAME
 from penstock.storage.stream_meta import (

@@ -76,7 +76,7 @@ from penstock.storage.page import (
     decode_index_header,
     decode_row,
 )
-from penstock.storage.page_table import list_bases
+from penstock.storage.page_reading import list_bases
 from penstock.storage.queue_index import IndexSegment, QueueIndex
 from penstock.storage.queue_name import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.read_only import ReadOnlyFileSystem

@@ -11,7 +11,7 @@ from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import StreamRecord, decode_header
 from penstock.storage.page import check_index, decode_blocks, decode_row
-from penstock.storage.page_reader import PageReader
+from penstock.storage.page_reading import PageReader
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.staging import query_path
 from tests.helpers.faulty_filesystem import FaultyFileSystem

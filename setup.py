@@ -51,7 +51,7 @@ HOT_MODULES = (
     "penstock.storage.page_reading",
     "penstock.storage.persistent_queue",
     "penstock.storage.streams",
-    "penstock.storage.stream_turns",
+    "penstock.storage.stream_engine",
     "penstock.storage.leases",
     "penstock.storage.lease_engine",
     "penstock.storage.lease_pages",

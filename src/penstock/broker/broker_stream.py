@@ -90,7 +90,7 @@ from penstock.queues.stream_options import (
 )
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.stream_making import StreamMaking
+from penstock.storage.stream_engine import StreamMaking
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.transaction import Appended, Transaction
 

@@ -28,7 +28,7 @@ from penstock.storage.journal import Journal
 from penstock.storage.pins import Pins
 from penstock.storage.record_types import BatchChange
 from penstock.storage.reserve import Reserve
-from penstock.storage.stream_turns import StreamTurns
+from penstock.storage.stream_engine import StreamTurns
 from penstock.storage.streams import Stream
 
 ADOPT_BYTES_MIN: Final = 4 << 20

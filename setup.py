@@ -34,7 +34,7 @@ HOT_MODULES = (
     "penstock.storage.log_file",
     "penstock.storage.transaction_log",
     "penstock.storage.queue_segment",
-    "penstock.storage.leased_segments",
+    "penstock.storage.leases",
     "penstock.storage.queue_index",
     "penstock.storage.store_state",
     "penstock.storage.store_file",

@@ -54,7 +54,7 @@ HOT_MODULES = (
     "penstock.storage.stream_engine",
     "penstock.storage.leases",
     "penstock.storage.lease_engine",
-    "penstock.storage.lease_pages",
+    "penstock.storage.lease_engine",
     "penstock.storage.record_types",
     "penstock.storage.state",
     "penstock.storage.journal",

@@ -47,14 +47,20 @@ from penstock.http.pages import CHUNK_HEADER_BYTES, MAGIC, VERSION
 from penstock.http.requests import HttpError
 from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import FRAME_BYTES, PAGE_HEADER_BYTES, page_seed, scan_frames
-from penstock.storage.page import INDEX_ROW_BYTES
-from penstock.storage.staging import CHECKSUM_MASK, staged_checksum
+from penstock.storage.page import (
+    FRAME_BYTES,
+    INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
+    page_seed,
+    scan_frames,
+)
 from penstock.storage.staging import (
+    CHECKSUM_MASK,
     STAGED_PAGE_BYTES_MAX,
     StagedPageWriter,
     query_directory,
     staged_bytes,
+    staged_checksum,
     staging_path,
 )
 

@@ -17,18 +17,16 @@ from penstock.storage.batches import is_name
 from penstock.storage.dump_text import at, body_text
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import (
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     decode_frames,
     decode_header,
+    decode_index_header,
+    decode_row,
     page_seed,
 )
 from penstock.storage.page import StreamRecord as Record
-from penstock.storage.page import (
-    INDEX_HEADER_BYTES,
-    INDEX_ROW_BYTES,
-    decode_index_header,
-    decode_row,
-)
 
 METAS = ("allMeta", "readMeta", "writeMeta")
 

@@ -85,8 +85,7 @@ from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody
-from penstock.storage.stream_engine import StreamMaking
-from penstock.storage.stream_engine import Limits, StreamTurns
+from penstock.storage.stream_engine import Limits, StreamMaking, StreamTurns
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog

@@ -40,39 +40,25 @@ Failure: an OSError leaves pages that are to be thrown away (`delete`), no messa
 
 import contextlib
 import random
+from typing import Final
+
 from penstock.clock import ManualClock
-from penstock.errors import CorruptionError
-from penstock.errors import UnknownLeaseError
-from penstock.errors import deleted_error
-from penstock.message import Entry
-from penstock.message import Message
-from penstock.message import seq_of
+from penstock.errors import CorruptionError, UnknownLeaseError, deleted_error
+from penstock.message import Entry, Message, seq_of
 from penstock.native import mypyc_attr
-from penstock.storage import record
-from penstock.storage import stream_meta
+from penstock.storage import record, stream_meta
 from penstock.storage.data_directory import hash_name
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.journal import Journal
-from penstock.storage.leases import DIRECTORY
-from penstock.storage.leases import Lease
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.leases import DIRECTORY, Lease
+from penstock.storage.persistent_queue import PersistentQueue, unlink_page
 from penstock.storage.placement import Placement
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.queue_segment import IN_STORE
-from penstock.storage.queue_segment import Slot
-from penstock.storage.record import LeaseRun
-from penstock.storage.record import Run
-from penstock.storage.record import StoreRef
-from penstock.storage.record_types import Dequeue
-from penstock.storage.record_types import LeaseChange
-from penstock.storage.record_types import Mark
-from penstock.storage.record_types import Operation
-from penstock.storage.record_types import Publish
+from penstock.storage.queue_segment import IN_STORE, Slot
+from penstock.storage.record import LeaseRun, Run, StoreRef
+from penstock.storage.record_types import Dequeue, LeaseChange, Mark, Operation, Publish
 from penstock.storage.state import StorageState
-from penstock.storage.stream_meta import AllMeta
-from penstock.storage.stream_meta import Position
-from penstock.storage.stream_retention import unlink_page
-from typing import Final
+from penstock.storage.stream_meta import AllMeta, Position
 
 READER_BYTES_MAX: Final = 255
 # Of one record of a commit or a release, beside LeaseTable.runs_max; it goes on to the end of the

@@ -43,12 +43,11 @@ A segment of 4,096 costs 512 bytes and an object.
 import struct
 from bisect import bisect_right
 from hashlib import blake2b
+from typing import Final
+
 from penstock.native import mypyc_attr
 from penstock.storage import record
-from penstock.storage.record import LeaseData
-from penstock.storage.record import LeaseRun
-from penstock.storage.record import Run
-from typing import Final
+from penstock.storage.record import LeaseData, LeaseRun, Run
 
 RUNS_MAX: Final = 256
 DIRECTORY: Final = "leases"  # in that of the vhost: pages for readers (lease_pages.py)

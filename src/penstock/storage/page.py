@@ -52,10 +52,11 @@ that do not check frames one by one use sealed indexes alone, whose rows and blo
 
 import hashlib
 import struct
+from typing import Final
+
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
 from penstock.native import mypyc_attr
-from typing import Final
 
 VERSION: Final = 1
 KIND: Final = 1
@@ -301,8 +302,8 @@ class IndexHeader:
     def encode(self) -> bytes:
         """The 64 bytes."""
         data: bytes = _INDEX_HEADER.pack(
-            INDEX_MAGIC, INDEX_VERSION, SEALED if self.is_sealed else 0, self.count, self.id, self.base,
-            self.page_bytes, self.rows_crc, self.first_time_us, self.last_time_us,
+            INDEX_MAGIC, INDEX_VERSION, SEALED if self.is_sealed else 0, self.count, self.id,
+            self.base, self.page_bytes, self.rows_crc, self.first_time_us, self.last_time_us,
         )  # fmt: skip
         data = data.ljust(60, b"\0")
         tail: bytes = _U32.pack(crc32(data))
@@ -324,9 +325,12 @@ def decode_index_header(path: str, data: bytes) -> IndexHeader:
         raise CorruptionError(path, len(data), "the index' header is cut off")
     if crc32(data[:60]) != _U32.unpack_from(data, 60)[0]:
         raise CorruptionError(path, 0, "the index' header does not verify")
-    magic, version, flags, count, id, base, page_bytes, crc, first, last = _INDEX_HEADER.unpack_from(data)
+    magic, version, flags, count, id, base, page_bytes, crc, first, last = (
+        _INDEX_HEADER.unpack_from(data)
+    )
     if magic != INDEX_MAGIC or version != INDEX_VERSION or flags & ~SEALED:
-        text = f"expected {INDEX_MAGIC!r} version {INDEX_VERSION}, found {magic!r} {version} flags {flags:#x}"
+        text = f"expected {INDEX_MAGIC!r} version {INDEX_VERSION}, "
+        text += f"found {magic!r} {version} flags {flags:#x}"
         raise CorruptionError(path, 0, text)
     return IndexHeader(id, base, flags == SEALED, count, page_bytes, crc, first, last)
 

@@ -35,28 +35,29 @@ very time would be one too far: the records before it may have it too.
 """
 
 from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
 from penstock.errors import CorruptionError
 from penstock.storage.adoption import make_index
-from penstock.storage.filesystem import File
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import BLOCK_BYTES
-from penstock.storage.page import FRAME_BYTES
-from penstock.storage.page import INDEX_HEADER_BYTES
-from penstock.storage.page import INDEX_ROW_BYTES
-from penstock.storage.page import IndexHeader
-from penstock.storage.page import PAGE_HEADER_BYTES
-from penstock.storage.page import StreamRecord
-from penstock.storage.page import check_header
-from penstock.storage.page import decode_frames
-from penstock.storage.page import decode_index_header
-from penstock.storage.page import decode_row
-from penstock.storage.page import page_id
-from penstock.storage.page import page_name
-from penstock.storage.page import page_seed
-from penstock.storage.page import scan_frames
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.page import (
+    BLOCK_BYTES,
+    FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
+    IndexHeader,
+    StreamRecord,
+    check_header,
+    decode_frames,
+    decode_index_header,
+    decode_row,
+    page_id,
+    page_name,
+    page_seed,
+    scan_frames,
+)
 from penstock.storage.stream_meta import Head
-from typing import Final
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.storage.page_writer import PageWriter

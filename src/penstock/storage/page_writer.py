@@ -24,22 +24,25 @@ from librt.strings import BytesWriter, write_i32_le, write_i64_le
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
-from penstock.storage import page
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
     BLOCK_BYTES,
     FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_BYTES_MAX,
     PAGE_HEADER_BYTES,
+    IndexHeader,
     Scan,
+    active_header,
     check_header,
+    decode_row,
     encode_header,
     page_id,
     page_name,
     page_seed,
     scan_frames,
 )
-from penstock.storage.page import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, IndexHeader
 
 ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
 STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
@@ -130,11 +133,11 @@ class PageWriter:
         if at >= 0:
             start = at * INDEX_ROW_BYTES
             found = [self._rows[i] for i in range(start, start + INDEX_ROW_BYTES)]
-            return page.decode_row(bytes(found), 0)
+            return decode_row(bytes(found), 0)
         data = self._open_index().pread(INDEX_ROW_BYTES, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         if len(data) < INDEX_ROW_BYTES:
             return 0, 0, 0
-        return page.decode_row(data, 0)
+        return decode_row(data, 0)
 
     @property
     def exact_from(self) -> int:
@@ -181,7 +184,7 @@ class PageWriter:
             return  # rows before them are not summed yet
         index = self._open_index()
         if not self._has_index_header:
-            index.pwrite(page.active_header(self.id, self.base), 0)
+            index.pwrite(active_header(self.id, self.base), 0)
             self._has_index_header = True
         data = self._rows.getvalue()
         if not data:
@@ -195,7 +198,7 @@ class PageWriter:
         """See to it that the index says that its page is not sealed. OSError."""
         if self.is_adopted:
             return
-        self._open_index().pwrite(page.active_header(self.id, self.base), 0)
+        self._open_index().pwrite(active_header(self.id, self.base), 0)
         self._has_index_header = True
         self.is_index_due = True
 
@@ -311,7 +314,7 @@ class PageWriter:
         content = page.pread(scan.end - at, at)
         index = self._open_index()
         if not at:
-            index.pwrite(page.active_header(self.id, self.base), 0)
+            index.pwrite(active_header(self.id, self.base), 0)
             self._has_index_header = True
         index.pwrite(rows, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         self._rows_crc = crc32(rows, self._rows_crc)

@@ -26,14 +26,16 @@ from penstock.storage.checkpoint import Manifest
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import (
     FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     StreamRecord,
     decode_frames,
     decode_header,
+    decode_row,
     page_id,
     page_seed,
 )
-from penstock.storage.page import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
 from penstock.storage.queue_name import queue_name
 from penstock.storage.salvage_batches import AdoptedPage
 from penstock.storage.streams import PAGE_BYTES, ReaderOffset

@@ -52,36 +52,31 @@ has that one, and no librt.
 import contextlib
 import json
 from collections.abc import Callable
-from librt.strings import read_i32_le
-from librt.strings import read_i64_le
-from penstock.errors import CorruptionError
-from penstock.errors import StorageError
-from penstock.fast_crc import crc32
-from penstock.storage.batches import BatchTable
-from penstock.storage.batches import NameParts
-from penstock.storage.batches import QueryOwner
-from penstock.storage.batches import StagedPage
-from penstock.storage.batches import parse_name
-from penstock.storage.data_directory import hash_name
-from penstock.storage.data_directory import sync_dir
-from penstock.storage.data_directory import write_small
-from penstock.storage.filesystem import File
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import BLOCK_BYTES
-from penstock.storage.page import FRAME_BYTES
-from penstock.storage.page import INDEX_HEADER_BYTES
-from penstock.storage.page import INDEX_ROW_BYTES
-from penstock.storage.page import IndexHeader
-from penstock.storage.page import KIND_STAGED
-from penstock.storage.page import PAGE_HEADER_BYTES
-from penstock.storage.page import StreamRecord
-from penstock.storage.page import blocks
-from penstock.storage.page import decode_header
-from penstock.storage.page import decode_index_header
-from penstock.storage.page import encode_header
-from penstock.storage.page import page_seed
-from penstock.storage.page_reading import PageReader
 from typing import Final
+
+from librt.strings import read_i32_le, read_i64_le
+
+from penstock.errors import CorruptionError, StorageError
+from penstock.fast_crc import crc32
+from penstock.storage.batches import BatchTable, NameParts, QueryOwner, StagedPage, parse_name
+from penstock.storage.data_directory import hash_name, sync_dir, write_small
+from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.page import (
+    BLOCK_BYTES,
+    FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
+    KIND_STAGED,
+    PAGE_HEADER_BYTES,
+    IndexHeader,
+    StreamRecord,
+    blocks,
+    decode_header,
+    decode_index_header,
+    encode_header,
+    page_seed,
+)
+from penstock.storage.page_reading import PageReader
 
 STAGING: Final = "staging"
 STAGED_PAGE_BYTES_MAX: Final = 64 << 20

@@ -33,16 +33,15 @@ before leaves orphans, which the next start deletes.
 import errno
 import random
 from collections.abc import Callable
+
 from penstock.errors import SyncFailedError
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.journal import Journal
+from penstock.storage.persistent_queue import Hold
 from penstock.storage.pins import Pins
 from penstock.storage.stream_meta import Head
-from penstock.storage.stream_retention import Hold
-from penstock.storage.streams import Stream
-from penstock.storage.streams import StreamTable
-from penstock.storage.streams import Turn
-from penstock.storage.streams import remove_tree
+from penstock.storage.streams import Stream, StreamTable, Turn, remove_tree
+
 
 class Limits:
     """What a stream may keep: seconds, bytes and records, None for no limit. since_ms: readers that

@@ -25,8 +25,7 @@ from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage import stream_meta
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import StreamRecord, page_name
-from penstock.storage.page_reading import PageTable, list_bases
-from penstock.storage.page_reading import PagedReading
+from penstock.storage.page_reading import PagedReading, PageTable, list_bases
 from penstock.storage.stream_meta import ALL_META, META_BYTES, WRITE_META, Head
 
 TRIES: Final = 100  # of a writeMeta that does not verify

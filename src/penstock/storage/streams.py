@@ -43,7 +43,7 @@ from typing import Final
 
 from penstock.clock import Clock, ManualClock
 from penstock.errors import CorruptionError, StoppedError
-from penstock.storage import record, stream_adoption
+from penstock.storage import record
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, StagedPage
 from penstock.storage.data_directory import hash_name, write_small
@@ -333,8 +333,7 @@ class StreamTable:
         if not stream.is_dirty:
             stream.is_dirty = True
             self.dirty.append(stream)
-        size = page.bytes
-        writer = stream_adoption.adopt(stream.queue, page.page_id, page.rows, size, time_us)
+        writer = stream.queue.adopt(page.page_id, page.rows, page.bytes, time_us)
         adoption = Adoption(self.fs, staged, page, writer)
         if not writer.is_placed:  # else retention took it since
             self.adopting.append((stream, adoption))

@@ -60,28 +60,25 @@ from penstock.storage.offline import Offline, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import (
     BLOCK_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     block_crc,
     check_header,
+    check_index,
+    decode_blocks,
+    decode_index_header,
+    decode_row,
     page_id,
     page_name,
     page_seed,
     scan_frames,
 )
-from penstock.storage.page import (
-    INDEX_HEADER_BYTES,
-    INDEX_ROW_BYTES,
-    check_index,
-    decode_blocks,
-    decode_index_header,
-    decode_row,
-)
 from penstock.storage.page_reading import list_bases
 from penstock.storage.queue_index import IndexSegment, QueueIndex
 from penstock.storage.queue_name import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.read_only import ReadOnlyFileSystem
-from penstock.storage.staging import StagedReader
-from penstock.storage.staging import query_path
+from penstock.storage.staging import StagedReader, query_path
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoreFile
 from penstock.storage.store_tables import read_table

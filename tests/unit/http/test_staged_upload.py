@@ -10,8 +10,14 @@ import pytest
 from penstock.http import staged_upload
 from penstock.http.api import Api
 from penstock.storage.filesystem import OsFile
-from penstock.storage.page import PAGE_HEADER_BYTES, decode_header, page_seed, scan_frames
-from penstock.storage.page import INDEX_HEADER_BYTES, check_index
+from penstock.storage.page import (
+    INDEX_HEADER_BYTES,
+    PAGE_HEADER_BYTES,
+    check_index,
+    decode_header,
+    page_seed,
+    scan_frames,
+)
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker, sealed
 from tests.helpers.http_rig import HttpRig

@@ -82,7 +82,6 @@ HOT_MODULES = (
     "penstock.queues.plain_messages",
     "penstock.queues.x_death",
     "penstock.queues.amqp_headers",
-    "penstock.queues.stream_headers",
     "penstock.queues.stream_cursor",
     "penstock.broker.publish",
     "penstock.broker.dispatch",

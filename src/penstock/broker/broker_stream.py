@@ -78,8 +78,7 @@ from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTaker
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.stream_cursor import Place, StreamCursor
-from penstock.queues.stream_headers import Placer
+from penstock.queues.stream_cursor import Place, Placer, StreamCursor
 from penstock.queues.stream_options import (
     KEPT_S,
     STREAM,

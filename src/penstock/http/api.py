@@ -2,8 +2,8 @@
 
     GET  /health                    whether the broker is well; needs no password
     GET  /api/overview              product, version, node
-         /api/streams/...           stream_endpoints
-         /api/leases/...            lease_endpoints
+         /api/streams/...           read_endpoints
+         /api/leases/...            read_endpoints
          /api/staging/...           staging_endpoints
 
 A request below /api must pass Admission and needs a name and password; a user may have

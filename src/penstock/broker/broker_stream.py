@@ -89,7 +89,7 @@ from penstock.queues.stream_options import (
 )
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.stream_engine import StreamMaking
+from penstock.storage.stream_engine import StreamCreation
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.transaction import Appended, Transaction
 
@@ -592,7 +592,7 @@ class PreparedStream:
         self.names: list[bytes] = names
         self.page_bytes: int = page_bytes
         self.error: Exception | None = None  # why there are none
-        self.steps: StreamMaking | None = None  # once its turn has come
+        self.steps: StreamCreation | None = None  # once its turn has come
         self._waiters: list[Callable[[], None]] = []
 
     def when_made(self, call: Callable[[], None]) -> None:

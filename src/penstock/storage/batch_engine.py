@@ -28,7 +28,7 @@ from penstock.storage.journal import Journal
 from penstock.storage.pins import Pins
 from penstock.storage.record_types import BatchChange
 from penstock.storage.reserve import Reserve
-from penstock.storage.stream_engine import StreamTurns
+from penstock.storage.stream_engine import StreamWriter
 from penstock.storage.streams import Stream
 
 ADOPT_BYTES_MIN: Final = 4 << 20
@@ -38,7 +38,7 @@ class BatchEngine:
     """One per engine: `engine.batches`."""
 
     def __init__(
-        self, journal: Journal, checkpoints: Checkpointer, turns: StreamTurns, reserve: Reserve,
+        self, journal: Journal, checkpoints: Checkpointer, turns: StreamWriter, reserve: Reserve,
         pins: Pins,
     ) -> None:  # fmt: skip
         self._journal = journal

@@ -9,7 +9,7 @@ and no part behind them. The parts do not know the engine; `_compose` gives each
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
-    StreamTurns    pages and heads of streams, retention           stream_turns.py
+    StreamWriter   pages and heads of streams, retention           stream_engine.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
     Checkpointer   makes checkpoints                               checkpointer.py
@@ -85,7 +85,7 @@ from penstock.storage.reserve import Reserve
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
 from penstock.storage.stored_body import StoredBody
-from penstock.storage.stream_engine import Limits, StreamMaking, StreamTurns
+from penstock.storage.stream_engine import StreamCreation, StreamLimits, StreamWriter
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog
@@ -181,7 +181,7 @@ class StorageEngine:
         reserve = Reserve(self.fs, self.path)
         self.journal: Journal = journal
         self.placement: Placement = Placement(state.factory, self.options, time_s)
-        self.turns: StreamTurns = StreamTurns(journal, pins)
+        self.turns: StreamWriter = StreamWriter(journal, pins)
         number = found.manifest.number
         self.checkpoints: Checkpointer = Checkpointer(journal, transient, pins, number)
         self.batches: BatchEngine = BatchEngine(
@@ -676,10 +676,10 @@ class StorageEngine:
     def make_streams(
         self, names: list[bytes], page_bytes: int, done: Callable[[], None],
         failed: Callable[[Exception], None],
-    ) -> StreamMaking:  # fmt: skip
+    ) -> StreamCreation:  # fmt: skip
         """Prepare to make the directories of streams that `declare_streams` is to declare, in a
         worker; `start` begins."""
-        return StreamMaking(self.journal, self.rng, names, page_bytes, done, failed)
+        return StreamCreation(self.journal, self.rng, names, page_bytes, done, failed)
 
     def stream(self, name: bytes) -> Stream:
         """The stream of this name (of a partition: `name NUL p<i>`); UnknownQueueError."""
@@ -694,7 +694,7 @@ class StorageEngine:
     ) -> list[Stream]:  # fmt: skip
         """New streams (name, arguments, flags): all of them are there after a crash or none, once
         `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a rule. made: the streams of
-        these names, as a StreamMaking made them; without it this waits for the disk, and their
+        these names, as a StreamCreation made them; without it this waits for the disk, and their
         directories are made and synced here. ValueError (a name is taken or comes twice),
         DiskFullError: nothing happened. A failed sync stops the engine."""
         self.check()
@@ -816,7 +816,7 @@ class StorageEngine:
         ms since 1970; no longer than hold_age_s and no more than hold_bytes beyond the limits), or
         with records that are not durable yet: those go at a later call. How many pages went."""
         self.check()
-        limits = Limits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
+        limits = StreamLimits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
         return self.turns.retain(stream, limits)
 
     # ---- leases --------------------------------------------------------------------------------

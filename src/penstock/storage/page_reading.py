@@ -1,37 +1,26 @@
-"""Reading one page: records from a place on, the place of a record, the record of a time.
+"""Reading the pages of a stream: PageReader one page, PageTable which pages there are, PagedReading
+records and times across them.
 
-Nothing is believed that does not verify. A row of the index is a hint, which saves a scan: the
-frame that it leads to carries a checksum that is good at its own place only, so what a wrong row
-leads to is told from the record that was asked for. Where the hints fail the page is scanned from
-the nearest place that is sure. Times are proved the same way: record i is the first one of a time
-if its frame and the frame before say so.
+**One page.** Only what verifies is trusted. A row of the index is a hint that saves a scan: the
+checksum of the frame that it leads to is good only at that frame's own place, so a wrong row is
+noticed. If the hints fail, the page is scanned from the nearest place that verifies. Times are
+proved the same way: record i is the first of a time if its frame and the frame before say so. The
+page may grow while it is read, and its index may be short: `limit` and `count` say how much of it
+the reader may see. If the page is deleted, opening it raises FileNotFoundError; once open it stays
+readable. Reads are of at most a MiB, or one larger record. A bad frame is a CorruptionError with
+the page's path and the byte where the frame begins.
 
-The page may grow while it is read, and its index may be short: `limit` and `count` say how much of
-it there is for who asks. It may also be deleted, which is FileNotFoundError before it was opened
-and nothing at all after.
+**Which pages.** A page's base offset is its name; the next page's base says how many records it
+has. Times and bytes of a page are read when they are first needed, from the index header if that is
+sealed and matches, otherwise from the frames. So a start costs a directory listing, whatever the
+number of pages: a stream of ten million records has some dozens of them. An owner (can_heal) writes
+an index that does not match again, from the page. The last used few pages stay open.
 
-Reads are of at most a MiB at a time, but for a record that is larger. A bad frame is a
-CorruptionError with the page's path and the byte where the frame begins.
-
-The pages of a stream: which there are, and what is known of each.
-
-A page is known by its base offset, which is its name; how many records it has, the next page says.
-Times and bytes of a page are read when they are first asked for, from the index' header if that is
-sealed and fits, else from the page's own frames; so a start costs a directory listing, whatever the
-number of pages. A stream of ten million records has some dozens of these objects.
-
-An owner (can_heal) makes an index that does not fit again, from the page. A few pages are kept open
-for reading, the latest used.
-
-Reading over the pages of a stream: records from an offset on, the offset of a time.
-
-The same for the owner of a stream and for who looks at it from beside: they differ in how they
-know which pages there are and where the last one ends. Where readers left off is kept for a few
-hundred offsets, so that reading in order asks no index.
-
-Equal times: `find` takes the last page that begins *strictly* before the time asked for, and goes
-on with the next page if none of its records is late enough. The page whose first record has that
-very time would be one too far: the records before it may have it too.
+**Across pages.** The owner of a stream and a reader beside it use the same code; they differ in how
+they know which pages there are and where the last one ends. The byte where a read ended is kept for
+a few hundred offsets, so that reading in order uses no index. `find` takes the last page that
+begins *strictly* before the time, and continues with the next page if no record of it is late
+enough: records of that time may stand at the end of the page before one that begins with it.
 """
 
 from bisect import bisect_right
@@ -67,8 +56,8 @@ READ_BYTES: Final = BLOCK_BYTES
 
 
 class PageReader:
-    """One page, opened when it is first read. header checks: FileNotFoundError if it is gone,
-    CorruptionError if it is not the page that its name says."""
+    """One page. Its file is opened, and its header checked, by the first read: FileNotFoundError if
+    it is missing, CorruptionError if it is another page than its name says."""
 
     def __init__(self, fs: FileSystem, directory: str, stream_id: bytes, base: int) -> None:
         self._fs: FileSystem = fs
@@ -80,29 +69,30 @@ class PageReader:
         self.base_time_us: int = 0
         self.is_adopted: bool = False  # a staged page: all its records have the base time
         self.rest_bytes: int = 0  # what the last `read` left of its max_bytes
-        self._is_told: bool = False  # what page it is
+        self._is_known: bool = False  # the header need not be checked
         self._page: File | None = None
         self._index: File | None = None
-        self.writer: PageWriter | None = None  # who writes this page, and has its last rows
+        self.writer: PageWriter | None = None  # of this page, which has its last rows
 
     @classmethod
     def staged(cls, fs: FileSystem, path: str, id: int) -> "PageReader":
-        """A reader of the staged page at `path`, which has this id; records count from 0. Its
-        header is not asked: a crash may have left the one of an adoption that is forgotten."""
+        """Return a reader of the staged page at `path`, which has this id; records count from 0.
+        Does not read its header, because a crash may have left the header of an adoption that was
+        lost."""
         found = cls(fs, "", b"", 0)
         found.path = path
         found.index_path = path.removesuffix(".page") + ".idx"
         found.id = id
         found.seed = page_seed(id)
-        found._is_told = True
+        found._is_known = True
         return found
 
     def open(self) -> File:
-        """The page's file, its header checked."""
+        """Return the page's file, after checking its header."""
         file = self._page
         if file is None:
             file = self._fs.open(self.path)
-            if self._is_told:
+            if self._is_known:
                 self._page = file
                 return file
             try:
@@ -121,11 +111,12 @@ class PageReader:
         return file
 
     def size(self) -> int:
-        """Length of the page file in bytes."""
+        """Return the length of the page file in bytes."""
         return self.open().size()
 
     def row(self, rel: int) -> tuple[int, int, int]:
-        """(frame start, payload bytes, time) as the index says, unproved; zeros if it does not."""
+        """Return (frame start, payload bytes, time) from the index, unproved; zeros if it has no
+        such row."""
         if self.writer is not None:
             return self.writer.row(rel)
         file = self._index
@@ -140,7 +131,7 @@ class PageReader:
         return decode_row(data, 0)
 
     def forget_index(self) -> None:
-        """The index is to be opened anew: it was made again."""
+        """Open the index again at the next use, because it was written again."""
         if self._index is not None:
             self._index.close()
         self._index = None
@@ -150,11 +141,11 @@ class PageReader:
     def read(
         self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[StreamRecord]
     ) -> int:
-        """Append up to `count` records from record `rel` on to `out`; the byte behind the last.
+        """Append up to `count` records from record `rel` on to `out`; return the position after the
+        last.
 
-        limit: where the page's content ends. hint: where record `rel` begins, if known, else 0.
-        What is behind a bad frame is not looked for: good records before it are given first, and
-        the next call raises.
+        limit: where the page's content ends. hint: where record `rel` begins, 0 if unknown. Stops
+        before a bad frame; if the first frame is bad, raises.
         """
         had = len(out)
         try:
@@ -209,14 +200,14 @@ class PageReader:
         return at
 
     def bad(self, position: int, rel: int, fault: str) -> CorruptionError:
-        """The error of a frame that does not verify."""
+        """Return the error for a frame that does not verify."""
         return CorruptionError(
             self.path, position, f"the record of offset {self.base + rel}: {fault}"
         )
 
     def search(self, rel: int, limit: int) -> int:
-        """Where record `rel` begins, by scanning. CorruptionError where a frame before it is bad:
-        unless a row leads to a good one behind."""
+        """Find where record `rel` begins, by scanning. CorruptionError if a frame before it is bad,
+        unless a row leads to a good frame after that."""
         file = self.open()
         start, found = self._sure_row(rel, limit)
         while found < rel:
@@ -234,8 +225,8 @@ class PageReader:
         return start
 
     def _sure_row(self, rel: int, limit: int) -> tuple[int, int]:
-        """(where it begins, a record at or before `rel`) that the index leads to and that
-        verifies; the first record of the page if there is none."""
+        """Return (position, record number) of a record at or before `rel` that the index leads to
+        and that verifies; the first record of the page if there is none."""
         step = 1
         at = rel
         while at > 0:
@@ -246,7 +237,7 @@ class PageReader:
         return PAGE_HEADER_BYTES, 0
 
     def frame_at(self, start: int, rel: int, limit: int) -> StreamRecord | None:
-        """Record `rel`, if it begins at byte `start` and verifies."""
+        """Return record `rel` if it begins at byte `start` and verifies, otherwise None."""
         if start < PAGE_HEADER_BYTES or start + FRAME_BYTES > limit:
             return None
         file = self.open()
@@ -264,7 +255,7 @@ class PageReader:
     # ---- times ---------------------------------------------------------------------------------
 
     def time(self, rel: int, limit: int) -> int:
-        """The time of record `rel`, proved. CorruptionError, OSError."""
+        """Return the proved time of record `rel`. CorruptionError, OSError."""
         start = self.row(rel)[0]
         record = self.frame_at(start, rel, limit)
         if record is None:
@@ -275,7 +266,8 @@ class PageReader:
         return record.time_us
 
     def find(self, time_us: int, count: int, limit: int) -> int:
-        """The first of `count` records whose time is at least `time_us`; `count` if none is."""
+        """Return the first of `count` records whose time is at least `time_us`; `count` if there is
+        none."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -297,7 +289,7 @@ class PageReader:
         return low
 
     def close(self) -> None:
-        """Close the handles; they are opened again when they are needed."""
+        """Close the files; they are opened again when needed."""
         for file in (self._page, self._index):
             if file is not None:
                 file.close()
@@ -308,7 +300,7 @@ READERS_KEPT: Final = 8
 
 
 class PageInfo:
-    """What is known of a page that is complete. Times in microseconds since 1970."""
+    """Facts about a complete page. Times in microseconds since 1970."""
 
     __slots__ = ("base", "bytes", "first_time_us", "is_known", "last_time_us")
 
@@ -320,7 +312,7 @@ class PageInfo:
         self.last_time_us: int = 0
 
     def learn(self, size: int, first_time_us: int, last_time_us: int) -> None:
-        """Everything of it."""
+        """Set all facts."""
         self.bytes = size
         self.first_time_us = first_time_us
         self.last_time_us = last_time_us
@@ -328,7 +320,7 @@ class PageInfo:
 
 
 class PageTable:
-    """Pages by base. first_base: pages below it are gone, as readMeta says."""
+    """The pages of a stream by base. first_base: the first page that readMeta keeps."""
 
     def __init__(self, fs: FileSystem, directory: str, stream_id: bytes, *, can_heal: bool) -> None:
         self._fs: FileSystem = fs
@@ -350,7 +342,7 @@ class PageTable:
     # ---- which ---------------------------------------------------------------------------------
 
     def set_bases(self, bases: list[int]) -> None:
-        """The pages that there are, ascending; forgets all that was known."""
+        """Set the pages, ascending, and forget all facts."""
         self.close()
         self.bases = bases
         self._infos = {}
@@ -358,7 +350,7 @@ class PageTable:
         self._sum = -1
 
     def keep_bases(self, bases: list[int]) -> None:
-        """The pages that there are, ascending; what is known of those that stay is kept."""
+        """Set the pages, ascending, and keep the facts of those that stay."""
         kept = set(bases)
         for base in self.bases:
             if base not in kept:
@@ -369,13 +361,13 @@ class PageTable:
         self._sum = -1
 
     def add(self, base: int) -> None:
-        """The next page."""
+        """Add the next page."""
         self.bases.append(base)
         self._infos[base] = PageInfo(base)
         self.forget(base)
 
     def complete(self, writer: "PageWriter") -> None:
-        """The last page is full: what is known of it."""
+        """Note the facts of the last page, which is full."""
         info = self._infos.get(writer.base)
         if info is None:
             info = self._infos[writer.base] = PageInfo(writer.base)
@@ -385,16 +377,16 @@ class PageTable:
             self._sum += writer.position
 
     def base_of(self, offset: int) -> int:
-        """The page that has `offset`, which is not below the first."""
+        """Return the base of the page that has `offset`, which is not below the first."""
         return self.bases[bisect_right(self.bases, offset) - 1]
 
     def end_of(self, base: int, end: int) -> int:
-        """The offset behind a page, no larger than `end`."""
+        """Return the offset after a page, at most `end`."""
         i = bisect_right(self.bases, base)
         return min(self.bases[i], end) if i < len(self.bases) else end
 
     def take_first(self, count: int) -> list[int]:
-        """The first pages are gone: their bases."""
+        """Remove the first `count` pages; return their bases."""
         gone = self.bases[:count]
         for base in gone:
             if self._sum >= 0:
@@ -408,14 +400,14 @@ class PageTable:
     # ---- what ----------------------------------------------------------------------------------
 
     def bytes_before_last(self) -> int:
-        """Bytes of all pages but the last."""
+        """Return the bytes of all pages but the last."""
         if self._sum < 0:
             self._sum = sum([self.info(base).bytes for base in self.bases[:-1]])
         return self._sum
 
     def info(self, base: int) -> PageInfo:
-        """What there is to know of a page that is not the last. OSError; a page that is missing or
-        damaged is known by what is left of it and its neighbours."""
+        """Return the facts of a page that is not the last. For a missing or damaged page they come
+        from what is left of it and from its neighbours. OSError."""
         info = self._infos.get(base)
         if info is None:
             info = self._infos[base] = PageInfo(base)
@@ -424,7 +416,7 @@ class PageTable:
         return info
 
     def first_time(self, base: int) -> int:
-        """The time of a page's first record, from the page. CorruptionError, OSError."""
+        """Return the time of a page's first record, from the page. CorruptionError, OSError."""
         found = self._times.get(base, -1)
         if found < 0:
             reader = self.reader(base)
@@ -436,9 +428,8 @@ class PageTable:
         return found
 
     def page_before(self, time_us: int, count: int) -> int:
-        """Of the first `count` pages the last one that begins strictly before `time_us`; -1 if none
-        does. Strictly: records of that very time may stand at the end of the page before one that
-        begins with it."""
+        """Return the last of the first `count` pages that begins strictly before `time_us`, -1 if
+        none does."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -449,7 +440,7 @@ class PageTable:
         return self.bases[low - 1] if low else -1
 
     def sealed_header(self, base: int, count: int, size: int) -> IndexHeader | None:
-        """The header of a page's index, if it is sealed and of a page of this count and size.
+        """Return the header of a page's index if it is sealed and matches this count and size.
         CorruptionError of the page, OSError."""
         path = f"{self._directory}/{page_name(base)}.idx"
         try:
@@ -464,7 +455,7 @@ class PageTable:
         finally:
             file.close()
         reader = self.reader(base)
-        reader.open()  # the id of a staged page stands in its header
+        reader.open()  # reads the id of a staged page
         fits = header.is_sealed and header.base == base and header.id == reader.id
         fits = fits and header.count == count and header.page_bytes == size
         return header if fits and length == header.file_bytes() else None
@@ -496,13 +487,14 @@ class PageTable:
             info.learn(size, self._times.get(base, after), after)
 
     def heal_all(self) -> None:
-        """See to it that every page but the last has its index, if it is not damaged. OSError."""
+        """Write missing indexes of all pages but the last, except of damaged pages. OSError."""
         for base in self.bases[:-1]:
             self.info(base)
 
     def heal(self, base: int, count: int, size: int) -> bool:
-        """Make the index of a complete page again; False if the page is damaged. OSError."""
-        # Not at the top: who only reads may be an executor of Spark that has no librt.
+        """Write the index of a complete page again; return False if the page is damaged.
+        OSError."""
+        # Imported here: a reader may be an executor of Spark without librt.
         from penstock.storage.page_writer import PageWriter
 
         writer = PageWriter(self._fs, self._directory, self._stream_id, self.number, base)
@@ -527,7 +519,7 @@ class PageTable:
     # ---- readers -------------------------------------------------------------------------------
 
     def reader(self, base: int) -> PageReader:
-        """A reader of the page; at most a few pages are kept open."""
+        """Return a reader of the page; at most a few pages are kept open."""
         readers = self._readers
         found = readers.pop(base, None)
         if found is None:
@@ -541,20 +533,20 @@ class PageTable:
         return found
 
     def forget(self, base: int) -> None:
-        """The page's files were changed or are gone."""
+        """Close the reader of a page whose files were changed or deleted."""
         reader = self._readers.pop(base, None)
         if reader is not None:
             reader.close()
 
     def close(self) -> None:
-        """Close what is open; it is opened again when it is needed."""
+        """Close all files; they are opened again when needed."""
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
 
 
 def list_bases(fs: FileSystem, directory: str) -> list[int]:
-    """The bases of the page files in a directory, ascending. OSError."""
+    """Return the bases of the page files in a directory, ascending. OSError."""
     found: list[int] = []
     for name in fs.list(directory):
         stem, _, ending = name.rpartition(".")
@@ -568,8 +560,8 @@ PLACES_KEPT: Final = 256
 
 
 class PagedReading:
-    """Reads the pages of a table. last_base, last_bytes: the page whose content ends before its
-    file does, and where; the owner's own writer knows better, if there is one."""
+    """Reads across the pages of a table. last_base, last_bytes: the page whose content ends before
+    its file does, and where. If the table has a writer, its position is used instead."""
 
     def __init__(self, pages: PageTable) -> None:
         self._pages: PageTable = pages
@@ -577,14 +569,11 @@ class PagedReading:
         self.last_base: int = -1
         self.last_bytes: int = 0
 
-    def forget_places(self) -> None:
-        """The pages were changed."""
-        self._places = {}
-
     def read(
         self, offset: int, end: int, max_records: int, max_bytes: int
     ) -> list[StreamRecord]:  # fmt: skip
-        """Records of [offset, end), which the pages must have; see `PersistentQueue.read`."""
+        """Return records of [offset, end), which the pages must have; see
+        `PersistentQueue.read`."""
         out: list[StreamRecord] = []
         pages = self._pages
         while offset < end and max_records > 0 and (max_bytes > 0 or not out):
@@ -595,7 +584,7 @@ class PagedReading:
                 place = self._read_page(base, offset, count, max_bytes, out)
             except CorruptionError:
                 if out:
-                    break  # first those that are good
+                    break  # return the good ones; the next call raises
                 raise
             got = len(out) - had
             offset += got
@@ -604,7 +593,7 @@ class PagedReading:
             places = self._places
             if len(places) >= PLACES_KEPT:
                 places.clear()
-            places[offset] = place  # no place in the next page, if it begins with this offset
+            places[offset] = place  # not used if the next page begins with this offset
             if got < count:
                 break
         return out
@@ -617,7 +606,8 @@ class PagedReading:
         return reader.read(offset - base, count, self.limit(reader), hint, max_bytes, out)
 
     def limit(self, reader: PageReader) -> int:
-        """Where the content of a page ends. CorruptionError if it is gone, OSError."""
+        """Return where the content of a page ends. CorruptionError if the page is missing,
+        OSError."""
         if reader.writer is not None:
             return reader.writer.written
         try:
@@ -632,7 +622,7 @@ class PagedReading:
         return self.last_bytes
 
     def head_at(self, offset: int) -> Head:
-        """The head if the record `offset`, which there must be, is the first behind it."""
+        """Return the head directly before the record `offset`, which must exist."""
         pages = self._pages
         base = pages.base_of(offset)
         start = PAGE_HEADER_BYTES
@@ -647,7 +637,7 @@ class PagedReading:
         return Head(offset, base, start, self._time(offset - 1))
 
     def _time(self, offset: int) -> int:
-        """The time of a record, from a row that is exact or a frame."""
+        """Return the time of a record, from an exact row or a frame."""
         base = self._pages.base_of(offset)
         writer = self._pages.writer
         if writer is not None and base == writer.base and offset - base >= writer.exact_from:
@@ -656,8 +646,8 @@ class PagedReading:
         return reader.time(offset - base, self.limit(reader))
 
     def find(self, time_us: int, pages: int, end: int) -> int:
-        """The first offset of the first `pages` pages whose time is at least `time_us`, below
-        `end`; `end` if there is none."""
+        """Return the first offset of the first `pages` pages whose time is at least `time_us`,
+        below `end`; `end` if there is none."""
         table = self._pages
         if not pages:
             return end

@@ -370,8 +370,8 @@ class PersistentQueue:
                 self.dirty_directories[self.path] = None
                 writer.is_new = False
         writer.write()
-        if writer.damage is not None and not writer.is_told:
-            writer.is_told = True
+        if writer.damage is not None and not writer.is_reported:
+            writer.is_reported = True
             self._report("corruption", str(writer.damage))
 
     def _is_deleted(self, writer: PageWriter) -> bool:

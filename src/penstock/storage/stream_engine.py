@@ -1,38 +1,39 @@
-"""StreamTurns: the work for streams at the end of a turn: pages, heads, retention.
+"""What an engine does with its streams: writing at the end of a turn, heads, retention, creation.
 
-    flush     for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
+StreamWriter writes what a turn of the vhost appended to its streams:
+
+    turn      for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
               (LSN, mode, position) waits for the log
-    settled   the newest Turn whose LSN is settled in its mode, and whose frames are written:
-              writeMeta moves there, and `on_head` is called, once per stream, whatever the number
-              of records
-    retain    whole pages from the oldest: readMeta durable, then unlinked, in a worker
+    settle    finds the newest Turn whose LSN is settled in its mode and whose frames are written,
+              moves writeMeta there, and calls `on_head`: once per stream, whatever the number of
+              records
+    retain    deletes whole pages from the oldest: readMeta durable, then unlinked, in a worker
 
-A batch that is being rolled forward into a stream holds its head where the batch began, until the
-batch is done; so readers see all of it or nothing.
+While a batch is rolled forward into a stream, the stream's head waits where the batch began, so
+that readers see the whole batch or nothing of it.
 
-A head is never beyond what is settled, nor beyond what is in the page's file. Readers map the file
-up to the head, so below it no byte ever changes: a recovery writes the same bytes there.
+A head is never beyond what is settled, nor beyond what is in the page file. Readers map the file up
+to the head, so no byte below it ever changes: recovery writes the same bytes there.
 
-Failure. A write of frames that fails loses nothing, because the log has them: they stay in RAM, the
-head stays, the failure is reported once (event `stream_write`; a full disk also blocks publishers),
-and the next flush tries again. A checkpoint needs the frames, and treats the error as that of any
-other file. A failed sync of readMeta stops the engine [10]. After that nothing is written.
-
-StreamMaking: the directories of streams that are about to be declared, made in a worker.
-
-A stream of 256 partitions is 256 directories, with three syncs each. Nobody may wait for these
-where everybody is served, so the file system's worker does them, one directory for each call, and
-what else is submitted (the sync of the log) has its turn in between.
+StreamCreation creates the directories of streams before they are declared. A stream of 256
+partitions has 256 directories, with three syncs each. The file system's worker makes them, one
+directory per call, so that other work for the disk (the sync of the log) can run in between:
 
     numbers are taken -> directories, one by one -> their names synced -> done -> declare_streams
 
-Until the TOPOLOGY record that `StorageEngine.declare_streams` appends, nothing names them: a crash
-before leaves orphans, which the next start deletes.
+Nothing names the directories until `StorageEngine.declare_streams` appends a TOPOLOGY record. A
+crash before that leaves orphans, which the next start deletes.
+
+Failure. A failed write of frames loses nothing, because the log has them: they stay in RAM, the
+head stays, the failure is reported once (event `stream_write`; a full disk also blocks publishers),
+and the next turn tries again. A checkpoint needs the frames, and handles the error like that of any
+other file. A failed sync of readMeta stops the engine [10]. After that nothing is written.
 """
 
 import errno
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 from penstock.errors import SyncFailedError
 from penstock.storage.data_directory import sync_dir
@@ -43,34 +44,22 @@ from penstock.storage.stream_meta import Head
 from penstock.storage.streams import Stream, StreamTable, Turn, remove_tree
 
 
-class Limits:
-    """What a stream may keep: seconds, bytes and records, None for no limit. since_ms: readers that
-    were heard of later (ms since 1970) hold what they asked for, by at most hold_age_s and
-    hold_bytes more than the stream may keep; None for no bound."""
+class StreamLimits(NamedTuple):
+    """What retention keeps of a stream: seconds, bytes and records, None for no limit. since_ms:
+    the time (ms since 1970) from which on a reader must have reported to hold records, by at most
+    hold_age_s and hold_bytes more than the limits; None for no bound."""
 
-    __slots__ = (
-        "hold_age_s", "hold_bytes", "max_age_s", "max_bytes", "max_records", "since_ms",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        max_age_s: float | None,
-        max_bytes: int | None,
-        max_records: int | None,
-        since_ms: int,
-        hold_age_s: float | None = None,
-        hold_bytes: int | None = None,
-    ) -> None:
-        self.max_age_s: float | None = max_age_s
-        self.max_bytes: int | None = max_bytes
-        self.max_records: int | None = max_records
-        self.since_ms: int = since_ms
-        self.hold_age_s: float | None = hold_age_s
-        self.hold_bytes: int | None = hold_bytes
+    max_age_s: float | None
+    max_bytes: int | None
+    max_records: int | None
+    since_ms: int
+    hold_age_s: float | None = None
+    hold_bytes: int | None = None
 
 
-class StreamTurns:
-    """One per engine. on_head: called when a head has moved; None for nobody."""
+class StreamWriter:
+    """Writes and trims the streams of one engine. on_head: called when a head has moved; None for
+    no call."""
 
     def __init__(self, journal: Journal, pins: Pins) -> None:
         self._journal = journal
@@ -80,8 +69,8 @@ class StreamTurns:
         self._waiting: dict[int, Stream] = {}  # with turns that are not settled
 
     def turn(self) -> None:
-        """The end of a turn: write what was appended, move the heads of what is settled. With
-        nothing to do, as at most turns of the loop, it looks at two fields and is done."""
+        """End a turn: write what was appended, move the heads of what is settled. Cheap if there is
+        nothing to do, as in most turns."""
         table = self._table
         if table.dirty and self._journal.failed is None:
             dirty, table.dirty = table.dirty, []
@@ -99,11 +88,11 @@ class StreamTurns:
                     stream.is_dirty = stream.is_failing = False
                 except OSError as error:
                     table.dirty.append(stream)
-                    self._tell(stream, error)
+                    self._report_write(stream, error)
         if self._waiting:
             self.settle()
 
-    def _tell(self, stream: Stream, error: OSError) -> None:
+    def _report_write(self, stream: Stream, error: OSError) -> None:
         if not stream.is_failing:
             stream.is_failing = True
             journal = self._journal
@@ -127,7 +116,8 @@ class StreamTurns:
                     on_head(stream)
 
     def _move_head(self, stream: Stream) -> bool:
-        """To its newest turn that is settled and written; whether there was one, or it is gone."""
+        """Move the head to the newest turn that is settled and written. Return whether there was
+        one, or the stream is deleted."""
         log = self._journal.log
         turns = stream.turns
         written = stream.queue.written_offset
@@ -147,15 +137,15 @@ class StreamTurns:
             stream.queue.publish(head, False)
         except OSError as error:
             turns.appendleft(newest)
-            self._tell(stream, error)
+            self._report_write(stream, error)
             return False
         return True
 
     # ---- retention -----------------------------------------------------------------------------
 
-    def retain(self, stream: Stream, limits: Limits) -> int:
-        """Begin to take away the oldest pages that the limits, the readers and durability do not
-        ask for; how many. They are gone for readers at once."""
+    def retain(self, stream: Stream, limits: StreamLimits) -> int:
+        """Begin to delete the oldest pages that neither limits, readers nor durability require;
+        return how many. Readers no longer see them when this returns."""
         journal = self._journal
         if stream.is_retaining or stream.is_deleted:
             return 0
@@ -168,8 +158,8 @@ class StreamTurns:
                 limits.max_age_s, limits.max_bytes, limits.max_records,
                 now_us=journal.clock.wall_us(), keep_from=keep_from, hold=hold,
             )  # fmt: skip
-        except OSError as error:  # of writeMeta, say: the next call tries again
-            self._tell_kept(stream, error)
+        except OSError as error:  # of writeMeta, for example: the next call tries again
+            self._report_kept(stream, error)
             return 0
         if plan is None:
             return 0
@@ -186,20 +176,20 @@ class StreamTurns:
             if isinstance(error, SyncFailedError):
                 journal.stop(error)
             else:
-                self._tell_kept(stream, error)
+                self._report_kept(stream, error)
 
         stream.is_retaining = True
         journal.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
         return plan.pages
 
-    def _tell_kept(self, stream: Stream, error: BaseException) -> None:
-        text = f"pages of {stream.path} could not be taken away: {error}"
+    def _report_kept(self, stream: Stream, error: BaseException) -> None:
+        text = f"pages of {stream.path} could not be deleted: {error}"
         self._journal.event("stream_write", text)
 
 
-class StreamMaking:
-    """Makes streams of these names. rng: the engine's. `done()` or `failed(error)` is called when
-    the worker's result is taken; after that `made` has all of them, or none. A failed sync stops
+class StreamCreation:
+    """Creates streams of these names. rng: the engine's. `done()` or `failed(error)` is called when
+    the worker's result is taken; after that `made` has all streams, or none. A failed sync stops
     the engine."""
 
     def __init__(
@@ -214,18 +204,18 @@ class StreamMaking:
         self._done = done
         self._failed = failed
         self._is_cancelled = False
-        # Of its own: the engine's generator belongs to the engine's thread.
+        # A generator of its own, because the engine's belongs to the engine's thread.
         self._rng = random.Random(rng.getrandbits(64))
         self._first: int = journal.state.next_queue
         journal.state.next_queue += len(names)
 
     def start(self) -> None:
-        """Begin, or go on with the next directory."""
+        """Begin, or continue with the next directory."""
         op = self._make_next if len(self.made) < len(self._names) else self._sync_names
         self._journal.submit(op, self._step_done, self._step_failed)
 
     def discard(self) -> None:
-        """What was made is not declared: its directories go."""
+        """Delete the directories of streams that will not be declared."""
         journal, made = self._journal, self.made
         self.made = []
         self._is_cancelled = True
@@ -244,7 +234,7 @@ class StreamMaking:
         journal.submit(delete, _nothing, self._not_deleted)
 
     def cancel(self) -> None:
-        """The engine is about to be closed: go no further. The next start deletes what there is."""
+        """Stop because the engine is about to be closed. The next start deletes the directories."""
         self._is_cancelled = True
 
     # ---- in the worker -------------------------------------------------------------------------
@@ -285,7 +275,9 @@ class StreamMaking:
         self._failed(journal.disk_full(error, self._page_bytes))
 
     def _not_deleted(self, error: BaseException) -> None:
-        self._journal.event("clean", f"directories of no stream could not be deleted: {error}")
+        self._journal.event(
+            "clean", f"directories of undeclared streams could not be deleted: {error}"
+        )
 
 
 def _nothing(_: object) -> None:

@@ -52,7 +52,8 @@ NOWHERE: Final = -1
 
 
 class Place:
-    """In one partition. offset: the next to be delivered. saved: the position that is kept."""
+    """A cursor's place in one partition. offset: the next to be delivered. saved: the position that
+    was saved."""
 
     def __init__(self, stream: Stream, partition: int, offset: int) -> None:
         self.stream: Stream = stream
@@ -64,18 +65,18 @@ class Place:
         self._held: int = NOWHERE
 
     def position(self) -> int:
-        """All below is done with."""
+        """Return the offset below which everything is settled."""
         if self._unacked:
             return self._unacked[0]
         return self.offset if self._held == NOWHERE else self._held
 
     def delivered(self, offset: int) -> None:
-        """It is unacked now."""
+        """Note that a record is unacked."""
         if self._held == NOWHERE:
             self._unacked.append(offset)
 
     def ack(self, offset: int) -> None:
-        """It is done with. Twice, or one that nobody asks about any more: nothing."""
+        """Note that a record is settled. A second time, or below the position, does nothing."""
         unacked = self._unacked
         if not unacked or offset < unacked[0] or offset > unacked[-1]:
             return
@@ -88,7 +89,7 @@ class Place:
             done.remove(unacked.popleft())
 
     def hold(self, offset: int) -> None:
-        """It is not done with, and will not be: the position stays here."""
+        """Note that a record will not be settled: the position stays here."""
         unacked = self._unacked
         if not unacked or offset < unacked[0] or offset > unacked[-1] or offset in self._done:
             return
@@ -99,7 +100,7 @@ class Place:
 
 class StreamCursor:
     """See the head of this module. chunk_bytes: of bodies in RAM. gap: how many records before the
-    one that `fetch` gave last were reclaimed."""
+    last one that `fetch` returned were deleted by retention."""
 
     def __init__(self, places: list[Place], *, is_named: bool, chunk_records: int) -> None:
         self.places: list[Place] = places
@@ -114,8 +115,8 @@ class StreamCursor:
         self._turn: int = 0  # which of the places the chunk is from
 
     def fetch(self) -> StreamRecord | None:
-        """The next record, which is unacked then; None: nothing is below the heads. CorruptionError
-        (file and position), OSError: it cannot be read."""
+        """Return the next record, which is unacked from then on; None if there is none below the
+        heads. CorruptionError (file and position), OSError: it cannot be read."""
         if self._at >= len(self._chunk) and not self._read():
             return None
         record = self._chunk[self._at]
@@ -133,7 +134,7 @@ class StreamCursor:
         return record
 
     def _read(self) -> bool:
-        """The next chunk, from the next partition that has one."""
+        """Read the next chunk, from the next partition that has one."""
         self.chunk_bytes = 0
         count = len(self.places)
         for step in range(1, count + 1):
@@ -153,7 +154,7 @@ class StreamCursor:
         return False
 
     def drop_chunk(self) -> None:
-        """Nothing of it is delivered any more; what is fetched next is read again."""
+        """Drop the chunk in RAM; the next `fetch` reads again."""
         self._chunk = []
         self._at = 0
         self.chunk_bytes = 0
@@ -161,11 +162,11 @@ class StreamCursor:
     # ---- what became of them -------------------------------------------------------------------
 
     def tag(self, offset: int, partition: int) -> int:
-        """Of a record, for who settles it."""
+        """Return the tag with which a record is settled."""
         return offset << PARTITION_BITS | partition
 
     def ack(self, tags: list[int]) -> None:
-        """These are done with."""
+        """Settle the records of these tags."""
         if self.is_named:
             for tag in tags:
                 place = self._by_partition.get(tag & PARTITION_MASK)
@@ -173,7 +174,7 @@ class StreamCursor:
                     place.ack(tag >> PARTITION_BITS)
 
     def hold(self, tags: list[int]) -> None:
-        """These were given back: whoever reads on from the position gets them again."""
+        """Keep the records of these tags unsettled: the next reader from the position gets them."""
         if self.is_named:
             for tag in tags:
                 place = self._by_partition.get(tag & PARTITION_MASK)
@@ -181,7 +182,7 @@ class StreamCursor:
                     place.hold(tag >> PARTITION_BITS)
 
     def moved(self) -> list[Place]:
-        """Places whose position is another one than was saved."""
+        """Return the places whose position differs from the saved one."""
         return [place for place in self.places if place.position() != place.saved]
 
 
@@ -203,7 +204,8 @@ _CODEC: Final = AmqpHeaders()
 
 
 class Placer:
-    """Of one reader of the stream `queue` (its name, for what the embedded library published)."""
+    """Adds the headers of deliveries to one reader. queue: the stream's name, the routing key of
+    records that the embedded library wrote."""
 
     def __init__(self, queue: str) -> None:
         self._queue: str = queue
@@ -214,8 +216,8 @@ class Placer:
         self._back: bytes = b""
 
     def header(self, meta: bytes, offset: int, partition: int, time_us: int, gap: int) -> bytes:
-        """The stored header with its place among the headers. gap: 0 for none. HeaderError: it is
-        no header."""
+        """Return the stored header with the stream's headers added. gap: 0 for none. HeaderError:
+        it is not a header."""
         place = _PLACE.pack(_OFFSET, offset, _PARTITION, partition, _TIMESTAMP, time_us)
         if gap:
             place += _GAP + gap.to_bytes(8, "big")
@@ -228,7 +230,7 @@ class Placer:
 
 
 def _cut(meta: bytes, queue: str, place_bytes: int) -> tuple[bytes, bytes]:
-    """A header in two, between which so many bytes of further entries belong."""
+    """A header in two parts, between which so many bytes of entries are inserted."""
     address, props = _CODEC.parts(meta, queue)
     try:
         raw = RawProperties(props)

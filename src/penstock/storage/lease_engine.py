@@ -145,7 +145,7 @@ class LeaseEngine:
             )
         if ordinal <= lease.committed:
             return False
-        until, runs, parted = self._choose(lease, ordinal)
+        until, runs, parted = self.choose(lease, ordinal)
         dequeues: dict[int, tuple[list[Run], list[StoreRef]]] = {}
         for run in [*runs, *parted]:
             part = state.queues[run[0]]
@@ -176,7 +176,7 @@ class LeaseEngine:
         lease = self._journal.state.leases.of(queue.number).get(reader)
         if lease is None:
             raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
-        return self._choose(lease, lease.next, RELEASE_MESSAGES)[1]
+        return self.choose(lease, lease.next, RELEASE_MESSAGES)[1]
 
     def release(self, queue: QueueIndex, reader: str, mode: int) -> bool:
         """Make a slice of what a reader has leased ready again; return True if there is more of it.
@@ -198,7 +198,7 @@ class LeaseEngine:
         now_ms = self._journal.clock.wall_ms()
         return LeaseChange(record.LeaseData(lease.queue, ordinal, now_ms, name, parted), flags)
 
-    def _choose(
+    def choose(
         self, lease: Lease, ordinal: int, messages_max: int = COMMIT_MESSAGES
     ) -> tuple[int, list[LeaseRun], list[LeaseRun]]:
         """Choose what one record handles, from the oldest on. Return (up to which ordinal, runs of

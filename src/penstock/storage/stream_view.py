@@ -1,4 +1,4 @@
-"""StreamView: reading a stream beside its owner, without a lock, while the owner appends and deletes.
+"""StreamView: reading a stream beside its owner, without a lock, during appends and deletions.
 
 The owner guarantees that below the head no byte ever changes, that pages are deleted but never cut,
 and that writeMeta has the head. So every call reads the head, and nothing beyond it. Meanwhile:

@@ -668,7 +668,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class AloneStreamSource(LocalStream):
-    """What the methods of the stream do: see the head of this module."""
+    """The calls of a stream without a box: see the head of this module."""
 
     def __init__(self, driver: AloneDriver) -> None:
         super().__init__(driver, driver.core.followers)

@@ -47,7 +47,7 @@ each frame use only sealed indexes, whose rows and blocks have checksums.
 
 import hashlib
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
@@ -113,17 +113,14 @@ def encode_header(number: int, id: int, base: int, base_time_us: int, kind: int 
     return data + tail
 
 
-class PageHeader:
-    """A decoded header of a page."""
+class PageHeader(NamedTuple):
+    """A decoded header of a page. is_staged: kind 2, all records have the base time."""
 
-    __slots__ = ("base", "base_time_us", "id", "is_staged", "number")
-
-    def __init__(self, number: int, id: int, base: int, base_time_us: int, is_staged: bool) -> None:
-        self.number: int = number
-        self.id: int = id
-        self.base: int = base
-        self.base_time_us: int = base_time_us
-        self.is_staged: bool = is_staged  # kind 2: all records have the base time
+    number: int
+    id: int
+    base: int
+    base_time_us: int
+    is_staged: bool
 
 
 def decode_header(path: str, data: bytes) -> PageHeader:

@@ -26,7 +26,6 @@ and calls `finish_restore`, which cuts what is beyond the log.
 
 RAM: the frames since the last `write`, a few hundred index rows, and a small object per page.
 
-
 Creating. The directory and allMeta are synced, with the directories that hold them, before an empty
 writeMeta is written. Without allMeta nothing in the directory counts.
 
@@ -39,7 +38,6 @@ reading the bad record raises. Without a good writeMeta the last page is scanned
 and writeMeta is written again. All files that are trusted are synced first and read from the disk
 [8]. A writeMeta without a page, or with a page below readMeta, means that a crash interrupted the
 deletion of the last page; the start completes it.
-
 
 Retention. Pages are deleted from the oldest on. A page that takes no more records is deleted
 
@@ -62,12 +60,10 @@ before readMeta is, the next start moves readMeta.
 Deleting in this order survives a crash: first readMeta names the first page that stays, durably;
 then the pages are unlinked, without a sync, because a start deletes what it finds below readMeta.
 
-
 Adoption. A staged page can become the next page of a vhost's stream (adoption.py). The page before
 it is full from then on, whatever its size; the adopted page takes no record, and the next record
 begins a new page. Its records have their offsets at once. Until its files are placed none of it
 counts as written, so neither the head nor the sealing of later pages passes it.
-
 
 Failure: an OSError of a write changes nothing, and the next write tries again. A failed sync stops
 the queue: it raises StoppedError from then on [10]. Damage is a CorruptionError with file and

@@ -41,7 +41,7 @@ ELSEWHERE = ("/wo" + "rk/", "sha" + "red/", "/ro" + "ot/", "STOR" + "AGE.md", "D
 SOURCES = sorted(SRC.rglob("*.py"))
 # Of src/penstock: what needs penstock[spark], or uses something of it where it is installed.
 WITH_EXTRA = {
-    "spark", "arrow_batches.py", "page_frames.py", "http/arrow_stream.py",
+    "spark", "arrow_batches.py", "page_frames.py", "http/ranges.py",
 }  # fmt: skip
 # What is written by people, here and not in an environment or a cache.
 PYTHON = sorted(

@@ -10,6 +10,9 @@ asyncio. `penstock.open_stream` and `penstock.persist` use a directory for one s
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.native import VERSION
+from penstock.native import build_kind as build_kind
+
 if TYPE_CHECKING:
     from penstock import aio as aio
     from penstock.embedded.alone_stream import AloneStream as AloneStream
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from penstock.errors import UnknownQueueError as UnknownQueueError
     from penstock.errors import VersionError as VersionError
 
-__version__: Final = "0.1.0"
+__version__: Final = VERSION
 
 # The errors that Penstock raises, by the module that defines them; docs/library-errors.md.
 _ERRORS: Final = {
@@ -126,16 +129,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
-
-
-def build_kind() -> str:
-    """How this penstock was installed: "compiled" (the hot modules by mypyc) or "pure".
-
-    Looks at the file that `penstock.storage.record` would be loaded from, and does not load it.
-    """
-    from importlib.machinery import EXTENSION_SUFFIXES
-    from importlib.util import find_spec
-
-    spec = find_spec("penstock.storage.record")
-    origin = "" if spec is None or spec.origin is None else spec.origin
-    return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure"

@@ -1,30 +1,29 @@
-"""Arrow batches: the records of a stream as columns, the one schema that Spark and HTTP both see.
+"""Arrow batches: the records of a stream as columns, with one schema for Spark and HTTP.
 
     queue string | partition int32 | offset int64 | timestamp timestamp[us, UTC] | exchange string |
     routing_key string | message_id string | value binary
-    and, where they are asked for:  headers map<string, string> | properties map<string, string>
+    and on request:  headers map<string, string> | properties map<string, string>
 
-Any of them in any order; only those that are asked for are made. No record is touched in Python:
+Any columns in any order; only the requested ones are made. Python handles no single record:
 
 * times and offsets are columns of the index, or counted;
-* values are cut out of the page by its own bytes: the bounds of all payloads, interleaved, are the
-  offsets of an Arrow array over the page whose every second element is a payload, and one `take`
-  copies those, in C++ (tens of ns a record);
-* what stands in the header of a message (exchange, routing key, properties) is decoded once for
-  each different header, for mostly there are few. Where nearly each is another (message ids,
-  timestamps) the three short ones are cut out of the page as values are, by walking all headers at
-  once, a property at a time, with NumPy.
+* values are cut from the page's bytes: the bounds of all payloads, interleaved, are the offsets of
+  an Arrow array over the page whose every second element is a payload, and one `take` copies those
+  in C++ (tens of ns a record);
+* what the header of a message has (exchange, routing key, properties) is decoded once for each
+  different header, because mostly there are few. Where almost every header differs (message ids,
+  timestamps) the three short columns are cut from the page like values, by walking all headers at
+  once, one property at a time, with NumPy.
 
-Both forms of header are understood: the broker's, and that of the embedded library, which is shown
-as a broker shows it: the default exchange, the stream's name as the routing key. A header of no
-known form belongs to whoever wrote the stream, and shows as nothing.
+Both forms of header are decoded: the broker's, and that of the embedded library, which is shown as
+a broker would show it: the default exchange, the stream's name as the routing key. A header of an
+unknown form is the program's own, and the columns are empty.
 
 Headers and properties are text: strings as they are, numbers as digits, true and false, times as
-ISO 8601, bytes as UTF-8 or else base64, tables and arrays as JSON, nothing as null.
+ISO 8601, bytes as UTF-8 or else base64, tables and arrays as JSON, no value as null.
 
 A batch has at most ROWS_MAX records and about BYTES_MAX bytes of page, or one record.
-
-Not here: where rows and bytes come from, and whether they are whole (page_frames.py).
+page_frames.py reads and verifies rows and bytes.
 """
 
 import base64
@@ -69,7 +68,7 @@ _FORMAT: Final = 2  # of a broker's header with nothing before the exchange
 
 
 def schema_of(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of these columns. OptionError: there is no such column."""
+    """Return the schema of these columns. OptionError for an unknown column."""
     for name in columns:
         if name not in TYPES:
             raise OptionError(name, name, list(TYPES))
@@ -80,7 +79,7 @@ SCHEMA: Final = schema_of()
 
 
 class BatchMaker:
-    """Makes the batches of one partition of a stream. Each has the very same `schema` object."""
+    """Makes the batches of one partition of a stream. All have the same `schema` object."""
 
     def __init__(self, queue: str, partition: int = 0, columns: Sequence[str] = COLUMNS) -> None:
         self.queue = queue
@@ -94,7 +93,7 @@ class BatchMaker:
         self._decoded: dict[bytes, dict[str, Any]] = {}
 
     def batches(self, frames: Frames) -> Iterator[pa.RecordBatch]:
-        """The records in batches, in order."""
+        """Return the records in batches, in order."""
         buffer = pa.py_buffer(frames.data)
         starts = frames.rows["start"]
         at = 0
@@ -137,7 +136,7 @@ class BatchMaker:
     # ---- the headers of messages ---------------------------------------------------------------
 
     def _meta(self, buffer: pa.Buffer, data: Any, low: Any, high: Any) -> dict[str, pa.Array]:
-        """Columns from the headers, which lie from `low` to `high`."""
+        """Return the columns of the headers, which are from `low` to `high`."""
         encoded = _cut(buffer, low, high).dictionary_encode()
         different = encoded.dictionary
         if len(different) > len(low) // 4 and set(self._meta_columns) <= set(ADDRESS):
@@ -161,8 +160,8 @@ class BatchMaker:
 
 
 def decode_meta(meta: bytes, queue: str) -> dict[str, Any]:
-    """exchange, routing_key, message_id, headers and properties of one header. queue: the stream's
-    name, the routing key of what the embedded library wrote."""
+    """Return exchange, routing_key, message_id, headers and properties of one header. queue: the
+    stream's name, the routing key of records that the embedded library wrote."""
     try:
         address, raw = _AMQP.parts(meta, queue)
         properties = BasicProperties.decode(raw)
@@ -235,7 +234,7 @@ def walked(data: Any, low: Any, high: Any) -> dict[str, tuple[Any, Any, Any]] | 
 
 
 def _cut(buffer: pa.Buffer, low: Any, high: Any) -> pa.Array:
-    """A binary array of the bytes [low, high) of the buffer, for each pair; one copy."""
+    """Return a binary array of the bytes [low, high) of the buffer for each pair; one copy."""
     n = len(low)
     bounds = np.empty(2 * n, np.int32)
     bounds[0::2] = low
@@ -245,7 +244,7 @@ def _cut(buffer: pa.Buffer, low: Any, high: Any) -> pa.Array:
 
 
 def _text(buffer: pa.Buffer, low: Any, high: Any, is_there: Any) -> pa.Array:
-    """A string array of the bytes [low, high); null where it is not there."""
+    """Return a string array of the bytes [low, high); null for missing ones."""
     cut = _cut(buffer, low, high)
     try:
         made = cut.cast(pa.string())
@@ -258,12 +257,12 @@ def _text(buffer: pa.Buffer, low: Any, high: Any, is_there: Any) -> pa.Array:
 
 
 def _clean(text: str) -> str:
-    """The text as UTF-8 can say it."""
+    """Return the text with what UTF-8 cannot encode replaced."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _as_text(value: object) -> str | None:
-    """A value of a table as text; see the head of this module."""
+    """Return a value of a table as text; see the head of this module."""
     if value is None or isinstance(value, str):
         return value if value is None else _clean(value)
     if isinstance(value, bool):

@@ -1,20 +1,34 @@
-"""mypyc_attr: what the compiler is to know of a class, where nothing may be installed to say it.
+"""How this copy of Penstock is built: its version, compiled or not, and what compiled classes need.
 
-mypyc reads the decorator `mypy_extensions.mypyc_attr` when it compiles and takes it away. Whoever
-runs the same source uncompiled needs the name all the same, and should not have to install the
-compiler's own library for a decorator that does nothing: this one does nothing. This module itself
-is never compiled.
+mypyc reads the decorator `mypy_extensions.mypyc_attr` when it compiles, and removes it. The same
+source also runs uncompiled, without an installed mypy_extensions, so `mypyc_attr` here does
+nothing. This module is not compiled and imports nothing of Penstock.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr
 else:
 
     def mypyc_attr(**_):
-        """What mypyc makes of it when it compiles: docs of mypyc, "Native classes"."""
+        """Return the class unchanged. For the compiler: mypyc's documentation, "Native classes"."""
         return lambda cls: cls
 
 
-__all__ = ["mypyc_attr"]
+__all__ = ["VERSION", "build_kind", "mypyc_attr"]
+
+VERSION: Final = "0.1.0"
+
+
+def build_kind() -> str:
+    """Return how this penstock was installed: "compiled" (the hot modules by mypyc) or "pure".
+
+    Looks at the file that `penstock.storage.record` would be loaded from, and does not load it.
+    """
+    from importlib.machinery import EXTENSION_SUFFIXES
+    from importlib.util import find_spec
+
+    spec = find_spec("penstock.storage.record")
+    origin = "" if spec is None or spec.origin is None else spec.origin
+    return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure"

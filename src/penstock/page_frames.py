@@ -1,41 +1,42 @@
 """Frames: the records of a range of one page, as one array of rows and one run of bytes, verified.
 
-What reads a stream by columns (the Spark source, the Arrow endpoint) wants no object per record: it
-wants where each record begins, how long its payload is and when it came, as NumPy columns, and the
-bytes of the page beside them. Both lie ready: the index of a page is such a table, and the page is
-mapped. Over the network they come as chunks of the very same parts. So there is one class, Frames,
-with two ways to get it, and one code behind both (arrow_batches.py).
+Code that reads a stream by columns (the Spark source, the Arrow endpoint) should not make an object
+per record. It needs to know where each record begins, how long its payload is and its time, as
+NumPy columns, and the bytes of the page. A page's index is such a table, and the page is mapped.
+Over the network they arrive as chunks of the same parts. So there is one class, Frames, with two
+ways to get it, and the same code uses both (arrow_batches.py).
 
-A damaged byte is never given out:
+Damaged bytes are never returned:
 
-* a sealed page is checked by the CRCs of its MiB blocks, which stand in its index; of a range only
-  the blocks that it touches, each once as long as the page stays mapped;
+* a sealed page is checked by the CRCs of its MiB blocks, which are in its index; only the blocks of
+  the range, each once as long as the page stays mapped;
 * an active page, and one whose index is lost or wrong, by the CRC of each frame;
-* a chunk by its own CRC; who sent it has checked the page.
+* a chunk by its own CRC; its sender has checked the page.
 
-The index is trusted as far as its own CRC reaches. One that is missing, torn, or of another page is
-not an error: the rows are found again by walking the frames. A page that fails is a CorruptionError
-with the file and the position of the frame, or of the block where no frame can be named.
+The index is trusted as far as its own CRC reaches. A missing or torn index, or one of another page,
+is not an error: the rows are found again by walking the frames. A page that fails is a
+CorruptionError with the file and the position of the frame, or of the block if no frame can be
+named.
 
-Formats, little-endian; those of the files are written by penstock.storage:
+Formats, little-endian; penstock.storage writes those of the files:
 
     page header 64   magic PNSTPAGE | version u16 | kind u16 | stream u32 | page id u64 |
                      base offset u64 | base time i64 | zeros | crc u32 of the 60 bytes before it
                      kind 1: frames; 2: frames that were staged, whose time is the base time
     frame 24 + n     crc u32 | payload bytes u32 | meta bytes u32 | flags u32 | time i64 |
                      payload | meta
-                     crc of all behind it, seeded with crc32(page id) ^ (offset - base)
+                     crc of all after it, seeded with crc32(page id) ^ (offset - base)
     index header 64  magic PNSTPIDX | version u16 | flags u16 (1: sealed) | count u32 |
                      page id u64 | base u64 | page bytes u32 | rows crc u32 | first time i64 |
                      last time i64 | zeros | crc u32
     index row 16     frame start u32 | payload bytes u32 | time i64
-                     behind the rows of a sealed page the CRCs u32 of each MiB of it, seeded with
+                     after the rows of a sealed page the CRCs u32 of each MiB of it, seeded with
                      crc32(page id) ^ number of the block
     chunk header 64  magic PNSTFRMS | version u16 | zeros u16 | count u32 | page id u64 |
                      base u64 | first offset u64 | data start u32 | data bytes u32 |
                      rows bytes u32 | crc u32 of rows and data | zeros; then the rows, then the data
 
-Not here: which pages a stream has and where its head is (penstock.storage.stream_view).
+penstock.storage.stream_view knows which pages a stream has and where its head is.
 """
 
 import mmap
@@ -75,7 +76,7 @@ Rows = Any  # a NumPy array of ROW
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Records of one page that follow one another, verified.
+    """Consecutive records of one page, verified.
 
     rows: a row for each record, positions in the page. data: bytes of the page from position
     `data_start` on. end: the position where the last frame ends. first_offset: of the first record.
@@ -89,12 +90,12 @@ class Frames:
 
     @property
     def count(self) -> int:
-        """How many records."""
+        """Return how many records there are."""
         return len(self.rows)
 
 
 def page_seed(page_id: int) -> int:
-    """What seeds the CRCs of a page."""
+    """Return the seed of a page's CRCs."""
     return crc32(_U64.pack(page_id))
 
 
@@ -139,11 +140,11 @@ class PageMap:
 
     @property
     def is_staged(self) -> bool:
-        """Whether it was staged, and adopted by its stream: then its id follows from nothing."""
+        """Whether it was staged, and adopted by its stream: then its id is random."""
         return self._time_us is not None
 
     def frames(self, first: int, last: int) -> Frames:
-        """The records of the offsets [first, last), which are in this page; verified."""
+        """Return the records of the offsets [first, last), which are in this page; verified."""
         a, b = first - self.base, last - self.base
         if not 0 <= a <= b <= self.count:
             end = self.base + self.count
@@ -159,14 +160,14 @@ class PageMap:
         return Frames(rows, self.data, 0, end, first)
 
     def close(self) -> None:
-        """Unmap it, as soon as nothing uses its bytes."""
+        """Unmap the page as soon as nothing uses its bytes."""
         try:
             self.data.close()
         except BufferError:
             pass  # an array still looks at it, and unmaps it when it goes
 
     def _check_blocks(self, start: int, end: int) -> None:
-        """Each block of [start, end) that was not checked yet."""
+        """Check each block of [start, end) that was not checked yet."""
         view = memoryview(self.data)
         for block in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
             if block in self._checked:
@@ -178,7 +179,8 @@ class PageMap:
             self._checked.add(block)
 
     def _blame(self, block: int) -> None:
-        """Name the frame that makes this block wrong; the block if all its frames are right."""
+        """Return the error for this block: it names the wrong frame, or the block if there is
+        none."""
         starts = self.rows["start"]
         a = max(int(np.searchsorted(starts, block * BLOCK_BYTES, "right")) - 1, 0)
         b = int(np.searchsorted(starts, (block + 1) * BLOCK_BYTES))
@@ -188,7 +190,7 @@ class PageMap:
         raise CorruptionError(self.path, block * BLOCK_BYTES, reason)
 
     def _check_frames(self, rows: Rows, end: int, index: int) -> None:
-        """The CRC of each of these frames, the first of which is record `index` of the page."""
+        """Return the CRC of each of these frames; the first is record `index` of the page."""
         if not len(rows):
             return
         view = memoryview(self.data)
@@ -206,8 +208,8 @@ class PageMap:
             raise CorruptionError(self.path, int(starts[first]), reason)
 
     def _found(self, rows: Rows, limit: int) -> Rows:
-        """Rows for all settled records: those of an index that is still written, as far as they
-        agree with the page, and the rest from the frames themselves."""
+        """Return rows for all settled records: from an unsealed index as far as they agree with the
+        page, the rest from the frames."""
         rows = rows[: self.count]
         good = self._agreeing(rows, limit)
         if good == self.count:
@@ -234,7 +236,7 @@ class PageMap:
         return np.concatenate([rows, np.array(walked, ROW)])
 
     def _agreeing(self, rows: Rows, limit: int) -> int:
-        """How many rows from the first on say what the frames themselves say."""
+        """Return how many rows from the first on agree with the frames."""
         if not len(rows):
             return 0
         starts = rows["start"].astype(np.int64)
@@ -266,8 +268,8 @@ class _Index:
 
 
 def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
-    """The index beside a page; None if there is none of that page. Rows of one that is not sealed
-    are what is there."""
+    """Return the index of a page, None without one of that page. An unsealed index has the rows
+    that were written so far."""
     try:
         raw = Path(page_path.removesuffix(".page") + ".idx").read_bytes()
     except FileNotFoundError:
@@ -295,7 +297,7 @@ def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
 
 
 def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
-    """(id, the time of all records, if it was staged) in a page's header, which is checked."""
+    """Return (id, the time of all records if it was staged) from a page's header, checked."""
     if len(head) < HEADER_BYTES:
         raise CorruptionError(path, 0, f"a page of {len(head)} bytes, expected a header of 64")
     magic, version, kind, _, page_id, its_base, time_us, crc = PAGE_HEADER.unpack(head)
@@ -311,7 +313,7 @@ def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
 
 
 def _gather_u32(data: Any, at: Any) -> Any:
-    """The u32 at each of these positions, which need not be aligned."""
+    """Return the u32 at each of these positions, which need not be aligned."""
     return _gather(data, at, 4).view("<u4").reshape(-1)
 
 
@@ -328,7 +330,7 @@ def _gather(data: Any, at: Any, width: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHead:
-    """The header of a chunk: what follows it, and of which page."""
+    """The header of a chunk: the page, and the lengths of rows and data."""
 
     count: int
     page_id: int
@@ -341,12 +343,12 @@ class ChunkHead:
 
     @property
     def body_bytes(self) -> int:
-        """What follows the header."""
+        """The number of bytes after the header."""
         return self.rows_bytes + self.data_bytes
 
 
 def decode_chunk_head(raw: bytes, source: str) -> ChunkHead:
-    """From its 64 bytes. source: where it came from, for the CorruptionError."""
+    """Return the header of a chunk from its 64 bytes. source: names it in a CorruptionError."""
     if len(raw) != HEADER_BYTES:
         raise CorruptionError(source, 0, f"a chunk's header of {len(raw)} bytes, expected 64")
     magic, version, _, *rest = CHUNK_HEADER.unpack(raw)
@@ -361,7 +363,7 @@ def decode_chunk_head(raw: bytes, source: str) -> ChunkHead:
 
 
 def decode_chunk(head: ChunkHead, body: Any, source: str) -> Frames:
-    """The records of a chunk; body: all that follows its header."""
+    """Return the records of a chunk. body: all after its header."""
     if len(body) != head.body_bytes:
         reason = f"a chunk of {len(body)} bytes, expected {head.body_bytes}"
         raise CorruptionError(source, head.data_start, reason)

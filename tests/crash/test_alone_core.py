@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.embedded.alone_core import AloneSettings
+from penstock.embedded.alone_stream import AloneSettings
 from penstock.errors import PenstockError
 from penstock.storage.stream_meta import read_tail
 from penstock.storage.stream_view import StreamView

@@ -4,7 +4,7 @@ import random
 from contextlib import nullcontext
 
 from penstock.clock import ManualClock
-from penstock.embedded.alone_core import RETAIN, SAVE, AloneCore, AloneSettings, Want
+from penstock.embedded.alone_stream import RETAIN, SAVE, AloneCore, AloneSettings, Want
 from penstock.embedded.stream_record import NewRecord
 from penstock.embedded.waiting import WAITING, Waiter
 from penstock.queues.stream_options import StreamOptions
@@ -77,8 +77,8 @@ class AloneRig:
     def bodies(self, offset: int = 0) -> list[bytes]:
         """All that may be read from there on."""
         found: list[bytes] = []
-        while records := self.core.read(offset):
-            found += [record.body for record in records]
+        while records := self.core.queue.read(offset, 256, 256 << 10):
+            found += [record.payload for record in records]
             offset = records[-1].offset + 1
         return found
 

@@ -15,11 +15,10 @@ from penstock.access.users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api
-from penstock.http.lease_endpoints import LeaseEndpoints
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
+from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
-from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.storage.filesystem import OsFileSystem

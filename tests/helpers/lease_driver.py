@@ -8,7 +8,7 @@ ledger. What is leased leaves RAM at once, as it does in a queue.
 
 from penstock.message import Entry
 from penstock.storage.durability import DISK
-from penstock.storage.lease_engine import Choice, Taken
+from penstock.storage.lease_engine import LeaseEngine, Taken
 from penstock.storage.options import StorageOptions
 from penstock.storage.queue_index import QueueIndex
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -118,7 +118,8 @@ class LeaseDriver(Driver):
             ordinal = lease.next
         while lease.committed < ordinal:
             mode = self.rng.choice(MODES)
-            until, _, _ = Choice(self.engine.journal, lease).below(ordinal)
+            leases = LeaseEngine(self.engine.journal, self.engine.placement)
+            until, _, _ = leases.choose(lease, ordinal)
             self._do(
                 lambda mode=mode: self.engine.commit_lease(queue, reader, ordinal, mode),  # type: ignore[misc]
                 ("commit_lease", queue.number, reader, until),

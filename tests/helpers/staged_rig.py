@@ -13,8 +13,12 @@ from penstock.queues.amqp_headers import FORMAT_BYTE, short_string
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import PAGE_HEADER_BYTES, encode_frame, page_seed, scan_frames
-from penstock.storage.staged_frames import staged_checksum
-from penstock.storage.staging import StagedPageWriter, query_directory, staging_path
+from penstock.storage.staging import (
+    StagedPageWriter,
+    query_directory,
+    staged_checksum,
+    staging_path,
+)
 from tests.helpers.operation_rig import Asked, OperationRig
 
 QUERY = "query-1"

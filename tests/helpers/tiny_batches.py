@@ -18,9 +18,9 @@ from penstock.storage.page import (
     page_seed,
 )
 from penstock.storage.page_writer import PageWriter
-from penstock.storage.staged_reader import StagedReader
 from penstock.storage.staging import (
     StagedPageWriter,
+    StagedReader,
     query_directory,
     query_path,
     staging_path,

@@ -16,7 +16,7 @@ from penstock.page_frames import (
     page_seed,
 )
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.page_index import active_header
+from penstock.storage.page import active_header
 from tests.helpers.tiny_batches import adopt_page, rows_of
 from tests.helpers.tiny_pages import Record, TinyPage, page_of
 

@@ -19,9 +19,9 @@ from typing import Any, Self, TypeVar
 
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
 from penstock.aio.stream import AsyncStream
-from penstock.embedded.alone_core import AloneSettings
 from penstock.embedded.alone_stream import (
     AloneDriver,
+    AloneSettings,
     AloneStreamSource,
     ForceEvery,
     opens,

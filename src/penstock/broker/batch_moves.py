@@ -83,8 +83,7 @@ from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
 from penstock.storage.batches import Batch
 from penstock.storage.page import StreamRecord
-from penstock.storage.staged_reader import StagedReader
-from penstock.storage.staging import query_path
+from penstock.storage.staging import StagedReader, query_path
 from penstock.storage.transaction import PublishedRun, Transaction
 
 EXPECTED = (

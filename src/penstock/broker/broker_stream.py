@@ -78,8 +78,7 @@ from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTaker
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.stream_cursor import Place, StreamCursor
-from penstock.queues.stream_headers import Placer
+from penstock.queues.stream_cursor import Place, Placer, StreamCursor
 from penstock.queues.stream_options import (
     KEPT_S,
     STREAM,
@@ -90,7 +89,7 @@ from penstock.queues.stream_options import (
 )
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.stream_making import StreamMaking
+from penstock.storage.stream_engine import StreamCreation
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.transaction import Appended, Transaction
 
@@ -593,7 +592,7 @@ class PreparedStream:
         self.names: list[bytes] = names
         self.page_bytes: int = page_bytes
         self.error: Exception | None = None  # why there are none
-        self.steps: StreamMaking | None = None  # once its turn has come
+        self.steps: StreamCreation | None = None  # once its turn has come
         self._waiters: list[Callable[[], None]] = []
 
     def when_made(self, call: Callable[[], None]) -> None:

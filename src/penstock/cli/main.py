@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 import click
 
-import penstock
 from penstock import escaping
 from penstock.errors import (
     AMQPError,
@@ -53,6 +52,7 @@ from penstock.errors import (
     UnknownQueueError,
     VersionError,
 )
+from penstock.native import VERSION, build_kind
 
 EX_OK: Final = 0
 EX_USAGE: Final = 64
@@ -269,7 +269,7 @@ def _hint(args: list[str]) -> str:
 
 def version_text() -> str:
     """Return the version, such as "0.1.0 (compiled)"."""
-    return f"{penstock.__version__} ({penstock.build_kind()})"
+    return f"{VERSION} ({build_kind()})"
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:

@@ -46,7 +46,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from penstock import __version__
 from penstock.client.amqp_url import AmqpUrl
 from penstock.client.wire import Wire, WireClosedError
 from penstock.codec.fields import encode_table
@@ -98,6 +97,7 @@ from penstock.errors import (
     AMQPError,
     ChannelError,
 )
+from penstock.native import VERSION
 from penstock.protocol.connection import CLIENT, Connection
 from penstock.protocol.events import (
     AckRun,
@@ -609,7 +609,7 @@ def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
 def _properties(url: AmqpUrl) -> dict[str, object]:
     properties: dict[str, object] = {
         "product": "Penstock client",
-        "version": __version__,
+        "version": VERSION,
         "platform": f"Python {platform.python_version()}",
         "capabilities": CAPABILITIES,
     }

@@ -9,10 +9,10 @@ without a box. From what users touch down:
     sources                              what they call: BoxSource, QueueSource, StreamSource
     directory_box, directory_queue,      a directory as a source (penstock.client is the broker)
     directory_stream, transaction
-    stream_reading                       passes over a stream, named readers
+    stream_reading, local_stream         passes over a stream, named readers; chunks and following
     driver, waiting                      the lock, the thread, group commit, interrupts, forks
     core                                 engine, queues and memory monitor of a box
-    alone_stream, alone_core, persist    a stream without a box
+    alone_stream, persist                a stream without a box
     option_parsing, settings, new_body,  what users give, checked
     stream_record
     box_headers, events, library_errors

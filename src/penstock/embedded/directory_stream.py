@@ -1,35 +1,29 @@
-"""DirectoryStream: what the methods of a stream in a directory do, in steps under the box's lock.
+"""DirectoryStream: the methods of a stream of a directory's box, in steps under the box's lock.
 
     append    the engine's append_stream for each record, one wait for the last
-    chunk     up to 256 records or 256 KiB of a partition, read from its pages under the lock
-    wait      among the stream's followers, until a head moves
-    commit    a READER_OFFSET record, written as an acknowledgement is, or waited for
+    commit    a READER_OFFSET record, written like an acknowledgement, or waited for
 
-In a transaction records are collected (`transaction`) and have no offsets yet. Reading in order,
-gaps and limits are in `stream_reading`, names and retention in `core`.
+In a transaction records are collected (`transaction`) and have no offsets yet. `local_stream` reads
+chunks and follows, `stream_reading` does order, gaps and limits, `core` names and retention.
 """
-
-from collections.abc import Sequence
-from typing import Final
 
 from penstock.embedded.core import StreamState
 from penstock.embedded.driver import Driver
+from penstock.embedded.local_stream import LocalStream
 from penstock.embedded.option_parsing import mode_of
-from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
-from penstock.embedded.stream_record import NewRecord, StreamRecord
-from penstock.embedded.waiting import Waiter, is_free_soon
-from penstock.errors import PenstockError
+from penstock.embedded.sources import Call, PartitionInfo, StreamInfo
+from penstock.embedded.stream_record import NewRecord
+from penstock.embedded.waiting import Waiter
 from penstock.queues.stream_options import partition_of
 from penstock.storage.durability import DISK, OS
-
-CHUNK_RECORDS: Final = 256
-CHUNK_BYTES: Final = 256 << 10
+from penstock.storage.persistent_queue import PersistentQueue
 
 
-class DirectoryStream(StreamSource):
+class DirectoryStream(LocalStream):
     """See the head of this module. mode: the durability of appends that name none."""
 
     def __init__(self, driver: Driver, state: StreamState, mode: int) -> None:
+        super().__init__(driver, state.followers)
         self.name: str = state.name
         self.options = state.options
         self._driver = driver
@@ -103,25 +97,11 @@ class DirectoryStream(StreamSource):
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def feed(self, partition: int, offset: int) -> "PageFeed":
-        return PageFeed(self._driver, self._state, partition, offset)
+    def check(self) -> None:
+        self._state.check()
 
-    def wait(self, feeds: Sequence[Feed], deadline: float | None) -> Call[None]:
-        driver, state = self._driver, self._state
-        with driver.gate, driver.guard:
-            state.check()
-            for feed in feeds:
-                assert isinstance(feed, PageFeed)
-                if feed.has_more:
-                    return
-            waiter = driver.new_waiter(deadline=deadline)
-            state.followers.append(waiter)
-        try:
-            yield waiter
-        finally:
-            with driver.lock:
-                if waiter in state.followers:
-                    state.followers.remove(waiter)
+    def pages(self, partition: int) -> PersistentQueue:
+        return self._state.parts[partition].queue
 
     # ---- readers and the whole -----------------------------------------------------------------
 
@@ -141,16 +121,6 @@ class DirectoryStream(StreamSource):
                 driver.acked()
         if confirm is not None:
             yield confirm
-
-    def commit_soon(self, reader: str, offsets: dict[int, int]) -> None:
-        driver = self._driver
-        if not is_free_soon(driver.lock, driver.core.clock.monotonic):
-            return
-        try:
-            for _ in self.commit(reader, offsets, is_safe=False):
-                raise AssertionError("commit waits for nothing")
-        except PenstockError:
-            pass  # the box was closed, for example: the records are read again
 
     def delete_reader(self, reader: str) -> Call[None]:
         yield from ()
@@ -175,39 +145,3 @@ class DirectoryStream(StreamSource):
             confirm = driver.settle(driver.core.streams.delete(state), DISK)
         if confirm is not None:
             yield confirm
-
-
-class PageFeed(Feed):
-    """A position in the pages of a partition."""
-
-    __slots__ = ("_driver", "_offset", "_partition", "_state")
-
-    def __init__(self, driver: Driver, state: StreamState, partition: int, offset: int) -> None:
-        self._driver = driver
-        self._state = state
-        self._partition = partition
-        self._offset = offset
-
-    @property
-    def has_more(self) -> bool:
-        """Under the lock: return whether there is something to read."""
-        return self._offset < self._state.parts[self._partition].head_offset
-
-    def chunk(self) -> Call[list[StreamRecord]]:
-        yield from ()
-        driver, state, partition = self._driver, self._state, self._partition
-        with driver.gate, driver.guard:
-            state.check()
-            if not self.has_more:
-                return []
-            queue = state.parts[partition].queue
-            found = queue.read(self._offset, CHUNK_RECORDS, CHUNK_BYTES)
-        records = [
-            StreamRecord(one.payload, one.offset, partition, one.time_us, one.meta) for one in found
-        ]
-        if records:
-            self._offset = records[-1].offset + 1
-        return records
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""

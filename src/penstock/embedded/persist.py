@@ -39,9 +39,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from penstock.embedded.alone_core import AloneSettings
 from penstock.embedded.alone_stream import (
     AloneDriver,
+    AloneSettings,
     AloneStream,
     AloneStreamSource,
     ForceEvery,

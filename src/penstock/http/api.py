@@ -2,8 +2,8 @@
 
     GET  /health                    whether the broker is well; needs no password
     GET  /api/overview              product, version, node
-         /api/streams/...           stream_endpoints
-         /api/leases/...            lease_endpoints
+         /api/streams/...           read_endpoints
+         /api/leases/...            read_endpoints
          /api/staging/...           staging_endpoints
 
 A request below /api must pass Admission and needs a name and password; a user may have
@@ -43,7 +43,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-import penstock
 from penstock.errors import CorruptionError
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
@@ -56,6 +55,7 @@ from penstock.http.requests import (
     error_answer,
     refused,
 )
+from penstock.native import VERSION
 from penstock.server.control import ControlError
 
 ANY: Final = "*"
@@ -248,7 +248,7 @@ class Api:
         return JsonAnswer(
             {
                 "product_name": "Penstock",
-                "product_version": penstock.__version__,
+                "product_version": VERSION,
                 "node": f"penstock@{socket.gethostname()}",
             }
         )

@@ -6,7 +6,7 @@ beyond which every client gets 503. Anybody can connect, so this module adds:
     head       HEAD_S from the first byte of a request, or from accept, to the end of its head
     idle       KEEP_ALIVE_S between two requests
     body       nothing of it is read before the endpoint asks for it, after the password was
-               checked; the endpoint limits the time (requests, staged_upload)
+               checked; the endpoint limits the time (requests, staging_endpoints)
     answer     a client that takes nothing for STALL_S is cut off; the rest of a finished answer is
                kept for CUT_S
     number     `most` connections, `most_of_address` of one address; for one more an idle one is

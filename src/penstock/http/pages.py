@@ -48,21 +48,19 @@ from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
     BLOCK_BYTES,
     FRAME_BYTES,
-    PAGE_HEADER_BYTES,
-    check_header,
-    page_id,
-    page_name,
-    page_seed,
-    scan_frames,
-)
-from penstock.storage.page_index import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
     IndexHeader,
+    check_header,
     check_index,
     decode_blocks,
     decode_index_header,
     decode_row,
+    page_id,
+    page_name,
+    page_seed,
+    scan_frames,
 )
 
 SPAN_BYTES: Final = 1 << 20

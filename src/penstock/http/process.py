@@ -25,12 +25,11 @@ import uvicorn
 from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
-from penstock.http.lease_endpoints import LeaseEndpoints
 from penstock.http.node_link import NodeLink
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
+from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
-from penstock.http.stream_endpoints import StreamEndpoints
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main

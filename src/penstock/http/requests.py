@@ -18,7 +18,7 @@ anybody can write them. Each endpoint asks the Identity what the user may do.
 **Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. A JSON
 body must say so in its Content-Type: a page of another site cannot do that without a preflight
 request. It is read whole, up to a limit of the endpoint, within BODY_S. Anything invalid is a 400
-that says what was expected. Bodies that are data: staged_upload."""
+that says what was expected. Bodies that are data: staging_endpoints."""
 
 import asyncio
 import base64

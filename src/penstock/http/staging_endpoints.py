@@ -1,8 +1,44 @@
-"""StagingEndpoints: rows of a sink that writes exactly once, under /api/staging.
+"""Staging over HTTP: the rows of a sink that writes exactly once, and the commits of their batches.
+
+A StagedUpload is one upload of rows, from the request's body to synced files. The body is frame
+chunks (pages.py) of pages that the client makes, parsed while it arrives. Nothing is written that
+has not been verified, so a chunk is whole in memory first. What clients can hold is limited:
+
+    a chunk         has at most CHUNK_BYTES_MAX of frames, or is one record of RECORD_BYTES_MAX
+    UploadMemory    bytes of chunks at a time, of all clients; a client whose chunk has no room is
+                    not read until there is some, so TCP makes it wait
+    time            a client that stops within a chunk is cut off after CHUNK_S, or after what PACE
+                    gives a large chunk; between two chunks it may pause for IDLE_S
+    StagingRoom     bytes on the disk, of a vhost and of a user
+
+Staged pages become a part of a stream unchanged, or are read frame by frame into queues. So each
+frame is checked before it is written: its place in the page, its checksum, no time of its own (the
+batch sets it), and a row that agrees with it. What is invalid is a 400 that names the chunk and the
+position in the page. An upload has three calls:
+
+    append     one chunk: one write to the page, one to its index. Where it begins a new page, the
+               one before is sealed and synced
+    finish     syncs everything, then the directory. Only now may the token be answered
+    discard    deletes all files of the upload
+
+They block, so they run in threads, one after the other, except `discard`: it waits for a running
+call, and later calls do nothing. storage.staging defines the format of the files.
+
+**Room on the disk.** Staged files stay in the directory of the vhost until their rows have moved to
+the target, or they are swept; storage deletes them then. Only the HTTP process makes them, so the
+bytes staged are those that the last scan of the directory found (every RESCAN_S, or when it seems
+full) and those written since. A chunk reserves its room before it is written. Each user has a
+limit, so that nobody can take all the room; rows count for the owner of the query. A file counts as
+4 KiB at least, as on the disk. With less than FREE_BYTES_MIN free nothing is staged: the broker
+needs that for its log and checkpoints.
+
+
+
+StagingEndpoints answers the requests below /api/staging.
 
     GET     /{vhost}                    the last batch of each query
     POST    /{vhost}/{query}/{batch}/{partition}/{attempt}
-                                        rows, as frame chunks (staged_upload): 201 with their token
+                                        rows, as frame chunks: 201 with their token
                                         after they are synced
     PUT     /{vhost}/{query}/{batch}    commit, see below
     DELETE  /{vhost}/{query}/{batch}    abort: delete rows of the batch that are not committed
@@ -16,7 +52,7 @@ attempt is never staged twice (409 `attempt_exists`), and a batch that was commi
 
 An upload is written by threads, one chunk while the next one arrives. When it breaks, is refused or
 is cut off, its files are deleted before the answer. At most UPLOADS_MAX go on at a time, and
-USER_UPLOADS_MAX of one user; one more is a 503. staged_upload limits their memory and disk.
+USER_UPLOADS_MAX of one user; one more is a 503.
 
 A commit's body:
 
@@ -43,8 +79,12 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -53,7 +93,9 @@ from starlette.responses import Response
 from penstock.access.permissions import Identity
 from penstock.clock import Clock
 from penstock.errors import SyncFailedError
+from penstock.fast_crc import crc32
 from penstock.http.node_link import NodeLink
+from penstock.http.pages import CHUNK_HEADER_BYTES, MAGIC, VERSION
 from penstock.http.requests import (
     BasicAuth,
     HttpError,
@@ -65,14 +107,398 @@ from penstock.http.requests import (
     name_in,
     no_access,
 )
-from penstock.http.staged_upload import (
-    MEMORY_BYTES,
-    ChunkUpload,
-    StagedUpload,
-    StagingRoom,
-    UploadMemory,
-)
+from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
+from penstock.storage.page import (
+    FRAME_BYTES,
+    INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
+    page_seed,
+    scan_frames,
+)
+from penstock.storage.staging import (
+    CHECKSUM_MASK,
+    STAGED_PAGE_BYTES_MAX,
+    StagedPageWriter,
+    query_directory,
+    staged_bytes,
+    staged_checksum,
+    staging_path,
+)
+
+CHUNK_BYTES_MAX: Final = 4 << 20
+RECORD_BYTES_MAX: Final = 64 << 20
+MEMORY_BYTES: Final = 128 << 20
+CHUNK_S: Final = 60.0
+PACE: Final = 256 << 10  # bytes in a second
+IDLE_S: Final = 600.0
+RESCAN_S: Final = 5.0
+FULL_RESCAN_S: Final = 0.5
+FREE_BYTES_MIN: Final = 128 << 20
+_HEADER: Final = struct.Struct("<8sHHIQQQIIII8s")
+_ZEROS: Final = bytes(8)
+_TIME_BYTES: Final = range(8, INDEX_ROW_BYTES)  # of a row
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class UploadMemory:
+    """Limits the bytes of chunks in memory: of all users, and three quarters of it of one user. A
+    larger chunk is held alone. Used on the loop only."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._user_limit_bytes = limit_bytes * 3 // 4
+        self._of_users: dict[str, int] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self.held_bytes = 0
+
+    async def take(self, user: str, size: int) -> int:
+        """Wait until there is room, and reserve it. Returns the bytes to give back."""
+        size = min(size, self._limit_bytes)
+        while not self._has_room(user, size):
+            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(freed)
+            await freed
+        self.held_bytes += size
+        self._of_users[user] = self._of_users.get(user, 0) + size
+        return size
+
+    def _has_room(self, user: str, size: int) -> bool:
+        held = self._of_users.get(user, 0)
+        is_users = not held or held + size <= self._user_limit_bytes
+        return is_users and self.held_bytes + size <= self._limit_bytes
+
+    def give_back(self, user: str, size: int) -> None:
+        """Release what `take` returned."""
+        self.held_bytes -= size
+        self._of_users[user] -= size
+        if not self._of_users[user]:
+            del self._of_users[user]
+        for freed in self._waiting:
+            if not freed.done():
+                freed.set_result(None)
+        self._waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """The header of a chunk. number: of the chunk in its body."""
+
+    number: int
+    count: int
+    page_id: int
+    first_offset: int
+    start: int
+    data_bytes: int
+    rows_bytes: int
+    crc: int
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes after the header."""
+        return self.rows_bytes + self.data_bytes
+
+    def wrong(self, what: str) -> HttpError:
+        """Return a 400 about this chunk."""
+        return HttpError(400, f"chunk {self.number}: {what}")
+
+
+class ChunkUpload:
+    """Reads the chunks of one request. `receive`: of ASGI."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._piece = memoryview(b"")
+        self._has_more = True
+        self._number = -1
+
+    async def head(self) -> ChunkHead | None:
+        """Return the header of the next chunk, None at the end of the body. Raises HttpError."""
+        self._number += 1
+        data = await self._take(CHUNK_HEADER_BYTES, IDLE_S)
+        if not data:
+            return None
+        if len(data) < CHUNK_HEADER_BYTES:
+            raise self._cut(f"{len(data)} bytes of its header", CHUNK_HEADER_BYTES)
+        magic, version, zeros, count, page_id, base, first, start, size, rows, crc, rest = (
+            _HEADER.unpack(data)
+        )
+        head = ChunkHead(self._number, count, page_id, first, start, size, rows, crc)
+        if magic != MAGIC or version != VERSION or zeros or rest != _ZEROS:
+            raise head.wrong(
+                f"expected {MAGIC!r} version {VERSION} and zeros, found {magic!r} {version}"
+            )
+        if base:
+            raise head.wrong(
+                f"base offset {base}, expected 0: a staged page has no place in a stream yet"
+            )
+        if not count or rows != count * INDEX_ROW_BYTES or size < count * FRAME_BYTES:
+            raise head.wrong(
+                f"{count} records with {rows} bytes of rows and {size} of frames, expected at "
+                f"least one, {INDEX_ROW_BYTES} for each and {FRAME_BYTES} or more for each"
+            )
+        if size > (CHUNK_BYTES_MAX if count > 1 else RECORD_BYTES_MAX):
+            raise HttpError(
+                413, f"chunk {self._number}: {size} bytes of frames, expected at most "
+                f"{CHUNK_BYTES_MAX}, or one record of at most {RECORD_BYTES_MAX}",
+            )  # fmt: skip
+        return head
+
+    async def body(self, head: ChunkHead) -> tuple[bytes, bytes]:
+        """Return (rows, frames) of the chunk after checking its checksum. Raises HttpError."""
+        seconds = CHUNK_S + head.body_bytes / PACE
+        rows = await self._take(head.rows_bytes, seconds)
+        data = await self._take(head.data_bytes, seconds)
+        if len(rows) + len(data) < head.body_bytes:
+            raise self._cut(f"{len(rows) + len(data)} bytes of it", head.body_bytes)
+        if crc32(data, crc32(rows)) != head.crc:
+            raise head.wrong("its checksum is wrong: it was damaged on the way")
+        return rows, data
+
+    async def _take(self, size: int, seconds: float) -> bytes:
+        """Return this many bytes, fewer at the end of the body. Raises HttpError 400 if the client
+        has gone, 408 if it is too slow."""
+        if len(self._piece) >= size:
+            taken, self._piece = self._piece[:size], self._piece[size:]
+            return bytes(taken)
+        pieces = [self._piece] if self._piece else []
+        need = size - len(self._piece)
+        self._piece = memoryview(b"")
+        try:
+            async with asyncio.timeout(seconds):
+                while need and self._has_more:
+                    piece = await self._next()
+                    pieces.append(piece[:need])
+                    self._piece = piece[need:]
+                    need -= len(pieces[-1])
+        except TimeoutError:
+            late = HttpError(408, f"chunk {self._number}: not complete after {seconds:.0f} s")
+            late.headers["Connection"] = "close"
+            raise late from None
+        return b"".join(pieces)
+
+    async def _next(self) -> memoryview:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise HttpError(400, f"chunk {self._number}: the client has gone")
+        self._has_more = message.get("more_body", False)
+        return memoryview(message.get("body", b""))
+
+    def _cut(self, found: str, expected: int) -> HttpError:
+        return HttpError(
+            400, f"chunk {self._number}: the body ends after {found}, expected {expected}"
+        )
+
+
+class StagingRoom:
+    """Limits what is staged in a vhost. path: the vhost's directory. limit_bytes: of all users,
+    user_limit_bytes: of one. Any thread may call."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, limit_bytes: int, user_limit_bytes: int, clock: Clock
+    ) -> None:
+        self.path = path
+        self._fs = fs
+        self._limit_bytes = limit_bytes
+        self._user_limit_bytes = user_limit_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: dict[str, int] = {}  # bytes by user, at the last scan
+        self._written: dict[str, int] = {}  # since then
+        self._reserved: dict[str, int] = {}  # being written
+        self._looked_s = float("-inf")
+
+    @contextmanager
+    def taken(self, user: str, size: int) -> Iterator[None]:
+        """Reserve room for bytes that the with block writes. user: the owner of the query. Raises
+        HttpError 507 if there is no room."""
+        with self._lock:
+            self._check(user, size)
+            _add(self._reserved, user, size)
+        try:
+            yield
+        finally:
+            with self._lock:
+                _add(self._reserved, user, -size)
+                _add(self._written, user, size)
+
+    def _check(self, user: str, size: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked_s >= RESCAN_S:
+            self._look(now)
+        if self._why_not(user, size) and now - self._looked_s >= FULL_RESCAN_S:
+            self._look(now)
+        why_not = self._why_not(user, size)
+        if why_not:
+            raise HttpError(507, why_not, error="staging_full")
+        free = self._fs.free_bytes(self.path)
+        if free - size < FREE_BYTES_MIN:
+            raise HttpError(
+                507, f"the disk has {free} bytes left, nothing is staged below {FREE_BYTES_MIN}",
+                error="disk_full",
+            )  # fmt: skip
+
+    def _why_not(self, user: str, size: int) -> str:
+        """Return why there is no room for this many bytes more, "" if there is."""
+        counts = (self._found, self._written, self._reserved)
+        used = sum(sum(of_users.values()) for of_users in counts)
+        if used + size > self._limit_bytes:
+            return (
+                f"{used} bytes are staged in this vhost, at most {self._limit_bytes} may be "
+                "(staging_bytes_max)"
+            )
+        used = sum(of_users.get(user, 0) for of_users in counts)
+        if used + size > self._user_limit_bytes:
+            return (
+                f"{used} bytes are staged in this vhost for queries of user '{user}', at most "
+                f"{self._user_limit_bytes} may be (staging_user_bytes_max)"
+            )
+        return ""
+
+    def _look(self, now: float) -> None:
+        try:
+            self._found = staged_bytes(self._fs, self.path)
+        except FileNotFoundError:
+            return  # a query's directory was deleted just now: what is known is at most too much
+        self._written = {}
+        self._looked_s = now
+
+
+def _add(counts: dict[str, int], user: str, size: int) -> None:
+    counts[user] = counts.get(user, 0) + size
+    if not counts[user]:
+        del counts[user]
+
+
+class StagedUpload:
+    """One upload. stem: the names of its files without the number of the page. owner: the user who
+    owns the query. pages: the sealed ones. checksums: of the rows of each page, the one being
+    written included."""
+
+    def __init__(
+        self, fs: FileSystem, clock: Clock, room: StagingRoom, query: str, stem: str, owner: str
+    ) -> None:
+        self.pages: list[StagedPage] = []
+        self.checksums: list[int] = []
+        self._fs = fs
+        self._clock = clock
+        self._room = room
+        self._query = query
+        self._owner = owner
+        self._stem = stem
+        self._directory = ""
+        self._writers: list[StagedPageWriter] = []
+        self._page_ids: set[int] = set()
+        self._page_id: int | None = None
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the sealed pages."""
+        return sum(page.rows for page in self.pages)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the sealed page files."""
+        return sum(page.bytes for page in self.pages)
+
+    def append(self, head: ChunkHead, rows: bytes, data: bytes) -> None:
+        """Write a chunk. Raises HttpError 400, 413 or 507, FileExistsError if the attempt was
+        staged before, OSError."""
+        with self._lock:
+            if not self._is_over:
+                self._append(head, rows, data)
+
+    def finish(self) -> None:
+        """Sync everything. Raises OSError."""
+        with self._lock:
+            self._seal()
+            if self._writers:
+                self._fs.sync_dir(self._directory)
+
+    def discard(self) -> None:
+        """Delete all files of the upload. Raises OSError if some are left."""
+        with self._lock:
+            self._is_over = True
+            for writer in self._writers:
+                writer.discard()
+            self._writers.clear()
+
+    def _append(self, head: ChunkHead, rows: bytes, data: bytes) -> None:
+        is_new = head.page_id != self._page_id
+        count, position, seed = 0, PAGE_HEADER_BYTES, page_seed(head.page_id)
+        if not is_new:
+            count, position = self._writers[-1].count, self._writers[-1].position
+        elif head.page_id in self._page_ids:
+            raise head.wrong(f"page {head.page_id:016x} has ended, expected another one")
+        if head.first_offset != count or head.start != position:
+            raise head.wrong(
+                f"it begins with record {head.first_offset} at byte {head.start} of its page, "
+                f"expected record {count} at byte {position}"
+            )
+        if position + len(data) > STAGED_PAGE_BYTES_MAX:
+            raise HttpError(
+                413, f"chunk {head.number}: its page would have {position + len(data)} bytes, "
+                f"expected at most {STAGED_PAGE_BYTES_MAX}",
+            )  # fmt: skip
+        checksum = _checked(head, rows, data, seed)
+        with self._room.taken(self._owner, len(rows) + len(data)):
+            if is_new:
+                self._seal()
+                self._begin(head.page_id)
+            self._writers[-1].append(rows, data)
+            self.checksums[-1] = (self.checksums[-1] + checksum) & CHECKSUM_MASK
+
+    def _begin(self, page_id: int) -> None:
+        fs = self._fs
+        if not self._directory:
+            self._directory = query_directory(fs, staging_path(self._room.path), self._query)
+        name = f"{self._stem}.{len(self._writers)}"
+        try:
+            writer = StagedPageWriter(
+                fs, self._directory, name, page_id, self._clock.wall_us()
+            )  # fmt: skip
+        except FileExistsError:
+            raise
+        except OSError:
+            for ending in ("page", "idx"):
+                with suppress(OSError):
+                    fs.unlink(f"{self._directory}/{name}.{ending}")
+            raise
+        self._writers.append(writer)
+        self.checksums.append(0)
+        self._page_ids.add(page_id)
+        self._page_id = page_id
+
+    def _seal(self) -> None:
+        """Seal and sync the last page."""
+        if len(self._writers) > len(self.pages):
+            writer = self._writers[-1]
+            page = writer.seal()
+            writer.sync()
+            writer.close()
+            self.pages.append(page)
+
+
+def _checked(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> int:
+    """Return the checksum of the frames. Raises HttpError 400 if they are not the frames of these
+    rows in the page with that seed."""
+    checksum = staged_checksum(data, rows, head.start, seed, head.first_offset)
+    if checksum >= 0:
+        return checksum
+    end = head.start + len(data)
+    scan = scan_frames(data, head.start, seed, head.first_offset, 0, end)
+    if scan.end != end or len(scan.rows) != head.count:
+        fault = scan.fault or f"{len(scan.rows)} records end there, expected {head.count}"
+        raise head.wrong(f"byte {scan.end} of the page: {fault}")
+    if b"".join(scan.rows) != rows:
+        raise head.wrong("its rows differ from its frames: start, payload bytes, or time")
+    if any(rows[byte::INDEX_ROW_BYTES].count(0) != head.count for byte in _TIME_BYTES):
+        raise head.wrong("a record has a time, expected 0: the batch sets it")
+    raise head.wrong("its frames do not verify")
+
 
 UPLOADS_MAX: Final = 256
 USER_UPLOADS_MAX: Final = 192

@@ -115,8 +115,7 @@ from penstock.queues.rows import Row
 from penstock.storage.checkpoint import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.lease_engine import Taken
-from penstock.storage.lease_pages import PAGE_BYTES, LeasePages, pages_path
+from penstock.storage.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
 from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import LeaseRun

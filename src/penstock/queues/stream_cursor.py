@@ -1,32 +1,46 @@
-"""StreamCursor: one reader's way through the partitions of a stream, a chunk of records at a time.
+"""StreamCursor: a consumer's position in the partitions of a stream; and its delivery headers.
 
     partition 0   . . . . . a a u a u u [ chunk: delivered | to be delivered ]      head
                           ^         ^                        ^                       ^
-                     position()   unacked                 place.offset          nobody reads further
+                     position()   unacked                 place.offset          end of reading
 
 **Reading.** At most one chunk, 256 KiB or a single larger record, is in RAM, whatever the distance
-to the head. When it is used up the next one is read, from the next partition in turn that has
-something: each is read in its own order, and none waits for another.
+to the head. When it is used up the next chunk is read from the next partition in turn that has
+records: each partition is read in its own order, and none waits for another.
 
-**Reclaimed.** A reader that retention has overtaken goes on at the first record there is, and is
-told how many it did not see (`gap`).
+**Gaps.** If retention has deleted the records at the position, reading continues at the first
+record there is, and `gap` is the number of records that were skipped.
 
-**Position.** What a named reader has done with, partition by partition: its smallest unacked
-offset, or the next one to be delivered. Acks may come in any order. What was given back (`hold`)
-stays undone for good: it is not delivered again to this cursor, but the position stays at it, so
-that whoever reads on from there gets it again. Nothing behind it needs to be remembered then, so a
-cursor's RAM does not grow with what it reads. A cursor that nobody keeps a position of (`is_named`
-False) remembers nothing at all.
+**Position.** Per partition, the smallest unacked offset, or the next one to be delivered. Acks may
+come in any order. A record that was given back (`hold`) stays unacked for good: this cursor does
+not deliver it again, but the position stays at it, so that a later reader gets it again. Acks after
+it need not be remembered then, so a cursor's RAM does not grow with what it reads. A cursor whose
+position nobody keeps (`is_named` False) remembers nothing.
 
-Tags are offset and partition in one number, so that what comes back is found without a table.
+A tag is offset and partition in one number, so that an ack needs no table.
 
-Not here: prefetch, headers, who is told (penstock.broker.broker_stream), where the position is
-kept (the engine's READER_OFFSET records).
+**Headers.** A delivery has these in addition to the headers of the message:
+
+    x-stream-offset      l   the offset in its partition, as in RabbitMQ
+    x-stream-partition   I   the partition, 0 for a stream without partitions (Penstock only)
+    x-stream-timestamp   l   when the record was appended, microseconds since 1970 (Penstock only)
+    x-stream-gap         l   only after a gap: how many records before it the reader never saw,
+                             because retention had deleted them (Penstock only)
+
+A record has the message's header as it was published (amqp_headers.py). These headers are appended
+to it at delivery; its other headers keep their bytes. Headers of these names that a publisher sent,
+or that an earlier delivery left in the message, are replaced. Messages of one publisher mostly have
+the same header, so `Placer` keeps the last one split in two, with a gap for these entries: a
+delivery then costs one comparison, one pack and one join.
 """
 
+import struct
 from collections import deque
 from typing import Final
 
+from penstock.queues import raw_tables
+from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
+from penstock.queues.raw_properties import HEADERS, PropertiesError, RawProperties
 from penstock.storage.page import StreamRecord
 from penstock.storage.streams import Stream
 
@@ -38,7 +52,8 @@ NOWHERE: Final = -1
 
 
 class Place:
-    """In one partition. offset: the next to be delivered. saved: the position that is kept."""
+    """A cursor's place in one partition. offset: the next to be delivered. saved: the position that
+    was saved."""
 
     def __init__(self, stream: Stream, partition: int, offset: int) -> None:
         self.stream: Stream = stream
@@ -50,18 +65,18 @@ class Place:
         self._held: int = NOWHERE
 
     def position(self) -> int:
-        """All below is done with."""
+        """Return the offset below which everything is settled."""
         if self._unacked:
             return self._unacked[0]
         return self.offset if self._held == NOWHERE else self._held
 
     def delivered(self, offset: int) -> None:
-        """It is unacked now."""
+        """Note that a record is unacked."""
         if self._held == NOWHERE:
             self._unacked.append(offset)
 
     def ack(self, offset: int) -> None:
-        """It is done with. Twice, or one that nobody asks about any more: nothing."""
+        """Note that a record is settled. A second time, or below the position, does nothing."""
         unacked = self._unacked
         if not unacked or offset < unacked[0] or offset > unacked[-1]:
             return
@@ -74,7 +89,7 @@ class Place:
             done.remove(unacked.popleft())
 
     def hold(self, offset: int) -> None:
-        """It is not done with, and will not be: the position stays here."""
+        """Note that a record will not be settled: the position stays here."""
         unacked = self._unacked
         if not unacked or offset < unacked[0] or offset > unacked[-1] or offset in self._done:
             return
@@ -85,7 +100,7 @@ class Place:
 
 class StreamCursor:
     """See the head of this module. chunk_bytes: of bodies in RAM. gap: how many records before the
-    one that `fetch` gave last were reclaimed."""
+    last one that `fetch` returned were deleted by retention."""
 
     def __init__(self, places: list[Place], *, is_named: bool, chunk_records: int) -> None:
         self.places: list[Place] = places
@@ -100,8 +115,8 @@ class StreamCursor:
         self._turn: int = 0  # which of the places the chunk is from
 
     def fetch(self) -> StreamRecord | None:
-        """The next record, which is unacked then; None: nothing is below the heads. CorruptionError
-        (file and position), OSError: it cannot be read."""
+        """Return the next record, which is unacked from then on; None if there is none below the
+        heads. CorruptionError (file and position), OSError: it cannot be read."""
         if self._at >= len(self._chunk) and not self._read():
             return None
         record = self._chunk[self._at]
@@ -119,7 +134,7 @@ class StreamCursor:
         return record
 
     def _read(self) -> bool:
-        """The next chunk, from the next partition that has one."""
+        """Read the next chunk, from the next partition that has one."""
         self.chunk_bytes = 0
         count = len(self.places)
         for step in range(1, count + 1):
@@ -139,7 +154,7 @@ class StreamCursor:
         return False
 
     def drop_chunk(self) -> None:
-        """Nothing of it is delivered any more; what is fetched next is read again."""
+        """Drop the chunk in RAM; the next `fetch` reads again."""
         self._chunk = []
         self._at = 0
         self.chunk_bytes = 0
@@ -147,11 +162,11 @@ class StreamCursor:
     # ---- what became of them -------------------------------------------------------------------
 
     def tag(self, offset: int, partition: int) -> int:
-        """Of a record, for who settles it."""
+        """Return the tag with which a record is settled."""
         return offset << PARTITION_BITS | partition
 
     def ack(self, tags: list[int]) -> None:
-        """These are done with."""
+        """Settle the records of these tags."""
         if self.is_named:
             for tag in tags:
                 place = self._by_partition.get(tag & PARTITION_MASK)
@@ -159,7 +174,7 @@ class StreamCursor:
                     place.ack(tag >> PARTITION_BITS)
 
     def hold(self, tags: list[int]) -> None:
-        """These were given back: whoever reads on from the position gets them again."""
+        """Keep the records of these tags unsettled: the next reader from the position gets them."""
         if self.is_named:
             for tag in tags:
                 place = self._by_partition.get(tag & PARTITION_MASK)
@@ -167,5 +182,68 @@ class StreamCursor:
                     place.hold(tag >> PARTITION_BITS)
 
     def moved(self) -> list[Place]:
-        """Places whose position is another one than was saved."""
+        """Return the places whose position differs from the saved one."""
         return [place for place in self.places if place.position() != place.saved]
+
+
+OFFSET: Final = b"x-stream-offset"
+PARTITION: Final = b"x-stream-partition"
+TIMESTAMP: Final = b"x-stream-timestamp"
+GAP: Final = b"x-stream-gap"
+NAMES: Final = (OFFSET, PARTITION, TIMESTAMP, GAP)
+PREFIX: Final = b"x-stream-"
+
+_OFFSET: Final = b"\x0f" + OFFSET + b"l"
+_PARTITION: Final = b"\x12" + PARTITION + b"I"
+_TIMESTAMP: Final = b"\x12" + TIMESTAMP + b"l"
+_GAP: Final = b"\x0c" + GAP + b"l"
+_PLACE: Final = struct.Struct(">17sq20si20sq")
+PLACE_BYTES: Final = 17 + 8 + 20 + 4 + 20 + 8
+
+_CODEC: Final = AmqpHeaders()
+
+
+class Placer:
+    """Adds the headers of deliveries to one reader. queue: the stream's name, the routing key of
+    records that the embedded library wrote."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue: str = queue
+        self._meta: bytes = b""
+        self._front: bytes = (
+            b""  # of the last header, up to the length of the table and its entries
+        )
+        self._back: bytes = b""
+
+    def header(self, meta: bytes, offset: int, partition: int, time_us: int, gap: int) -> bytes:
+        """Return the stored header with the stream's headers added. gap: 0 for none. HeaderError:
+        it is not a header."""
+        place = _PLACE.pack(_OFFSET, offset, _PARTITION, partition, _TIMESTAMP, time_us)
+        if gap:
+            place += _GAP + gap.to_bytes(8, "big")
+            front, back = _cut(meta, self._queue, len(place))
+            return front + place + back
+        if meta != self._meta or not self._front:
+            self._front, self._back = _cut(meta, self._queue, PLACE_BYTES)
+            self._meta = meta
+        return self._front + place + self._back
+
+
+def _cut(meta: bytes, queue: str, place_bytes: int) -> tuple[bytes, bytes]:
+    """A header in two parts, between which so many bytes of entries are inserted."""
+    address, props = _CODEC.parts(meta, queue)
+    try:
+        raw = RawProperties(props)
+    except PropertiesError:  # no headers can be put in; nothing of what there is makes sense
+        raw = RawProperties(b"\0\0")
+        props = raw.data
+    table = b""
+    if raw.headers_end > raw.headers_at:
+        table = props[raw.headers_at + 4 : raw.headers_end]
+        if PREFIX in table:
+            table = raw_tables.join([one for one in raw.headers() if one[0] not in NAMES])
+    front = b"".join((
+        FORMAT_BYTE, address, (raw.flags | HEADERS).to_bytes(2, "big"), props[2 : raw.headers_at],
+        (len(table) + place_bytes).to_bytes(4, "big"), table,
+    ))  # fmt: skip
+    return front, props[raw.headers_end :]

@@ -1,30 +1,27 @@
-"""StreamOptions: what a stream is told when it is declared, and how its partitions are found.
+"""StreamOptions: the arguments of a declared stream, and the names of its partitions.
 
-The spellings are RabbitMQ's arguments, which its streams guide has; two are our own:
+The arguments are RabbitMQ's, as its streams guide has them, and two of Penstock's own:
 
     x-max-age                        "7D", "24h": how long records are kept, in Y M D h m s
     x-max-length-bytes               how many bytes of pages
-    x-max-length                     how many records (RabbitMQ knows it for queues alone)
-    x-stream-max-segment-size-bytes  bytes of a page; what is out of range counts as its end
-    x-partitions                     1 to 256 partitions, each a log of its own (ours)
+    x-max-length                     how many records (in RabbitMQ for queues only)
+    x-stream-max-segment-size-bytes  bytes of a page; values out of range are moved into it
+    x-partitions                     1 to 256 partitions, each a log of its own (Penstock only)
 
-A month is 30 days and a year 365, as in RabbitMQ. Retention takes whole pages, the oldest first, as
-soon as one of the limits is passed without them; each limit is for every partition by itself.
+A month is 30 days and a year 365, as in RabbitMQ. Retention deletes whole pages, the oldest first,
+while the rest still exceeds one of the limits; each limit applies to each partition.
 
-**Partitions.** A stream with x-partitions=N is N streams to the storage, named
+**Partitions.** A stream with x-partitions=N is N streams of the storage, named
 
     orders NUL p0 | orders NUL p1 | ... | orders NUL p<N-1>
 
-so NUL is what no name of people may hold (factory.py says the same of priorities). One without the
-argument is of its own name, and has one partition, 0. A record goes to the partition that the
-CRC-32 of its routing key says, so equal keys are in one partition and in order. How many there are
-is fixed for the life of a stream: keys would change their places.
+because no name that people give may contain NUL (factory.py does the same for priorities). A stream
+without the argument has its own name and one partition, 0. The CRC-32 of a record's routing key
+selects its partition, so equal keys are in one partition and in order. The number of partitions
+never changes: keys would move to other partitions.
 
-Stored form: a JSON object of the arguments, sorted, as all queues have theirs; either of broker and
-library reads what the other wrote.
-
-Not here: which arguments a broker refuses for streams (penstock.broker.arguments), the streams
-themselves (penstock.storage).
+Stored form: a JSON object of the arguments, sorted, as for all queues; broker and library read what
+the other wrote. penstock.broker.arguments has the arguments that a broker refuses for streams.
 """
 
 import json
@@ -51,7 +48,7 @@ PAGE_BYTES_MIN: Final = 4096
 PAGE_BYTES_MAX: Final = 1 << 30
 PAGE_BYTES_DEFAULT: Final = 64 << 20
 SEGMENT_BYTES_MAX: Final = 3_000_000_000  # RabbitMQ refuses more
-KEPT_S: Final = 600  # what a reader asked to keep is kept so long after it was heard of last
+KEPT_S: Final = 600  # how long after a reader's last report the records it asked for are kept
 AGE_S: Final[dict[str, int]] = {
     "Y": 365 * 86_400, "M": 30 * 86_400, "D": 86_400, "h": 3600, "m": 60, "s": 1,
 }  # fmt: skip
@@ -61,7 +58,7 @@ _AGE: Final = re.compile(r"([0-9]{1,12})([YMDhms])")
 
 
 def age_s(text: str) -> int | None:
-    """Seconds of "7D", "24h" and so on, 1 at least; None if it is no age."""
+    """Return the seconds of "7D", "24h" and so on, at least 1; None if it is not an age."""
     found = _AGE.fullmatch(text)
     if found is None:
         return None
@@ -81,7 +78,7 @@ class StreamOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, object]) -> "StreamOptions":
-        """The options that these arguments say; those of others are passed over. OptionError."""
+        """Return the options of these arguments; other arguments are ignored. OptionError."""
         max_age_s: int | None = None
         given = arguments.get(MAX_AGE)
         if given is not None:
@@ -100,7 +97,7 @@ class StreamOptions:
         )
 
     def arguments(self) -> dict[str, object]:
-        """As they would be declared; ages in seconds."""
+        """Return the arguments that declare this; ages in seconds."""
         found: dict[str, object] = {QUEUE_TYPE: STREAM}
         if self.partitions:
             found[PARTITIONS] = self.partitions
@@ -116,18 +113,18 @@ class StreamOptions:
 
     @property
     def has_limits(self) -> bool:
-        """Whether anything is ever reclaimed."""
+        """Whether retention ever deletes anything."""
         limits = (self.max_age_s, self.max_bytes, self.max_records)
         return any(limit is not None for limit in limits)
 
     def encode(self) -> bytes:
-        """The stored form."""
+        """Return the stored form."""
         return json.dumps(self.arguments(), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "StreamOptions":
-        """From the stored form, also one that a broker wrote with more in it. ValueError,
-        OptionError: it is none."""
+        """Return the options of a stored form; a broker may have stored further arguments.
+        ValueError, OptionError for another form."""
         found = json.loads(data or b"{}")
         if not isinstance(found, dict):
             raise ValueError(f"a stream's arguments are a JSON object, not {type(found).__name__}")
@@ -144,17 +141,18 @@ def _whole(arguments: Mapping[str, object], name: str, low: int, high: int) -> i
 
 
 def partition_names(name: bytes, partitions: int) -> list[bytes]:
-    """The names that the storage has the partitions by; 0: of one that is not partitioned."""
+    """Return the names of the partitions in the storage; partitions 0: of a stream without
+    partitions."""
     if not partitions:
         return [name]
     return [b"%b%bp%d" % (name, SEPARATOR, number) for number in range(partitions)]
 
 
 def base_name(name: bytes) -> bytes:
-    """The name that people know, of that of a partition."""
+    """Return the name that people know from that of a partition."""
     return name.partition(SEPARATOR)[0]
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition that a record with this routing key belongs into."""
+    """Return the partition of a record with this routing key."""
     return crc32(key) % partitions if partitions > 1 else 0

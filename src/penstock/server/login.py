@@ -30,7 +30,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import penstock
 from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
@@ -45,6 +44,7 @@ from penstock.codec.spec import (
     ConnectionTuneOk,
 )
 from penstock.errors import ACCESS_REFUSED, AMQPConnectionError, AMQPError
+from penstock.native import VERSION
 from penstock.protocol import sasl
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
@@ -111,10 +111,10 @@ def server_properties() -> dict[str, object]:
         "capabilities": dict.fromkeys(CAPABILITIES, True),
         "product": PRODUCT,
         "version": PRODUCT_VERSION,
-        "platform": f"Penstock {penstock.__version__}/Python",
+        "platform": f"Penstock {VERSION}/Python",
         "information": "RabbitMQ's protocol, spoken by Penstock",
         "copyright": "Penstock's authors",
-        "penstock_version": penstock.__version__,
+        "penstock_version": VERSION,
     }
 
 

@@ -19,7 +19,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-import penstock
 from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
 from penstock.access.users import Users
 from penstock.clock import Clock, date
@@ -30,6 +29,7 @@ from penstock.errors import (
     PRECONDITION_FAILED,
     OptionError,
 )
+from penstock.native import VERSION, build_kind
 from penstock.operation_json import to_json
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
@@ -172,8 +172,8 @@ class NodeOperations:
         problems = self.problems()
         return {
             "product": "Penstock",
-            "version": penstock.__version__,
-            "build": penstock.build_kind(),
+            "version": VERSION,
+            "build": build_kind(),
             "uptime_s": round(node.clock.monotonic() - node.started_s, 1),
             "data": node.data.path,
             "host": host,

@@ -28,14 +28,14 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import penstock
 from penstock.errors import PenstockError
+from penstock.native import VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGES: Final = ("penstock", "pyspark_penstock")
-NAME: Final = f"penstock-{penstock.__version__}.zip"
+NAME: Final = f"penstock-{VERSION}.zip"
 EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip
 MODE: Final = 0o644
 
@@ -47,7 +47,7 @@ class PyFilesError(PenstockError):
 def write_py_files(path: str) -> int:
     """Write the zip to that path. Return the number of modules in it. Raises PyFilesError if the
     sources are not here, and OSError."""
-    root = Path(penstock.__file__).parent.parent
+    root = Path(__file__).parents[2]
     modules = [file for name in PACKAGES for file in sorted((root / name).rglob("*.py"))]
     missing = [name for name in PACKAGES if not (root / name / "__init__.py").is_file()]
     if missing:

@@ -36,19 +36,17 @@ from penstock.storage.data_directory import sync_dir
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
     BLOCK_BYTES,
-    KIND_STAGED,
-    PAGE_HEADER_BYTES,
-    decode_header,
-    encode_header,
-    scan_frames,
-)
-from penstock.storage.page_index import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
+    KIND_STAGED,
+    PAGE_HEADER_BYTES,
     IndexHeader,
     check_index,
     decode_blocks,
+    decode_header,
     decode_index_header,
+    encode_header,
+    scan_frames,
 )
 
 if TYPE_CHECKING:

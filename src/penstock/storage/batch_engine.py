@@ -2,16 +2,16 @@
 
     check_pages (a worker) -> decide            one record: the batch belongs to its target
     Transaction.progress + publishes            a slice of a page, and how far it came, in one
-                                                record; the caller reads (staged_reader.py) and
+                                                record; the caller reads (staging.StagedReader) and
                                                 routes
     adopt                                       a whole page, one record, then files (adoption.py)
 
 The owner of the engine rolls a decided batch forward, one slice at a time between other work; after
-a crash it goes on where the log says. Batches of one query follow one another: a new one is decided
-only when the one before is done. Several batches for one stream are rolled forward one after the
-other: each holds the stream's head from its first record to its last.
+a crash it continues where the log says. Batches of one query follow one another: a new one is
+decided only when the one before is done. Several batches for one stream are rolled forward one
+after the other: each holds the stream's head from its first record to its last.
 
-Checkpoints wait for adoptions under way. One that fails, for want of space as a rule, is reported
+Checkpoints wait for running adoptions. A failed adoption, mostly for lack of space, is reported
 once and tried again with each tick.
 """
 
@@ -26,7 +26,7 @@ from penstock.storage.checkpoint import Checkpointer
 from penstock.storage.durability import DISK
 from penstock.storage.journal import Journal, Pins, Reserve
 from penstock.storage.record_types import BatchChange
-from penstock.storage.stream_turns import StreamTurns
+from penstock.storage.stream_engine import StreamWriter
 from penstock.storage.streams import Stream
 
 ADOPT_BYTES_MIN: Final = 4 << 20
@@ -36,7 +36,7 @@ class BatchEngine:
     """One per engine: `engine.batches`."""
 
     def __init__(
-        self, journal: Journal, checkpoints: Checkpointer, turns: StreamTurns, reserve: Reserve,
+        self, journal: Journal, checkpoints: Checkpointer, turns: StreamWriter, reserve: Reserve,
         pins: Pins,
     ) -> None:  # fmt: skip
         self._journal = journal
@@ -50,17 +50,18 @@ class BatchEngine:
     # ---- what there is -------------------------------------------------------------------------
 
     def batch(self, query: str) -> Batch | None:
-        """The last batch of a query, done or not; None if there is none. Not to be changed."""
+        """Return the last batch of a query, done or not; None if there is none. Not to be
+        changed."""
         return self._journal.state.batches.by_query.get(query)
 
     def all(self) -> list[Batch]:
-        """The last batch of every query, in the order of their decisions."""
+        """Return the last batch of every query, in the order of their decisions."""
         found = list(self._journal.state.batches.by_query.values())
         found.sort(key=lambda batch: batch.time_us)
         return found
 
     def rolling(self) -> list[Batch]:
-        """Those that are not done, in the order of their decisions."""
+        """Return the batches that are not done, in the order of their decisions."""
         return [batch for batch in self.all() if not batch.is_done]
 
     # ---- deciding ------------------------------------------------------------------------------
@@ -69,12 +70,11 @@ class BatchEngine:
         self, query: str, number: int, target: str, pages: list[StagedPage], *,
         facts: BatchFacts | None = None, is_checked: bool = False,
     ) -> bool:  # fmt: skip
-        """Decide a batch: once `last_lsn` is durable its rows belong to the target (JSON, whatever
-        the caller understands). False: this batch, or a later one, was decided before; whether it
-        is the same one is for the caller to find out, by its facts. is_checked:
-        staging.check_pages was run already, in a worker. StagingError: a page is missing or is not
-        what its token says; ValueError: the batch before is not done, or something is too long;
-        DiskFullError: nothing happened."""
+        """Decide a batch: once `last_lsn` is durable its rows belong to the target (JSON, not
+        interpreted here). Return False if this number or a later one was decided before; the caller
+        compares the facts. is_checked: a worker has run staging.check_pages. StagingError: a page
+        is missing or differs from its token; ValueError: the batch before is not done, or something
+        is too long; DiskFullError: nothing happened."""
         journal = self._journal
         journal.check()
         table = journal.state.batches
@@ -94,8 +94,8 @@ class BatchEngine:
         return True
 
     def forget(self, query: str, *, is_forced: bool = False) -> bool:
-        """Forget a query; False if nothing is known of it. ValueError: its batch is not done, and
-        is_forced, which throws away what was not rolled forward, is not set."""
+        """Forget a query; return False if it is not known. is_forced: also if its batch is not
+        done, which loses what was not rolled forward; otherwise ValueError."""
         journal = self._journal
         journal.check()
         batch = self.batch(query)
@@ -108,8 +108,8 @@ class BatchEngine:
         return True
 
     def disown(self, query: str) -> None:
-        """Begin to delete what is staged of a query that is over, and whose it was. What a batch of
-        it still has to move stays until the checkpoint that forgets it."""
+        """Begin to delete what is staged of a query that is over, and its owner. Pages that its
+        batch still has to move stay until the checkpoint that forgets the batch."""
         journal = self._journal
         journal.check()
         fs, path = journal.fs, journal.path
@@ -118,7 +118,8 @@ class BatchEngine:
         journal.submit(lambda: staging.disown(fs, path, query, kept), _nothing, self._not_deleted)
 
     def abort(self, query: str, number: int) -> bool:
-        """Begin to delete what is staged of a batch; False if it was decided: that stays."""
+        """Begin to delete what is staged of a batch; return False if the batch was decided, and
+        stays."""
         journal = self._journal
         journal.check()
         if number <= journal.state.batches.last_number(query):
@@ -131,7 +132,7 @@ class BatchEngine:
 
     def sweep(self, older_than_s: float, done: Callable[[list[str]], None] | None = None) -> None:
         """Begin to delete what was staged longer ago than that and never decided, and what can no
-        longer be; not while a backup copies. done: told the paths."""
+        longer be decided; not while a backup copies. done: called with the paths."""
         journal = self._journal
         journal.check()
         if self._pins.count:
@@ -139,12 +140,12 @@ class BatchEngine:
         fs, path, now_us = journal.fs, journal.path, journal.clock.wall_us()
         sweep = staging.Sweep(journal.state.batches, self._checkpoints.dead_staged)
 
-        def tell(result: object) -> None:
+        def swept(result: object) -> None:
             assert isinstance(result, list)
             if done is not None:
                 done(result)
 
-        journal.submit(lambda: sweep.run(fs, path, older_than_s, now_us), tell, self._not_deleted)
+        journal.submit(lambda: sweep.run(fs, path, older_than_s, now_us), swept, self._not_deleted)
 
     def _not_deleted(self, error: BaseException) -> None:
         self._journal.event("clean", f"a staged file could not be deleted: {error}")
@@ -158,13 +159,13 @@ class BatchEngine:
         return batch
 
     def can_adopt(self, query: str) -> bool:
-        """Whether the page that comes next is large enough, and whole."""
+        """Return whether the next page is large enough and whole."""
         batch = self._rolling(query)
         return batch.frame == 0 and batch.current.bytes >= ADOPT_BYTES_MIN
 
     def adopt(self, query: str, stream: Stream) -> int:
-        """The page that comes next becomes the stream's next one; its base offset. The record of it
-        has the LSN `last_lsn`; its files are placed by a worker. UnknownQueueError (the stream was
+        """Make the next page of the batch the next page of the stream; return its base offset. The
+        record has the LSN `last_lsn`; a worker places the files. UnknownQueueError (the stream was
         deleted), DiskFullError, ValueError: nothing happened."""
         journal = self._journal
         journal.check()
@@ -172,7 +173,7 @@ class BatchEngine:
         if stream.is_deleted:
             raise deleted_error(stream.name)
         if batch.frame:
-            raise ValueError(f"page {batch.page} of query {query!r} has gone on to {batch.frame}")
+            raise ValueError(f"page {batch.page} of query {query!r} is at frame {batch.frame}")
         if journal.blocked:
             journal.check_publish()
         page, base = batch.page, stream.next_offset
@@ -187,8 +188,9 @@ class BatchEngine:
     # ---- adoptions -----------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Begin to place the files of the next adopted page, if none is under way; also called by
-        tick. One after the other: two workers would have the interpreter's lock too often."""
+        """Begin to place the files of the next adopted page, if none is running; also called
+        by tick. One after the other, because two workers would have the interpreter's lock
+        too often."""
         journal = self._journal
         waiting = journal.state.streams.adopting
         if waiting and self._running is None and journal.failed is None:
@@ -212,18 +214,18 @@ class BatchEngine:
                 journal.stop(error)
                 return
             if is_disk_full(error):
-                # Checkpoints, which give room back, wait for it: the reserve is for both.
+                # Checkpoints, which free space, wait for it, so it may use the reserve.
                 self._reserve.release()
             if not self._is_failing:
                 self._is_failing = True
-                journal.event("stream_write", f"an adopted page is not in its place yet: {error}")
+                journal.event("stream_write", f"an adopted page is not in place yet: {error}")
                 journal.disk_full(error, adoption.writer.count * 16)
 
         self._running = adoption
         journal.submit(adoption.run, done, failed)
 
     def finish_adoptions(self) -> bool:
-        """Wait for those that are under way; False if one fails, and is to be tried later."""
+        """Wait for the running adoptions; return False if one fails, which is tried again later."""
         journal = self._journal
         self.place()
         while self._running is not None:

@@ -1,20 +1,20 @@
-"""Batches: what was decided of Spark's micro-batches, and how far each has been rolled forward.
+"""Batches: the decisions on Spark's micro-batches, and how far each has been rolled forward.
 
-A sink that writes exactly once does it in two steps. Its tasks stage their rows as page files
+A sink that writes exactly once takes two steps. Its tasks stage their rows as page files
 (staging.py), which nobody reads; then the driver commits, and that is one record of the log: BATCH
-DECIDED. From there on the rows belong to the target, whatever happens. They are moved there in
-slices, and each slice is one record with what it published and how far it came, so that a crash
-neither loses nor repeats a row. The idea is Spark's own: the batch's number makes a commit that is
-repeated an answer, not a second write.
+DECIDED. From then on the rows belong to the target, whatever happens. They are moved there in
+slices. Each slice is one record with what it published and how far it came, so that a crash neither
+loses nor repeats a row. The idea is Spark's own: because of the batch's number a repeated commit
+gets an answer and is not a second write.
 
     BATCH      batch 8 | length of the query 2 | query | by the record's flags:
       DECIDED    time (us) 8 | length of the target 2 | target (JSON) |
                  n x (length of the name 2 | name | page id 8 | rows 4 | bytes 4)
       DECIDED_BY time (us) 8 | length of the target 2 | target (JSON) | facts | n x (as above)
-      PROGRESS   page 4 | frame 4                    what comes next is frame `frame` of page `page`
+      PROGRESS   page 4 | frame 4                    the next frame is `frame` of page `page`
       ADOPTED    page 4 | stream 4 | base offset 8 | time (us) 8
-                                                     that page is pages of the stream now, at base
-      FORGOTTEN  -                                   the query is over: nothing is known of it
+                                                     the page is a page of the stream now, at base
+      FORGOTTEN  -                                   the query is over and forgotten
 
     in a checkpoint, one section for each query:
                  batch 8 | time 8 | page 4 | frame 4 | pages 4 | rows 8 | bytes 8 | names 4 |
@@ -24,19 +24,18 @@ repeated an answer, not a second write.
     facts        rows 8 | checksum 8 | bits 1 (1: is_gapless) | length of the user 2 | user |
                  length of the first target 2 | first target (JSON)
 
-All big-endian. Of each query the last batch is kept, until the query is forgotten. A commit of the
-same number is the same batch if its facts say so (`BatchFacts`); DECIDED, which has none, was
-written by versions before them, and by salvage of what those wrote. A batch is done once its
-progress is behind its last page; then its pages are no longer listed, only counted.
+All big-endian. The last batch of each query is kept until the query is forgotten. A commit with the
+same number is the same batch if its facts say so (`BatchFacts`). DECIDED has no facts: older
+versions wrote it, and salvage of their stores does. A batch is done when its progress is after its
+last page; then its pages are no longer listed, only counted.
 
-A PROGRESS stands in a TX before the operations of its slice, so that who replays it knows for which
-batch a stream is appended to. The first time that a batch touches a stream it *holds* it: the head
-of that stream waits at this offset until the batch is done, so that readers see all of a batch or
-none of it. That follows from the records alone; it is in checkpoints so that it outlives them.
+A PROGRESS is in a TX before the operations of its slice, so that replay knows for which batch a
+stream is appended to. The first time that a batch touches a stream it *holds* it: the head of that
+stream waits at this offset until the batch is done, so that readers see all of a batch or none of
+it. That follows from the records alone; checkpoints have it for when the records are deleted.
 
-Names of staged files, <batch>.<partition>.<attempt>.<k>.page, are checked here: they become paths.
-
-Not here: the staged files (staging.py), who decides and moves (batch_engine.py).
+Names of staged files, <batch>.<partition>.<attempt>.<k>.page, are checked here, because they become
+paths.
 """
 
 import re
@@ -77,7 +76,7 @@ class StagedPage(NamedTuple):
 
 
 class NameParts(NamedTuple):
-    """What the name of a staged page says."""
+    """The parts of the name of a staged page."""
 
     batch: int
     partition: int
@@ -86,18 +85,18 @@ class NameParts(NamedTuple):
 
 
 class QueryOwner(NamedTuple):
-    """Whose a query is: the user who staged or committed first, and the target (JSON) of that; ""
-    for a target or user that is not known."""
+    """The owner of a query: the user who staged or committed first, and the target (JSON) of that;
+    "" for an unknown target or user."""
 
     user: str
     target: str
 
 
 class BatchFacts(NamedTuple):
-    """What a decision says besides where the rows are, so that a commit which is repeated can be
-    told from another batch. owner: of the query. rows, checksum: of all rows of the batch, whatever
-    their order (staged_frames.py). is_gapless: whoever committed it reports every batch of the
-    query, also those without rows, so a number that is missing is a batch that is missing."""
+    """What a decision has besides the pages, to tell a repeated commit from another batch. owner:
+    of the query. rows, checksum: of all rows of the batch in any order (staging.py). is_gapless:
+    the sink reports every batch of the query, also those without rows, so a missing number is a
+    missing batch."""
 
     owner: QueryOwner
     rows: int
@@ -106,7 +105,7 @@ class BatchFacts(NamedTuple):
 
 
 class BatchRecord(NamedTuple):
-    """A BATCH record; what its flags do not have is 0, empty or None."""
+    """A BATCH record; fields that its flags do not have are 0, empty or None."""
 
     query: str
     number: int
@@ -121,7 +120,7 @@ class BatchRecord(NamedTuple):
 
 
 def parse_name(name: str) -> NameParts:
-    """The parts of a staged page's file name. ValueError if it is none."""
+    """Return the parts of a staged page's file name. ValueError for another name."""
     found = _NAME.fullmatch(name)
     if found is None:
         text = "expected <batch>.<partition>.<attempt>.<k>.page, the attempt of [A-Za-z0-9_-]"
@@ -131,15 +130,15 @@ def parse_name(name: str) -> NameParts:
 
 
 def is_name(name: str) -> bool:
-    """Whether it is the name of a staged page."""
+    """Return whether it is the name of a staged page."""
     return _NAME.fullmatch(name) is not None
 
 
 class Batch:
-    """The last batch of a query that was decided. target: JSON. page, frame: what comes next.
-    rows, bytes, page_count: of all its pages. holds: stream number -> the offset where its head
-    waits, while the batch is not done. facts: None if its decision has none. encoded: its section,
-    until it changes."""
+    """The last decided batch of a query. target: JSON. page, frame: the next to be moved. rows,
+    bytes, page_count: of all its pages. holds: stream number -> the offset where its head waits
+    until the batch is done. facts: None if its decision has none. encoded: its section, until it
+    changes."""
 
     __slots__ = (
         "bytes", "encoded", "facts", "frame", "holds", "number", "page", "page_count", "pages",
@@ -166,19 +165,19 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is where it was to go."""
+        """Whether all of it has reached the target."""
         return self.page >= self.page_count
 
     @property
     def current(self) -> StagedPage:
-        """The page that comes next. IndexError if the batch is done."""
+        """The next page to be moved. IndexError if the batch is done."""
         return self.pages[self.page]
 
 
 class BatchTable:
     """The last batch of every query of a vhost. dead: staged pages (query, name) that no record
-    after the next cut names: they go after the checkpoint that is made there [6]. rolling: replay:
-    the batch whose slice is being applied."""
+    after the next cut names; they are deleted after the checkpoint that is made there [6]. rolling:
+    in a replay, the batch whose slice is being applied."""
 
     def __init__(self) -> None:
         self.by_query: dict[str, Batch] = {}
@@ -186,18 +185,18 @@ class BatchTable:
         self.rolling: Batch | None = None
 
     def last_number(self, query: str) -> int:
-        """Of the last batch that was decided, -1 if there is none."""
+        """Return the number of the last decided batch, -1 if there is none."""
         batch = self.by_query.get(query)
         return -1 if batch is None else batch.number
 
     def apply(self, flags: int, found: BatchRecord) -> Batch:
-        """A record of a batch: the batch, changed. ValueError for one that cannot be."""
+        """Apply a record and return its batch. ValueError for an impossible record."""
         if flags in (DECIDED, DECIDED_BY):
             return self._decide(found)
         batch = self.by_query.get(found.query)
         if batch is None or batch.number != found.number:
             known = "no batch" if batch is None else f"batch {batch.number}"
-            raise ValueError(f"batch {found.number} of {found.query!r} goes on, known is {known}")
+            raise ValueError(f"batch {found.number} of {found.query!r} continues, known is {known}")
         batch.encoded = b""
         if flags == FORGOTTEN:
             self._bury(batch)
@@ -226,7 +225,7 @@ class BatchTable:
         if (page, frame) < (batch.page, batch.frame) or page > batch.page_count:
             raise ValueError(
                 f"batch {batch.number} of {batch.query!r} is at page {batch.page} frame "
-                f"{batch.frame} of {batch.page_count} pages, and goes on at {page}, {frame}"
+                f"{batch.frame} of {batch.page_count} pages, and continues at {page}, {frame}"
             )
         if page < batch.page_count and frame >= batch.pages[page].rows:
             page, frame = page + 1, 0
@@ -239,7 +238,7 @@ class BatchTable:
         batch.pages = ()
 
     def capture(self) -> list[bytes]:
-        """The sections of all queries, as of now; those that did not change cost nothing."""
+        """Return the sections of all queries as of now. Unchanged sections are reused."""
         found: list[bytes] = []
         for batch in self.by_query.values():
             if not batch.encoded:
@@ -266,18 +265,22 @@ def _head(query: str, number: int) -> bytes:
     return head + name
 
 
-def decided_data(
-    query: str, number: int, time_us: int, target: str, pages: list[StagedPage],
-    facts: BatchFacts | None = None,
-) -> bytes:  # fmt: skip
-    """Data of a DECIDED_BY, without facts of a DECIDED; its count is len(pages). ValueError for
-    what does not fit."""
-    goal = _text("the target", target)
-    parts = [_head(query, number), _TIME_LENGTH.pack(time_us, len(goal)), goal]
-    if facts is not None:
-        parts.append(_facts(facts))
-    parts += [_page(page) for page in pages]
-    return b"".join(parts)
+def encode_batch(found: BatchRecord, flags: int) -> bytes:
+    """Return the data of the BATCH record with these flags; its count is the number of pages.
+    ValueError for what does not fit."""
+    head = _head(found.query, found.number)
+    if flags == PROGRESS:
+        return head + _PLACE.pack(found.page, found.frame)
+    if flags == ADOPTED:
+        return head + _ADOPTED.pack(found.page, found.stream, found.base, found.time_us)
+    if flags == FORGOTTEN:
+        return head
+    target = _text("the target", found.target)
+    parts = [head, _TIME_LENGTH.pack(found.time_us, len(target)), target]
+    if flags == DECIDED_BY:
+        assert found.facts is not None
+        parts.append(_facts(found.facts))
+    return b"".join(parts + [_page(page) for page in found.pages])
 
 
 def _facts(facts: BatchFacts) -> bytes:
@@ -297,39 +300,8 @@ def _page(page: StagedPage) -> bytes:
     return _U16.pack(len(name)) + name + fixed
 
 
-def progress_data(query: str, number: int, page: int, frame: int) -> bytes:
-    """Data of a PROGRESS; its count is 0."""
-    return _head(query, number) + _PLACE.pack(page, frame)
-
-
-def adopted_data(
-    query: str, number: int, page: int, stream: int, base: int, time_us: int
-) -> bytes:  # fmt: skip
-    """Data of an ADOPTED; its count is 0."""
-    return _head(query, number) + _ADOPTED.pack(page, stream, base, time_us)
-
-
-def forgotten_data(query: str, number: int) -> bytes:
-    """Data of a FORGOTTEN; its count is 0."""
-    return _head(query, number)
-
-
-def encode_batch(found: BatchRecord, flags: int) -> bytes:
-    """Data of the BATCH record with these flags; its count is the number of pages. ValueError for
-    what does not fit."""
-    x = found
-    if flags in (DECIDED, DECIDED_BY):
-        facts = x.facts if flags == DECIDED_BY else None
-        return decided_data(x.query, x.number, x.time_us, x.target, list(x.pages), facts)
-    if flags == PROGRESS:
-        return progress_data(x.query, x.number, x.page, x.frame)
-    if flags == ADOPTED:
-        return adopted_data(x.query, x.number, x.page, x.stream, x.base, x.time_us)
-    return forgotten_data(x.query, x.number)
-
-
 def decode_batch(data: bytes, flags: int, count: int) -> BatchRecord:
-    """A BATCH record. RecordError unless it is exactly that long."""
+    """Return a BATCH record. RecordError unless the data is exactly that long."""
     at = _fits(data, 0, _HEAD.size)
     number, length = _HEAD.unpack_from(data)
     end = _fits(data, at, length)
@@ -378,7 +350,7 @@ def _read_facts(data: bytes, at: int) -> tuple[BatchFacts, int]:
 
 
 def _fits(data: bytes, at: int, length: int) -> int:
-    """The end of so many bytes from `at` on."""
+    """Return the position after so many bytes from `at` on. RecordError: the data is shorter."""
     if len(data) - at < length:
         raise RecordError(f"BATCH: {length} bytes expected at {at}, {len(data) - at} found")
     return at + length
@@ -411,7 +383,7 @@ def _pages(data: bytes, at: int, count: int) -> tuple[tuple[StagedPage, ...], in
 
 
 def encode_section(batch: Batch) -> bytes:
-    """What a checkpoint says of a query's last batch."""
+    """Return the section of a query's last batch for a checkpoint."""
     query, target = batch.query.encode(), batch.target.encode()
     parts = [
         _SECTION.pack(
@@ -428,7 +400,7 @@ def encode_section(batch: Batch) -> bytes:
 
 
 def decode_section(data: bytes) -> Batch:
-    """A query's last batch. RecordError."""
+    """Return the last batch of a query from its section. RecordError."""
     at = _fits(data, 0, _SECTION.size)
     number, time_us, page, frame, count, rows, size, names, holds = _SECTION.unpack_from(data)
     texts: list[str] = []

@@ -48,14 +48,17 @@ from penstock.storage.log_file import (
     decode_group_header,
     segment_seed,
 )
-from penstock.storage.page import PAGE_HEADER_BYTES, decode_frames, decode_header, page_seed
-from penstock.storage.page import StreamRecord as StreamRecord
-from penstock.storage.page_index import (
+from penstock.storage.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
+    decode_frames,
+    decode_header,
     decode_index_header,
     decode_row,
+    page_seed,
 )
+from penstock.storage.page import StreamRecord as StreamRecord
 from penstock.storage.queue_index import IndexSegment, Section
 from penstock.storage.queue_segment import (
     HAS_ENTRY,

@@ -9,7 +9,7 @@ parts. The parts do not know the engine; `_compose` gives each what it needs:
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
-    StreamTurns    pages and heads of streams, retention           stream_turns.py
+    StreamWriter   pages and heads of streams, retention           stream_engine.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
     Checkpointer   makes checkpoints                               checkpoint.py
@@ -82,8 +82,7 @@ from penstock.storage.record_types import (
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import StoredBody
-from penstock.storage.stream_making import StreamMaking
-from penstock.storage.stream_turns import Limits, StreamTurns
+from penstock.storage.stream_engine import StreamCreation, StreamLimits, StreamWriter
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
 from penstock.storage.transaction_log import TransactionLog
@@ -177,7 +176,7 @@ class StorageEngine:
         time_s = self.clock.wall_ms() // 1000
         self.journal: Journal = journal
         self.placement: Placement = Placement(state.factory, self.options, time_s)
-        self.turns: StreamTurns = StreamTurns(journal, journal.pins)
+        self.turns: StreamWriter = StreamWriter(journal, journal.pins)
         number = found.manifest.number
         self.checkpoints: Checkpointer = Checkpointer(journal, transient, number)
         self.batches: BatchEngine = BatchEngine(
@@ -672,10 +671,10 @@ class StorageEngine:
     def make_streams(
         self, names: list[bytes], page_bytes: int, done: Callable[[], None],
         failed: Callable[[Exception], None],
-    ) -> StreamMaking:  # fmt: skip
+    ) -> StreamCreation:  # fmt: skip
         """Return the work that makes the directories of streams for `declare_streams`, in a worker;
         its `start` begins."""
-        return StreamMaking(self.journal, self.rng, names, page_bytes, done, failed)
+        return StreamCreation(self.journal, self.rng, names, page_bytes, done, failed)
 
     def stream(self, name: bytes) -> Stream:
         """Return the stream of this name (of a partition: `name NUL p<i>`). UnknownQueueError."""
@@ -691,7 +690,7 @@ class StorageEngine:
         """Declare streams (name, arguments, flags): a crash leaves all of them or none.
 
         All exist for good once `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a
-        rule. made: the streams of these names from a StreamMaking; without it this call makes and
+        rule. made: the streams of these names from a StreamCreation; without it this call makes and
         syncs their directories, and waits for the disk. ValueError (a name is taken or comes
         twice), DiskFullError: nothing happened. A failed sync stops the engine.
         """
@@ -816,7 +815,7 @@ class StorageEngine:
         `since_ms` (ms since 1970), for at most hold_age_s and hold_bytes beyond the limits.
         """
         self.check()
-        limits = Limits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
+        limits = StreamLimits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
         return self.turns.retain(stream, limits)
 
     # ---- leases --------------------------------------------------------------------------------

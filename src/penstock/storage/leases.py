@@ -1,24 +1,23 @@
 """Leases: what readers of classic queues have taken and not committed, for log and checkpoint.
 
-A reader that must see the same messages again after any crash (a Spark query) *leases* them. What a
-reader has leased of a queue is counted: its messages have the ordinals 0, 1, 2 ... in the order of
-delivery, over all its leases, so to the reader the queue looks like a stream that begins at
-`committed` and ends at `next`. What is leased lives on in the QueueIndex, and is neither ready nor
-expired, dropped or purged; a commit takes away what is below an ordinal, a release gives all of it
-back.
+A reader that must see the same messages again after any crash (a Spark query) *leases* them. The
+messages that a reader has leased of a queue have the ordinals 0, 1, 2 ... in the order of delivery,
+over all its leases. So to the reader the queue is like a stream that begins at `committed` and ends
+at `next`. A leased message stays in the QueueIndex, but is not ready, and does not expire and is
+not dropped or purged. A commit acknowledges all below an ordinal; a release makes all of it ready.
 
     LEASED      the next messages: runs of (part, seqs), one slice
-    COMMITTED   all below `ordinal` is acknowledged (its DEQUEUEs stand in the same record)
-    RELEASED    all below `ordinal` is ready again, and the rest is about to be: `is_releasing`.
-                With the last of it the reader is forgotten
+    COMMITTED   all below `ordinal` is acknowledged (its DEQUEUEs are in the same record)
+    RELEASED    all below `ordinal` is ready again, and the rest will be: `is_releasing`. The last
+                of these records forgets the reader
 
-In RAM a slice of up to 1,024 messages is one object whose runs stay packed as the record has them,
-32 bytes each; mostly that is one run, so a leased message costs a quarter of a byte here and one
-bit in the index (leased_segments.py). Nothing is known of a single message.
+In RAM a slice of up to 1,024 messages is one object whose runs stay packed as in the record, 32
+bytes each. Mostly that is one run, so a leased message costs a quarter of a byte here and one bit
+in LeasedSeqs. There is no object per message.
 
-`floor_s` is why a lease replays exactly the same: the times of a reader's records never decrease,
-so a record's time depends on those before it, which may be committed and gone. Each slice therefore
-knows the latest time before it.
+`floor_s` makes a lease replay exactly the same: the times of a reader's records never decrease, so
+a record's time depends on those before it, which may be committed and deleted. So each slice has
+the latest time before it.
 
     Section of a checkpoint (kind LEASE, one per queue and reader):
         queue 4 | id 16 | committed 8 | next 8 | latest time (s) 4 | is releasing 1 |
@@ -26,9 +25,12 @@ knows the latest time before it.
         slice       ordinal 8 | how many 4 | bytes 8 | time (ms) 8 | floor (s) 4 | runs 4
           run       as in a LEASE record, 32 bytes
 
-Not here: what is done to queues and their files (lease_engine.py), pages for readers
-(lease_pages.py). Nothing here knows a file. Errors are ValueErrors, which replay turns into
-CorruptionErrors.
+LeasedSeqs has a bit for each live entry of a QueueIndex: whether it is leased. It is not part of
+the index, because a leased entry lives, counts and has its slot like any other; it is only not
+ready. It is derived data, filled from the leases of checkpoint and log. A segment of 4,096 entries
+costs 512 bytes and an object; a queue without leases costs one comparison.
+
+No file is opened here. Errors are ValueErrors, which replay turns into CorruptionErrors.
 """
 
 import struct
@@ -41,7 +43,7 @@ from penstock.storage import record
 from penstock.storage.record import LeaseData, LeaseRun, Run
 
 RUNS_MAX: Final = 256
-DIRECTORY: Final = "leases"  # in that of the vhost: pages for readers (lease_pages.py)
+DIRECTORY: Final = "leases"  # in the vhost's directory: pages for readers (lease_engine.py)
 
 _LEASE: Final = struct.Struct(">I16sQQIBHI")
 _SLICE: Final = struct.Struct(">QIQQII")
@@ -66,21 +68,21 @@ class LeasedSlice:
         self.packed: bytes = packed
 
     def runs(self) -> list[LeaseRun]:
-        """Its runs, in the order of delivery."""
+        """Return its runs, in the order of delivery."""
         return record.unpack_lease_runs(self.packed)
 
 
 def ordinal_of(one: LeasedSlice) -> int:
-    """What slices are sorted by."""
+    """Return the key that slices are sorted by."""
     return one.ordinal
 
 
 class Lease:
-    """What one reader has of one queue: the messages with ordinals [committed, next).
+    """The messages of one queue that one reader has leased: ordinals [committed, next).
 
     queue: number of the queue's first part. id: 16 bytes that no other lease of this store has, not
     even a later one of this reader. last_s: the latest time of all its messages ever, seconds since
-    1970. is_releasing: it is on its way out, nothing more is leased or committed.
+    1970. is_releasing: it is being released, nothing more is leased or committed.
     """
 
     def __init__(self, queue: int, reader: str, id: bytes) -> None:
@@ -97,12 +99,12 @@ class Lease:
 
     @property
     def count(self) -> int:
-        """Messages that are leased and not committed."""
+        """How many messages are leased and not committed."""
         return self.next - self.committed
 
     @property
     def since_ms(self) -> int:
-        """When the oldest uncommitted message was leased, ms since 1970; 0 if there is none."""
+        """When the oldest uncommitted message was leased, ms since 1970; 0 without messages."""
         return self.slices[0].time_ms if self.slices else 0
 
     @property
@@ -111,11 +113,11 @@ class Lease:
         return self.slices[0].floor_s if self.slices else self.last_s
 
     def slice_of(self, ordinal: int) -> LeasedSlice:
-        """The slice that has this ordinal, which is leased."""
+        """Return the slice that has this ordinal, which is leased."""
         return self.slices[bisect_right(self.slices, ordinal, key=ordinal_of) - 1]
 
     def append(self, found: LeaseData) -> None:
-        """A LEASED record."""
+        """Apply a LEASED record."""
         if found.ordinal != self.next or self.is_releasing:
             raise ValueError(
                 f"reader {self.reader!r} leases from ordinal {found.ordinal}, it is at {self.next}"
@@ -137,11 +139,11 @@ class Lease:
         self.encoded = b""
 
     def take_below(self, ordinal: int, parted: list[LeaseRun]) -> list[LeaseRun]:
-        """Forget all below an ordinal, and give its runs. parted: those of the slice that the
-        ordinal is in the middle of, as far as it goes."""
+        """Remove all below an ordinal and return its runs. parted: the runs, up to the ordinal, of
+        a slice that the ordinal divides."""
         if not self.committed < ordinal <= self.next:
             raise ValueError(
-                f"reader {self.reader!r} is to give up what is below ordinal {ordinal}, it has "
+                f"reader {self.reader!r} ends what is below ordinal {ordinal}, it has "
                 f"{self.committed} to {self.next}"
             )
         gone: list[LeaseRun] = []
@@ -156,7 +158,7 @@ class Lease:
             self.slices[i] = left
             gone += parted
         elif parted:
-            raise ValueError(f"ordinal {ordinal} parts no slice, and there are runs of one")
+            raise ValueError(f"ordinal {ordinal} divides no slice, but there are runs of one")
         del self.slices[:i]
         self.committed = ordinal
         self.encoded = b""
@@ -164,7 +166,7 @@ class Lease:
 
 
 def part(whole: LeasedSlice, ordinal: int, parted: list[LeaseRun]) -> LeasedSlice:
-    """What is left of a slice from an ordinal on, when the runs before it are gone."""
+    """Return what is left of a slice from an ordinal on, without the runs before it."""
     runs = whole.runs()
     n = size = 0
     floor_s = whole.floor_s
@@ -178,7 +180,7 @@ def part(whole: LeasedSlice, ordinal: int, parted: list[LeaseRun]) -> LeasedSlic
         rest = runs[i]
         if many < rest[2]:
             if i != len(parted) - 1:
-                raise ValueError("a run is parted that is not the last one")
+                raise ValueError("a run is divided that is not the last one")
             runs[i] = (
                 number, first + many, rest[2] - many, rest[3] - run_bytes, rest[4] - stores,
                 rest[5],
@@ -196,19 +198,20 @@ def part(whole: LeasedSlice, ordinal: int, parted: list[LeaseRun]) -> LeasedSlic
 
 
 class LeaseTable:
-    """All leases of a vhost, by the number of the queue's first part, and by reader. runs_max: that
-    one record of a commit or a release is to handle."""
+    """All leases of a vhost, by the number of the queue's first part and by reader. runs_max: how
+    many runs one record of a commit or a release handles."""
 
     def __init__(self) -> None:
         self.by_queue: dict[int, dict[str, Lease]] = {}
         self.runs_max: int = RUNS_MAX
 
     def of(self, queue: int) -> dict[str, Lease]:
-        """The leases of a queue, by reader; not to be changed."""
+        """Return the leases of a queue, by reader; not to be changed."""
         return self.by_queue.get(queue, {})
 
     def apply(self, found: LeaseData, flags: int, lsn: int) -> tuple[list[LeaseRun], bool]:
-        """A LEASE record: runs, and whether they are leased now (or were until now)."""
+        """Apply a LEASE record. Return runs, and True if they are leased now, False if they no
+        longer are."""
         reader = found.reader.decode("utf-8", "surrogateescape")
         leases = self.by_queue.setdefault(found.queue, {})
         lease = leases.get(reader)
@@ -234,7 +237,7 @@ class LeaseTable:
         return gone, False
 
     def runs_of(self, number: int) -> list[Run]:
-        """What is leased of one part of a queue, as a purge keeps it."""
+        """Return the leased runs of one part of a queue, which a purge keeps."""
         found: list[Run] = []
         for leases in self.by_queue.values():
             for lease in leases.values():
@@ -247,18 +250,18 @@ class LeaseTable:
         return found
 
     def delete(self, queue: int) -> list[LeaseRun]:
-        """A queue is gone, and its leases with it: their runs."""
+        """Delete the leases of a deleted queue; return their runs."""
         leases = self.by_queue.pop(queue, {})
         return [run for lease in leases.values() for one in lease.slices for run in one.runs()]
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def capture(self) -> list[bytes]:
-        """A section for each lease, as of now; those that did not change cost nothing."""
+        """Return a section for each lease as of now. Unchanged sections are reused."""
         return [encode(lease) for leases in self.by_queue.values() for lease in leases.values()]
 
     def restore(self, data: bytes) -> Lease:
-        """A lease as a checkpoint has it."""
+        """Add a lease from a checkpoint and return it."""
         lease = decode(data)
         leases = self.by_queue.setdefault(lease.queue, {})
         if lease.reader in leases:
@@ -268,13 +271,13 @@ class LeaseTable:
 
 
 def lease_id(found: LeaseData, lsn: int) -> bytes:
-    """The id of a lease that begins with this record: the same in every replay of it."""
-    told = struct.pack(">IQQ", found.queue, lsn, found.time_ms) + found.reader
-    return blake2b(told, digest_size=16).digest()
+    """Return the id of a lease that begins with this record; it is the same in every replay."""
+    data = struct.pack(">IQQ", found.queue, lsn, found.time_ms) + found.reader
+    return blake2b(data, digest_size=16).digest()
 
 
 def encode(lease: Lease) -> bytes:
-    """The section of one lease."""
+    """Return the section of a lease."""
     if lease.encoded:
         return lease.encoded
     name = lease.reader.encode("utf-8", "surrogateescape")
@@ -294,7 +297,7 @@ def encode(lease: Lease) -> bytes:
 
 
 def decode(data: bytes) -> Lease:
-    """A lease from its section. ValueError, struct.error."""
+    """Return the lease of a section. ValueError, struct.error."""
     queue, id, committed, next_, last_s, releasing, length, slices = _LEASE.unpack_from(data)
     at = _LEASE.size + length
     lease = Lease(queue, data[_LEASE.size : at].decode("utf-8", "surrogateescape"), id)
@@ -317,3 +320,89 @@ def decode(data: bytes) -> Lease:
     if lease.next != next_ or at != len(data):
         raise ValueError(f"the lease ends at ordinal {lease.next}, not {next_}")
     return lease
+
+
+@mypyc_attr(acyclic=True)
+class LeasedSegment:
+    """The leased seqs of one segment: a bitmap like that of IndexSegment, and how many bits are
+    set."""
+
+    __slots__ = ("bits", "count")
+
+    def __init__(self, bits: bytearray) -> None:
+        self.bits: bytearray = bits
+        self.count: int = 0
+
+
+class LeasedSeqs:
+    """The leased seqs of one queue. count: leased messages; bytes: of their bodies."""
+
+    def __init__(self, slots: int) -> None:
+        self.count: int = 0
+        self.bytes: int = 0
+        self._slots: int = slots
+        self._segments: dict[int, LeasedSegment] = {}
+
+    def add(self, first: int, n: int, size: int) -> None:
+        """Mark a run of one segment as leased. ValueError: some of it is leased already."""
+        number = first // self._slots
+        segment = self._segments.get(number)
+        if segment is None:
+            segment = LeasedSegment(bytearray((self._slots + 7) >> 3))
+            self._segments[number] = segment
+        bits = segment.bits
+        rel = first - number * self._slots
+        if n < 1 or rel + n > self._slots:
+            raise ValueError(f"a leased run of seqs {first} to {first + n - 1} crosses a segment")
+        start, stop = rel >> 3, (rel + n + 7) >> 3
+        mask = ((1 << n) - 1) << (rel & 7)
+        old = int.from_bytes(bits[start:stop], "little")
+        twice = old & mask
+        if twice:
+            at = start * 8 + (twice & -twice).bit_length() - 1
+            raise ValueError(f"seq {number * self._slots + at} is leased already")
+        bits[start:stop] = (old | mask).to_bytes(stop - start, "little")
+        segment.count += n
+        self.count += n
+        self.bytes += size
+
+    def remove(self, first: int, n: int, size: int) -> None:
+        """Mark a run of one segment as not leased. ValueError: it was not leased."""
+        number = first // self._slots
+        segment = self._segments.get(number)
+        if segment is None or segment.count < n:
+            raise ValueError(f"seqs {first} to {first + n - 1} are not leased")
+        segment.count -= n
+        self.count -= n
+        self.bytes -= size
+        if not segment.count:
+            del self._segments[number]
+            return
+        bits = segment.bits
+        rel = first - number * self._slots
+        start, stop = rel >> 3, (rel + n + 7) >> 3
+        mask = ((1 << n) - 1) << (rel & 7)
+        old = int.from_bytes(bits[start:stop], "little")
+        bits[start:stop] = (old & ~mask).to_bytes(stop - start, "little")
+
+    def has(self, seq: int) -> bool:
+        """Return whether this seq is leased."""
+        segment = self._segments.get(seq // self._slots)
+        if segment is None:
+            return False
+        rel = seq % self._slots
+        return segment.bits[rel >> 3] >> (rel & 7) & 1 == 1
+
+    def in_segment(self, number: int) -> int:
+        """Return how many seqs of a segment are leased."""
+        segment = self._segments.get(number)
+        return 0 if segment is None else segment.count
+
+    def without(self, seqs: list[int]) -> list[int]:
+        """Return those of these seqs, which are of one segment, that are not leased."""
+        segment = self._segments.get(seqs[0] // self._slots) if seqs else None
+        if segment is None:
+            return seqs
+        bits = segment.bits
+        base = seqs[0] // self._slots * self._slots
+        return [s for s in seqs if not bits[(s - base) >> 3] >> ((s - base) & 7) & 1]

@@ -1,21 +1,21 @@
-"""The page of a stream that is being written: frames, index rows and checksums, as they come.
+"""PageWriter: the page of a stream that is being written: frames, index rows and checksums.
 
-A record costs no file operation: `append` adds its frame and its row to two buffers. `write`
-gives all that is kept to the page file in one pwrite, and sums it into the CRC of its MiB block, so
-that sealing a full page is one small write however large the page is. Rows go to the index file by
-a few hundred, because nobody needs them for durability; until then they are in RAM.
+A record costs no file operation: `append` adds its frame and its row to two buffers. `write` writes
+all frames in RAM to the page file with one pwrite, and adds them to the CRC of their MiB block, so
+that sealing a full page is one small write however large the page is. Rows go to the index file in
+groups of a few hundred, because durability does not need them; until then they are in RAM.
 
-    append -> pending -> write -> page file        (synced by who needs it, not here)
+    append -> pending -> write -> page file        (synced by the caller)
            -> rows    -> flush_rows -> index file
     full   -> seal: the last rows, the block CRCs, and the header that says so
 
-A page that was begun by an earlier process is *resumed*: its place is known, its rows and CRCs are
-not. They come from the page itself, a part with each `write`, or all at once where they are needed
-(`catch_up`); every frame is verified on the way. One that does not verify leaves the page without a
-sealed index: `damage` says where. Readers then find what is readable by the rows that there are.
+A page that an earlier process began is *resumed*: the position is known, rows and CRCs are not.
+They are made from the page itself, a part with each `write`, or all at once where they are needed
+(`catch_up`); every frame is verified on the way. If one does not verify, the page gets no sealed
+index and `damage` says where. Readers then find what is readable by the rows that there are.
 
-Failure: an OSError of a write leaves everything as it was, to be tried again: a frame goes to the
-same place whenever it is written.
+Failure: after an OSError of a write everything is as before, and the write can be repeated: a frame
+always goes to the same place.
 """
 
 from typing import Final
@@ -24,22 +24,23 @@ from librt.strings import BytesWriter, write_i32_le, write_i64_le
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
-from penstock.storage import page_index
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
     BLOCK_BYTES,
-    FRAME_BYTES,
-    PAGE_BYTES_MAX,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
+    IndexHeader,
     Scan,
+    active_header,
     check_header,
+    decode_row,
     encode_header,
     page_id,
     page_name,
     page_seed,
     scan_frames,
 )
-from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, IndexHeader
 
 ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
 STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
@@ -48,12 +49,11 @@ STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
 class PageWriter:
     """The page that begins with offset `base`.
 
-    count, position: records and bytes, with those that are pending. written, written_count: bytes
-    and records in the file.
-    first_time_us, last_time_us: of its records (microseconds since 1970); 0 while it has none.
-    damage: where a frame of before this start does not verify, if one was met.
-    is_adopted: it was staged (page.py): whole from the start, nothing is written here. is_placed:
-    its files are there, which for an adopted page is done elsewhere (adoption.py).
+    count, position: records and bytes, including those in RAM. written, written_count: bytes and
+    records in the file. first_time_us, last_time_us: of its records (microseconds since 1970); 0
+    without records. damage: where a frame from before this start does not verify. is_adopted: the
+    page was staged (page.py) and is complete; nothing is written here. is_placed: its files exist;
+    those of an adopted page are placed by adoption.py.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PageWriter:
         self.is_sealed: bool = False
         self.is_page_due: bool = True  # the page file needs a sync
         self.is_index_due: bool = False  # so does the index
-        self.is_told: bool = False  # the owner's users know of the damage
+        self.is_reported: bool = False  # the owner has reported the damage
         self.is_new: bool = True  # its files may not exist yet, and their names need a sync
         self.is_adopted: bool = False
         self.is_placed: bool = True
@@ -98,7 +98,7 @@ class PageWriter:
     # ---- records -------------------------------------------------------------------------------
 
     def append(self, time_us: int, payload: bytes, meta: bytes) -> None:
-        """The next record. The caller has seen to it that it fits."""
+        """Append the next record. The caller has checked that it fits."""
         payload_bytes = len(payload)
         head = self._head
         head.truncate(0)
@@ -124,17 +124,17 @@ class PageWriter:
         self.last_time_us = time_us
 
     def row(self, rel: int) -> tuple[int, int, int]:
-        """(frame start, payload bytes, time) of record `rel`: exact while its row is in RAM, else
-        what the index file says, (0, 0, 0) if it does not say. OSError."""
+        """Return (frame start, payload bytes, time) of record `rel`: exact while its row is in RAM,
+        otherwise from the index file, (0, 0, 0) if that has no such row. OSError."""
         at = rel - self._flushed
         if at >= 0:
             start = at * INDEX_ROW_BYTES
             found = [self._rows[i] for i in range(start, start + INDEX_ROW_BYTES)]
-            return page_index.decode_row(bytes(found), 0)
+            return decode_row(bytes(found), 0)
         data = self._open_index().pread(INDEX_ROW_BYTES, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         if len(data) < INDEX_ROW_BYTES:
             return 0, 0, 0
-        return page_index.decode_row(data, 0)
+        return decode_row(data, 0)
 
     @property
     def exact_from(self) -> int:
@@ -144,7 +144,8 @@ class PageWriter:
     # ---- writing -------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Give what is pending to the page file; now and then, rows to the index. OSError."""
+        """Write frames in RAM to the page file and, if there are many, rows to the index.
+        OSError."""
         if len(self._pending):
             data = self._pending.getvalue()
             self.open_page().pwrite(data, self.written)
@@ -160,7 +161,7 @@ class PageWriter:
             self.flush_rows()
 
     def _sum(self, data: bytes) -> None:
-        """Bytes that follow those summed go into the CRCs of their blocks."""
+        """Add the next bytes of the page to the CRCs of their blocks."""
         summed = self._summed
         at = 0
         size = len(data)
@@ -176,12 +177,12 @@ class PageWriter:
         self._summed = summed
 
     def flush_rows(self) -> None:
-        """Give all rows of written records to the index file. OSError."""
+        """Write all rows of written records to the index file. OSError."""
         if self._summed < self.written and self.damage is None:
             return  # rows before them are not summed yet
         index = self._open_index()
         if not self._has_index_header:
-            index.pwrite(page_index.active_header(self.id, self.base), 0)
+            index.pwrite(active_header(self.id, self.base), 0)
             self._has_index_header = True
         data = self._rows.getvalue()
         if not data:
@@ -192,21 +193,21 @@ class PageWriter:
         self._rows = BytesWriter()
 
     def begin_index(self) -> None:
-        """See to it that the index says that its page is not sealed. OSError."""
+        """Write an index header that says that the page is not sealed. OSError."""
         if self.is_adopted:
             return
-        self._open_index().pwrite(page_index.active_header(self.id, self.base), 0)
+        self._open_index().pwrite(active_header(self.id, self.base), 0)
         self._has_index_header = True
         self.is_index_due = True
 
     def seal(self) -> None:
-        """The page is full: complete its index. Everything must be written. OSError."""
+        """Complete the index of the full page. Everything must be written. OSError."""
         if self.is_adopted:
             return
         self.catch_up()
         self.flush_rows()
         if self.damage is not None:
-            self.is_sealed = True  # as far as it can be
+            self.is_sealed = True  # as far as possible
             return
         crcs = list(self._blocks)
         if self._summed & (BLOCK_BYTES - 1):
@@ -224,8 +225,7 @@ class PageWriter:
         self.is_sealed = self.is_index_due = True
 
     def sync(self) -> None:
-        """Make what was written durable: the page's frames, and the index of a sealed page.
-        OSError [10]."""
+        """Sync the page's frames, and the index of a sealed page. OSError [10]."""
         if self.is_page_due:
             self.open_page().sync()
             self.is_page_due = False
@@ -236,8 +236,8 @@ class PageWriter:
     # ---- resuming ------------------------------------------------------------------------------
 
     def resume(self, position: int, count: int, last_time_us: int) -> None:
-        """Go on with a page that has `count` records, up to byte `position`.
-        CorruptionError, OSError."""
+        """Continue a page that has `count` records up to byte `position`. CorruptionError,
+        OSError."""
         path = self.stem + ".page"
         try:
             self._page = self._fs.open(path)
@@ -261,8 +261,8 @@ class PageWriter:
         self.is_new = False
 
     def extend(self, limit: int) -> str:
-        """Take on the frames that follow, up to byte `limit` of the file; "" if they end there,
-        else what is wrong with the bytes behind the last good one. OSError."""
+        """Take the frames that follow, up to byte `limit` of the file. Return what is wrong with
+        the bytes after the last good one, "" if there are none. OSError."""
         assert not len(self._pending), "only a page that was just resumed"
         fault = ""
         need = 0
@@ -283,19 +283,20 @@ class PageWriter:
         return fault
 
     def catch_up(self) -> None:
-        """Make the rows and CRCs of what was there before. OSError; damage is kept, not raised."""
+        """Make the rows and CRCs of what an earlier process wrote. OSError; damage is kept, not
+        raised."""
         while self._summed < self.written and self.damage is None:
             self._catch_up_step()
 
     def _catch_up_step(self) -> None:
-        """A part of it, or one frame that is larger."""
+        """Make a part of them, or those of one larger frame."""
         if self.damage is not None:
             if len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES:
                 self.flush_rows()
             return
         at = self._summed
         page = self.open_page()
-        if at >= self._resumed_at:  # what was written meanwhile: its rows are in RAM
+        if at >= self._resumed_at:  # written since: its rows are in RAM
             self._sum(page.pread(min(STEP_BYTES, self.written - at), at))
             return
         skip = 0 if at else PAGE_HEADER_BYTES
@@ -311,7 +312,7 @@ class PageWriter:
         content = page.pread(scan.end - at, at)
         index = self._open_index()
         if not at:
-            index.pwrite(page_index.active_header(self.id, self.base), 0)
+            index.pwrite(active_header(self.id, self.base), 0)
             self._has_index_header = True
         index.pwrite(rows, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         self._rows_crc = crc32(rows, self._rows_crc)
@@ -333,29 +334,29 @@ class PageWriter:
         )
 
     def has_rows_due(self) -> bool:
-        """Whether `write` has something to do although nothing is pending."""
+        """Return whether `write` has something to do although no frame is pending."""
         if self.is_adopted:
             return False
         return len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES or not self.is_caught_up()
 
     def is_caught_up(self) -> bool:
-        """Whether sealing the page is quick."""
+        """Return whether sealing the page is quick."""
         return self.is_placed and (self._summed >= self.written or self.damage is not None)
 
     def find_last_time(self) -> None:
-        """Of a complete page that was resumed with its count alone: the time of its last record,
-        once all are verified. OSError."""
+        """Find the time of the last record of a complete page that was resumed with its count only,
+        by verifying all records. OSError."""
         self.catch_up()
         self.last_time_us = self._scan_time
 
     def pass_over(self, position: int, count: int, last_time_us: int) -> None:
-        """The page is gone, and stands here only for where its records ended."""
+        """Stand for a deleted page, of which only the end is known."""
         self.position = self.written = self._summed = position
         self.count = self.written_count = self._flushed = count
         self.last_time_us = last_time_us
 
     def adopt(self, id: int, position: int, count: int, time_us: int) -> None:
-        """It is a page that was staged, with so many bytes and records, all of that time."""
+        """Become a staged page with so many bytes and records, all of that time."""
         self.id = id
         self.seed = self._block = page_seed(id)
         self.first_time_us = self.last_time_us = time_us
@@ -364,17 +365,17 @@ class PageWriter:
         self.is_page_due = self.is_new = False
 
     def await_files(self) -> None:
-        """An adopted page whose files are not there yet: nothing of it counts as written."""
+        """Count nothing of an adopted page as written until `placed`."""
         self.is_placed = False
         self.written_count = 0
 
     def placed(self) -> None:
-        """They are there, synced."""
+        """Note that the files of an adopted page exist and are synced."""
         self.is_placed = True
         self.written_count = self.count
 
     def drop(self) -> None:
-        """The page is gone: forget what would be written."""
+        """Forget what would be written, because the page is deleted."""
         self._pending.truncate(0)
         self._rows.truncate(0)
         self._flushed = self.count
@@ -384,7 +385,7 @@ class PageWriter:
     # ---- files ---------------------------------------------------------------------------------
 
     def open_page(self) -> File:
-        """The page file, made when missing. OSError."""
+        """Return the page file, created if it is missing. OSError."""
         file = self._page
         if file is None:
             file = self._page = self._fs.open(self.stem + ".page", create=True)
@@ -397,18 +398,8 @@ class PageWriter:
         return file
 
     def close(self) -> None:
-        """Close the handles; they are opened again when they are needed."""
+        """Close the files; they are opened again when needed."""
         for file in (self._page, self._index):
             if file is not None:
                 file.close()
         self._page = self._index = None
-
-
-def frame_bytes(payload: bytes, meta: bytes) -> int:
-    """What a record takes in a page."""
-    return FRAME_BYTES + len(payload) + len(meta)
-
-
-def fits_any_page(size: int) -> bool:
-    """Whether a frame of that many bytes fits a page of its own."""
-    return PAGE_HEADER_BYTES + size <= PAGE_BYTES_MAX

@@ -30,7 +30,7 @@ from penstock.message import Entry, Message
 from penstock.storage.data_directory import QUEUE_NAME, text_of
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.holder import DictHolder, Holder
-from penstock.storage.leased_segments import LeasedSeqs
+from penstock.storage.leases import LeasedSeqs
 from penstock.storage.queue_segment import Handles, SegmentFiles, Slot, queue_seed
 from penstock.storage.record import Run
 

@@ -79,14 +79,16 @@ from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import (
     FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     StreamRecord,
     decode_frames,
     decode_header,
+    decode_row,
     page_id,
     page_seed,
 )
-from penstock.storage.page_index import INDEX_HEADER_BYTES, INDEX_ROW_BYTES, decode_row
 from penstock.storage.queue_index import QueueIndex, Row, Ticks
 from penstock.storage.queue_segment import (
     HEADER_BYTES,

@@ -1,33 +1,48 @@
-"""Staging: rows that tasks of a sink have written and nobody has committed yet, as page files.
+"""Staging: rows that tasks of a sink have written and that are not committed yet, as page files.
 
     staging/<hash of the query>/    .query_name (for people)
-                                    .owner: {"user": ..., "target": ...}, whose the query is
+                                    .owner: {"user": ..., "target": ...}, the owner of the query
                                     <batch>.<partition>.<attempt>.<k>.page, and .idx beside it
 
 A staged page is a whole page of kind 2 (page.py) with a sealed index: random page id, base offset
-0, time 0 in every frame. So a stream can adopt it as it is, and a queue's rows can be read from it
-from any frame on, each verified by its own checksum. The index' header has, as its first and last
-time, when the page was begun (microseconds since 1970): that is the age of a file for whoever
-sweeps, and it is written before the page, so that files of a task that died have an age too.
+0, time 0 in every frame. So a stream can adopt it unchanged, and rows for queues can be read from
+it from any frame on, each verified by its own checksum. First and last time in the index header are
+when the page was begun (microseconds since 1970). That is the age of the files for `Sweep`; the
+index is written before the page, so that files of a task that died have an age too.
 
-Staged by the process that serves HTTP, which verifies every frame before it is given to
-`StagedPageWriter`, and synced with their names before a token is given; read and deleted by the
-vhost's process. Two writers never meet: the attempt in a name is random, and a name that is taken
-is refused.
+The process that serves HTTP stages: it verifies every frame before `StagedPageWriter` gets it, and
+syncs files and names before it gives a token. The vhost's process reads and deletes. Two writers
+never meet: the attempt in a name is random, and an existing name is refused.
 
-Who stages first owns the query (`claim`): the vhost asks before it lets anybody stage, commit or
-abort. The decision of a batch takes the owner over; the file goes with the directory.
+The first to stage owns the query (`claim`). The vhost checks the owner before anybody may stage,
+commit or abort. The record of a decided batch has the owner too; the file is deleted with the
+directory.
 
-Deleting: pages of a batch that is done go after the checkpoint that says so [6]. What no decision
-names goes by age (`Sweep`), or when its batch is aborted.
+Deleting: pages of a batch that is done are deleted after the checkpoint that says so [6]; pages
+that no decision names by age (`Sweep`), or when their batch is aborted.
 
-Failure: StagingError says what a commit names that is not there or not so; OSError from the disk.
+StagedReader reads a staged page slice by slice, to move its rows into queues, or through the log
+into streams. Id, records and length come from the decision, not from the page's header; the index
+is a hint where a frame begins, which the frame proves (page_reading.py).
+
+**The checksum of a batch** (`staged_checksum`). Two commits with one number are the same batch if
+they have the same rows, in any order and pages: a task that runs again stages its rows in other
+pages, and a replay may have other partitions. So the checksum is a sum over rows, modulo 2^61. Each
+row adds a mix of the CRC-32 of its frame after the frame's own CRC: lengths, body and header. The
+mix (two multiplications, as in MurmurHash's finalizer, by constants of 29 bits so that nothing
+exceeds 61 bits) is needed because CRC-32 is linear: without it, rows that exchange parts with one
+another would often have the same sum. Another row has the same CRC-32 by chance once in 2^32. The
+process that serves HTTP calls this for every frame of every upload; it makes no objects for rows.
+
+Failure: StagingError says what is wrong with the pages of a commit; OSError from the disk.
 """
 
 import contextlib
 import json
 from collections.abc import Callable
 from typing import Final
+
+from librt.strings import read_i32_le, read_i64_le
 
 from penstock.errors import CorruptionError, StorageError
 from penstock.fast_crc import crc32
@@ -36,42 +51,43 @@ from penstock.storage.data_directory import hash_name, sync_dir, write_small
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import (
     BLOCK_BYTES,
+    FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     KIND_STAGED,
     PAGE_HEADER_BYTES,
+    IndexHeader,
+    StreamRecord,
+    blocks,
     decode_header,
+    decode_index_header,
     encode_header,
     page_seed,
 )
-from penstock.storage.page_index import (
-    INDEX_HEADER_BYTES,
-    INDEX_ROW_BYTES,
-    IndexHeader,
-    blocks,
-    decode_index_header,
-)
+from penstock.storage.page_reading import PageReader
 
 STAGING: Final = "staging"
 STAGED_PAGE_BYTES_MAX: Final = 64 << 20
-ZOMBIE_AGE_S: Final = 60.0  # of what can no longer be committed
+ZOMBIE_AGE_S: Final = 60.0  # when pages are deleted that can no longer be committed
 
 
 class StagingError(StorageError):
-    """What a commit names is not there, or not what it says."""
+    """A page of a commit is missing, or differs from its token."""
 
 
 def staging_path(path: str) -> str:
-    """Where a vhost, whose directory is `path`, has its staged pages."""
+    """Return the directory of staged pages in the vhost directory `path`."""
     return f"{path}/{STAGING}"
 
 
 def query_path(path: str, query: str) -> str:
-    """The directory of a query's staged pages in the vhost directory `path`."""
+    """Return the directory of a query's staged pages in the vhost directory `path`."""
     return f"{path}/{STAGING}/{hash_name(query.encode())}"
 
 
 def query_directory(fs: FileSystem, staging: str, query: str) -> str:
-    """The directory of a query in `staging`, made when missing, its name durable. OSError,
-    SyncFailedError."""
+    """Return the directory of a query in `staging`, created if it is missing, its name durable.
+    OSError, SyncFailedError."""
     directory = f"{staging}/{hash_name(query.encode())}"
     if not fs.exists(staging):
         fs.mkdir(staging)
@@ -80,18 +96,18 @@ def query_directory(fs: FileSystem, staging: str, query: str) -> str:
         fs.mkdir(directory)
         write_small(fs, directory + "/.query_name", query.encode() + b"\n")
         sync_dir(fs, directory)
-    sync_dir(fs, staging)  # whoever made it may have died before
+    sync_dir(fs, staging)  # its creator may have died before
     return directory
 
 
 OWNER: Final = ".owner"
 FILE_BYTES_MIN: Final = 4096  # what a file costs on the disk
-_NAMES: Final = frozenset((".query_name", OWNER))  # what an empty directory may still have
+_NAMES: Final = frozenset((".query_name", OWNER))  # the files of a directory without pages
 
 
 def read_owner(fs: FileSystem, path: str, query: str) -> QueryOwner | None:
-    """Who staged first for this query in the vhost directory `path`, as long as the directory is
-    there; None: nobody, or a power cut left no whole file, and so no token. OSError."""
+    """Return who staged first for this query in the vhost directory `path`. None: nobody, or a
+    power cut left no whole file, and then no token either. OSError."""
     return _owner_in(fs, query_path(path, query))
 
 
@@ -104,8 +120,8 @@ def _owner_in(fs: FileSystem, directory: str) -> QueryOwner | None:
 
 
 def claim(fs: FileSystem, path: str, query: str, owner: QueryOwner) -> QueryOwner:
-    """The owner of the query: this one if there is none yet, which is durable then. One thread at a
-    time. OSError, SyncFailedError."""
+    """Return the owner of the query: this one, made durable, if there is none yet. Call it in one
+    thread at a time. OSError, SyncFailedError."""
     found = read_owner(fs, path, query)
     if found is not None:
         return found
@@ -116,10 +132,10 @@ def claim(fs: FileSystem, path: str, query: str, owner: QueryOwner) -> QueryOwne
 
 
 class StagedPageWriter:
-    """One page that is being staged: <stem>.page and <stem>.idx in `directory`.
+    """A page that is being staged: <stem>.page and <stem>.idx in `directory`.
 
     page_id: random, 64 bits. time_us: now, microseconds since 1970. count, position: records and
-    bytes of the page so far. FileExistsError if it is there; ValueError for a stem that is none.
+    bytes of the page so far. FileExistsError if a file exists; ValueError for an invalid stem.
     """
 
     def __init__(
@@ -157,8 +173,8 @@ class StagedPageWriter:
         ).encode()
 
     def append(self, rows: bytes, data: bytes) -> None:
-        """Frames that follow those that are there, and their rows: verified, of time 0, and within
-        STAGED_PAGE_BYTES_MAX as long as there is more than one. OSError: discard it."""
+        """Append frames and their rows: verified, of time 0, and within STAGED_PAGE_BYTES_MAX
+        unless it is a single frame. OSError: discard the page."""
         assert self._index is not None
         self._write(data)
         self._index.pwrite(rows, INDEX_HEADER_BYTES + self.count * INDEX_ROW_BYTES)
@@ -166,7 +182,7 @@ class StagedPageWriter:
         self.count += len(rows) // INDEX_ROW_BYTES
 
     def _write(self, data: bytes) -> None:
-        """Give bytes to the page, and sum them into the CRCs of their blocks."""
+        """Write bytes to the page and add them to the CRCs of their blocks."""
         assert self._page is not None
         self._page.pwrite(data, self.position)
         view = memoryview(data)
@@ -181,7 +197,7 @@ class StagedPageWriter:
                 self._block = self._seed ^ len(self._blocks)
 
     def seal(self) -> StagedPage:
-        """The page is whole: complete its index. OSError: discard it."""
+        """Complete the index of the whole page. OSError: discard the page."""
         assert self._index is not None
         crcs = list(self._blocks)
         if len(crcs) < blocks(self.position):
@@ -193,8 +209,8 @@ class StagedPageWriter:
         return StagedPage(self._name, self.page_id, self.count, self.position)
 
     def sync(self) -> None:
-        """Make both files durable; their names need a sync of the directory. OSError: no token may
-        be given any more [10]."""
+        """Sync both files; their names need a sync of the directory. OSError: no token may be given
+        [10]."""
         for file in (self._page, self._index):
             assert file is not None
             file.sync()
@@ -207,7 +223,7 @@ class StagedPageWriter:
         self._page = self._index = None
 
     def discard(self) -> None:
-        """Close, and delete what it made. OSError."""
+        """Close the files and delete them. OSError."""
         self.close()
         _unlink(self._fs, self._stem + ".page")
 
@@ -216,9 +232,9 @@ class StagedPageWriter:
 
 
 def check_pages(fs: FileSystem, path: str, query: str, batch: int, pages: list[StagedPage]) -> None:
-    """That the staged pages of a commit are there, as their tokens say: names of this batch, each
-    once, headers and lengths. What is in them is verified as it is read.
-    StagingError says what is wrong; OSError. Changes nothing: it may run in any thread."""
+    """Check the staged pages of a commit against their tokens: names of this batch, each once,
+    headers and lengths. Contents are verified when they are read. Changes nothing and may run in
+    any thread. StagingError says what is wrong; OSError."""
     directory = query_path(path, query)
     seen: set[str] = set()
     for page in pages:
@@ -238,7 +254,7 @@ def _check_page(fs: FileSystem, path: str, page: StagedPage) -> None:
     try:
         file = fs.open(path)
     except FileNotFoundError:
-        text = "it is not there: never staged, aborted, or swept because of its age"
+        text = "it is not there: never staged, aborted, or deleted because of its age"
         raise StagingError(f"staged page {page.name!r}: {text}") from None
     with contextlib.closing(file):
         size = file.size()
@@ -263,8 +279,8 @@ def _check_page(fs: FileSystem, path: str, page: StagedPage) -> None:
 
 
 def staged_bytes(fs: FileSystem, path: str) -> dict[str, int]:
-    """Bytes of all staged files of the vhost directory `path`, by the user whose query they are of;
-    "" for nobody's. A file counts FILE_BYTES_MIN at least. OSError."""
+    """Return the bytes of all staged files of the vhost directory `path` by the user who owns their
+    query, "" without an owner. A file counts FILE_BYTES_MIN at least. OSError."""
     found: dict[str, int] = {}
     for directory in _directories(fs, path):
         with contextlib.suppress(FileNotFoundError):  # swept meanwhile
@@ -289,18 +305,20 @@ def _directories(fs: FileSystem, path: str) -> list[str]:
 
 
 def staged_files(path: str, names: list[tuple[str, str]]) -> list[str]:
-    """The files of staged pages (query, name)."""
+    """Return the files of staged pages (query, name)."""
     stems = [f"{query_path(path, query)}/{name.removesuffix('.page')}" for query, name in names]
     return [stem + ending for stem in stems for ending in (".page", ".idx")]
 
 
 def delete_batch(fs: FileSystem, path: str, query: str, batch: int) -> int:
-    """Delete all that is staged of a batch that was never decided; how many pages. OSError."""
+    """Delete all that is staged of a batch that was never decided; return how many pages.
+    OSError."""
     return delete_staged(fs, query_path(path, query), lambda parts: parts.batch == batch)
 
 
 def delete_staged(fs: FileSystem, directory: str, goes: Callable[[NameParts], bool]) -> int:
-    """Delete those pages of a query's directory that `goes` says; how many. OSError."""
+    """Delete the pages of a query's directory for which `goes` is true; return how many.
+    OSError."""
     count = 0
     for page in _pages_in(fs, directory):
         if goes(parse_name(page)):
@@ -310,8 +328,8 @@ def delete_staged(fs: FileSystem, directory: str, goes: Callable[[NameParts], bo
 
 
 def disown(fs: FileSystem, path: str, query: str, kept: set[str]) -> None:
-    """The query is over: delete what is staged of it, but for the pages with these names, and whose
-    it was. OSError."""
+    """Delete what is staged of a query that is over, except the pages with these names, and its
+    owner. OSError."""
     directory = query_path(path, query)
     for page in _pages_in(fs, directory):
         if page not in kept:
@@ -323,9 +341,9 @@ def disown(fs: FileSystem, path: str, query: str, kept: set[str]) -> None:
 
 
 class Sweep:
-    """What a sweep must know, taken by the owner of the batches: by the name of a query's
-    directory the number of its last batch, and the pages that are still to be moved, or that wait
-    for a checkpoint. dead: those (query, name) that wait for the one in progress."""
+    """Deletes old staged pages. Holds what it must know of the batches: by the name of a query's
+    directory the number of its last batch, and the pages that are still to be moved or wait for a
+    checkpoint. dead: pages (query, name) that wait for the checkpoint in progress."""
 
     def __init__(self, table: BatchTable, dead: list[tuple[str, str]]) -> None:
         self.last: dict[str, int] = {}
@@ -338,8 +356,9 @@ class Sweep:
             self.kept.update([(directory, page.name) for page in batch.pages])
 
     def run(self, fs: FileSystem, path: str, older_than_s: float, now_us: int) -> list[str]:
-        """Delete what was staged longer ago than that and never decided, and, after a minute, what
-        can no longer be: its batch was. The paths of the pages. In any thread. OSError."""
+        """Delete what was staged longer ago than that and never decided and, after a minute, pages
+        of a batch number that was decided without them. Return the paths of the pages. In any
+        thread. OSError."""
         gone: list[str] = []
         for directory in _directories(fs, path):
             name = directory.rpartition("/")[2]
@@ -358,7 +377,7 @@ class Sweep:
 
 
 def _pages_in(fs: FileSystem, directory: str) -> list[str]:
-    """The names of staged pages, also of those of which there is only the index. OSError."""
+    """Return the names of staged pages, also of those with an index only. OSError."""
     found: dict[str, None] = {}
     try:
         names = fs.list(directory)
@@ -374,7 +393,7 @@ def _pages_in(fs: FileSystem, directory: str) -> list[str]:
 
 
 def _begun_us(fs: FileSystem, path: str) -> int:
-    """When a page was begun; 0, long ago, if its index does not say: a power cut took it."""
+    """Return when a page was begun; 0 (long ago) if a power cut lost its index."""
     index_path = path.removesuffix(".page") + ".idx"
     try:
         with contextlib.closing(fs.open(index_path)) as file:
@@ -384,7 +403,8 @@ def _begun_us(fs: FileSystem, path: str) -> int:
 
 
 def _unlink(fs: FileSystem, path: str) -> None:
-    """The page first: an index without one is swept, a page without one has no age."""
+    """Delete a page, then its index: an index without a page is swept, a page without an index has
+    no age."""
     for name in (path, path.removesuffix(".page") + ".idx"):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(name)
@@ -397,4 +417,79 @@ def _remove_empty(fs: FileSystem, directory: str) -> None:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(f"{directory}/{name}")
-            fs.rmdir(directory)  # not empty, if somebody begins in it just now
+            fs.rmdir(directory)  # fails if an upload begins in it just now
+
+
+class StagedReader:
+    """Reads the staged page at `path`. One thread at a time. Where a read ended is kept, so that
+    the next slice needs no index."""
+
+    def __init__(self, fs: FileSystem, path: str, page: StagedPage) -> None:
+        self._page: StagedPage = page
+        self._reader: PageReader = PageReader.staged(fs, path, page.page_id)
+        self._next: tuple[int, int] = (0, PAGE_HEADER_BYTES)  # frame, and where it begins
+
+    def read(self, frame: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
+        """Return up to max_records records from `frame` on, at least one; max_bytes: limit of
+        payloads and meta. Their offset is the frame. CorruptionError (also for a missing page),
+        OSError."""
+        page = self._page
+        count = min(max_records, page.rows - frame)
+        hint = self._next[1] if self._next[0] == frame else 0
+        out: list[StreamRecord] = []
+        try:
+            place = self._reader.read(frame, count, page.bytes, hint, max_bytes, out)
+        except FileNotFoundError:
+            raise CorruptionError(self._reader.path, 0, "the staged page is missing") from None
+        self._next = frame + len(out), place
+        return out
+
+    def close(self) -> None:
+        """Close the files; they are opened again when needed."""
+        self._reader.close()
+
+
+CHECKSUM_MASK: Final = (1 << 61) - 1
+_U32_MASK: Final = 0xFFFFFFFF
+_MIX_1: Final = 0x1B873593
+_MIX_2: Final = 0x19D699A5
+
+
+def staged_checksum(data: bytes, rows: bytes, position: int, seed: int, rel: int) -> int:
+    """Return the checksum of `data` if these are whole, verified frames of time 0 which begin at
+    `position` of the page with frame `rel`, and `rows` are exactly theirs; otherwise -1.
+    `scan_frames` tells why, more slowly. data: below 2^31 bytes."""
+    at = 0
+    size = len(data)
+    row = 0
+    end_of_rows = len(rows)
+    total = 0
+    while row < end_of_rows:
+        if size - at < FRAME_BYTES or end_of_rows - row < INDEX_ROW_BYTES:
+            return -1
+        payload_bytes: int = read_i32_le(data, at + 4)
+        meta_bytes: int = read_i32_le(data, at + 8)
+        end: int = at + FRAME_BYTES + payload_bytes + meta_bytes
+        if payload_bytes < 0 or meta_bytes < 0 or end > size:
+            return -1
+        if read_i32_le(data, at + 12) != 0 or read_i64_le(data, at + 16) != 0:
+            return -1  # flags, time
+        said: int = read_i64_le(rows, row)
+        if said != position + at + (payload_bytes << 32) or read_i64_le(rows, row + 8) != 0:
+            return -1
+        crc: int = read_i32_le(data, at)
+        content = data[at + 4 : end]
+        if crc32(content, seed ^ (rel & _U32_MASK)) != crc & _U32_MASK:
+            return -1
+        total = (total + mixed(crc32(content))) & CHECKSUM_MASK
+        at = end
+        row += INDEX_ROW_BYTES
+        rel += 1
+    return total if at == size else -1
+
+
+def mixed(crc: int) -> int:
+    """Return what a row whose content has this CRC-32 adds to the checksum."""
+    one = crc * _MIX_1
+    one ^= one >> 29
+    return (one & _U32_MASK) * _MIX_2

@@ -187,7 +187,7 @@ class StorageState(LogState):
             return
         self.batches.rolling = None
         if batch.holds and (batch.is_done or self.batches.by_query.get(batch.query) is not batch):
-            self.streams.let_go(batch, self.batches.by_query.values(), lsn)
+            self.streams.release(batch, self.batches.by_query.values(), lsn)
 
     def _adopt(self, lsn: int, found: BatchRecord) -> None:
         batch = self.batches.by_query.get(found.query)

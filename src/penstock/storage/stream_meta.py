@@ -5,22 +5,22 @@ with the crc32 of bytes 0..60 at 60:
 
     allMeta    magic "PNSTALLM" 8 | version u16 | zeros u16 | stream number u32 | stream id 16 B |
                page bytes u32 | zeros
-               written once, synced with its directory, before anything else is
+               written once, and synced with its directory, before any other file
     writeMeta  magic "PNSTHEAD" 8 | version u16 | zeros u16 | page bytes (position in that page)
                u32 | page base u64 | next offset u64 | last time i64 | zeros
-               the head. Written in place: who reads it beside its owner may meet it half written,
-               sees that by its checksum, and reads again
+               the head. Written in place: a reader beside the owner may find it half written,
+               notices that by the checksum, and reads again
     readMeta   magic "PNSTTAIL" 8 | version u16 | zeros u16 | zeros u32 | first page base u64 |
                zeros
-               replaced at once (new file, synced, renamed, directory synced) before the pages
-               below it are deleted. Missing: nothing was ever deleted
+               replaced atomically (new file, synced, renamed, directory synced) before the pages
+               below it are deleted. Missing: no page was ever deleted
 
 and for each named reader of a queue that stands alone
 
     readers/<hash of the name>
                magic "PNSTREAD" 8 | version u16 | zeros u16 | name bytes u32 | offset u64 |
                kept from u64 (2^64 - 1: none) | zeros | crc u32 of bytes 0..60 and the name | name
-               replaced at once, as readMeta
+               replaced atomically, as readMeta
 
 A file that does not verify is a CorruptionError that names it.
 """
@@ -59,8 +59,8 @@ class AllMeta(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a stream ends for who reads it: the offset that the next record will have, the page
-    that it ends in and the byte there, and the time of the record before it."""
+    """Where a stream ends for readers: the offset of the next record, the page that it ends in and
+    the byte there, and the time of the last record."""
 
     next_offset: int
     page_base: int
@@ -69,9 +69,9 @@ class Head(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a stream is, for a checkpoint: the page that is written, the bytes in it, the offset
-    that comes next, the time of the last record (us), and the first offset that there is.
-    page_bytes 0: there is no page yet."""
+    """Where a stream is, for a checkpoint: the page that is being written, the bytes in it, the
+    next offset, the time of the last record (us), and the first offset. page_bytes 0: there is no
+    page yet."""
 
     page_base: int
     page_bytes: int
@@ -81,7 +81,8 @@ class Position(NamedTuple):
 
 
 class ReaderOffset(NamedTuple):
-    """How far a named reader is. kept_from: what retention must leave for it, None: nothing."""
+    """The position of a named reader. kept_from: retention keeps the records from there on; None:
+    none."""
 
     offset: int
     kept_from: int | None
@@ -105,19 +106,19 @@ def _check(path: str, data: bytes, magic: bytes) -> None:
 
 
 def encode_all(meta: AllMeta) -> bytes:
-    """The bytes of allMeta."""
+    """Return the bytes of allMeta."""
     return _closed(_ALL.pack(b"PNSTALLM", VERSION, 0, meta.number, meta.id, meta.page_bytes))
 
 
 def decode_all(path: str, data: bytes) -> AllMeta:
-    """What allMeta says. CorruptionError."""
+    """Return the content of allMeta. CorruptionError."""
     _check(path, data[:META_BYTES], b"PNSTALLM")
     _, _, _, number, id, page_bytes = _ALL.unpack_from(data)
     return AllMeta(number, id, page_bytes)
 
 
 def encode_head(head: Head) -> bytes:
-    """The bytes of writeMeta."""
+    """Return the bytes of writeMeta."""
     return _closed(
         _HEAD.pack(
             b"PNSTHEAD",
@@ -132,26 +133,26 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(path: str, data: bytes) -> Head:
-    """What writeMeta says. CorruptionError."""
+    """Return the content of writeMeta. CorruptionError."""
     _check(path, data[:META_BYTES], b"PNSTHEAD")
     _, _, _, page_bytes, base, next_offset, last_time = _HEAD.unpack_from(data)
     return Head(next_offset, base, page_bytes, last_time)
 
 
 def encode_tail(first: int) -> bytes:
-    """The bytes of readMeta."""
+    """Return the bytes of readMeta."""
     return _closed(_TAIL.pack(b"PNSTTAIL", VERSION, 0, 0, first))
 
 
 def decode_tail(path: str, data: bytes) -> int:
-    """The base of the first page, as readMeta says. CorruptionError."""
+    """Return the base of the first page from readMeta. CorruptionError."""
     _check(path, data[:META_BYTES], b"PNSTTAIL")
     first: int = _TAIL.unpack_from(data)[4]
     return first
 
 
 def encode_reader(name: str, reader: ReaderOffset) -> bytes:
-    """The bytes of a reader's file."""
+    """Return the bytes of a reader's file."""
     text = name.encode()
     kept = NONE if reader.kept_from is None else reader.kept_from
     fixed: bytes = _READER.pack(b"PNSTREAD", VERSION, 0, len(text), reader.offset, kept)
@@ -159,17 +160,17 @@ def encode_reader(name: str, reader: ReaderOffset) -> bytes:
 
 
 def decode_reader(path: str, data: bytes) -> tuple[str, ReaderOffset]:
-    """(name, how far it is). CorruptionError."""
+    """Return (name, position) from a reader's file. CorruptionError."""
     _check(path, data, b"PNSTREAD")
     _, _, _, length, offset, kept = _READER.unpack_from(data)
     if length != len(data) - META_BYTES:
-        raise CorruptionError(path, 12, f"a name of {length} bytes, {len(data) - META_BYTES} came")
+        raise CorruptionError(path, 12, f"a name of {length} bytes, found {len(data) - META_BYTES}")
     name = data[META_BYTES:].decode("utf-8", "replace")
     return name, ReaderOffset(offset, None if kept == NONE else kept)
 
 
 def read_tail(fs: FileSystem, path: str) -> int:
-    """The base of the first page of the stream at `path`: 0 if readMeta is missing.
+    """Return the base of the first page of the stream at `path`, 0 if readMeta is missing.
     CorruptionError, OSError."""
     file = f"{path}/{READ_META}"
     try:
@@ -180,7 +181,7 @@ def read_tail(fs: FileSystem, path: str) -> int:
 
 
 def replace_small(fs: FileSystem, directory: str, name: str, data: bytes) -> None:
-    """Give a small file new content, at once and for good. SyncFailedError, OSError."""
+    """Replace the content of a small file atomically and durably. SyncFailedError, OSError."""
     path = f"{directory}/{name}"
     write_small(fs, path + NEW, data)
     fs.rename(path + NEW, path)
@@ -188,12 +189,12 @@ def replace_small(fs: FileSystem, directory: str, name: str, data: bytes) -> Non
 
 
 def reader_file(name: str) -> str:
-    """The file name that stands for a reader's name."""
+    """Return the file name for a reader's name."""
     return hash_name(name.encode())
 
 
 def load_readers(fs: FileSystem, path: str) -> dict[str, ReaderOffset]:
-    """The named readers of a queue that stands alone. CorruptionError, OSError."""
+    """Return the named readers of a queue that stands alone. CorruptionError, OSError."""
     directory = f"{path}/{READERS}"
     found: dict[str, ReaderOffset] = {}
     try:
@@ -211,7 +212,7 @@ def load_readers(fs: FileSystem, path: str) -> dict[str, ReaderOffset]:
 
 
 def save_reader(fs: FileSystem, path: str, name: str, reader: ReaderOffset) -> None:
-    """Keep how far a reader is, for good. SyncFailedError, OSError."""
+    """Store the position of a reader durably. SyncFailedError, OSError."""
     directory = f"{path}/{READERS}"
     if not fs.exists(directory):
         fs.mkdir(directory)
@@ -220,7 +221,7 @@ def save_reader(fs: FileSystem, path: str, name: str, reader: ReaderOffset) -> N
 
 
 def remove_reader(fs: FileSystem, path: str, name: str) -> None:
-    """Forget a reader for good. SyncFailedError, OSError."""
+    """Delete a reader durably. SyncFailedError, OSError."""
     directory = f"{path}/{READERS}"
     fs.unlink(f"{directory}/{reader_file(name)}")
     sync_dir(fs, directory)

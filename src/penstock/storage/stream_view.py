@@ -1,21 +1,20 @@
-"""StreamView: a stream read from beside: no lock, no write, while its owner appends and deletes.
+"""StreamView: reading a stream beside its owner, without a lock, during appends and deletions.
 
-What the owner promises is enough: below the head no byte ever changes, a page is deleted and never
-cut, and writeMeta says where the head is. So every call takes the head anew, and reads nothing
-behind it. What can happen meanwhile:
+The owner guarantees that below the head no byte ever changes, that pages are deleted but never cut,
+and that writeMeta has the head. So every call reads the head, and nothing beyond it. Meanwhile:
 
-    writeMeta is being written     its checksum tells; it is read again, a few times
-    a page was deleted             the call begins again with the pages that there are: who asked
-                                   for an offset below the first gets the first one, and sees the
-                                   gap by its offset
-    the index is short or gone     rows are hints only (page_reader.py): the page is scanned, from
+    writeMeta is being written     the checksum shows it; it is read again, a few times
+    a page was deleted             the call begins again with the pages that there are: a caller who
+                                   asked for an offset below the first gets the first one, and sees
+                                   the gap by its offset
+    the index is short or missing  rows are hints only (page_reading.py): the page is scanned, from
                                    the nearest row that proves true
-    the page is sealed meanwhile   nothing: the frames are where they were
+    a page is sealed               no effect: the frames are where they were
 
-A view makes and changes no file. Two calls may see two heads; the second is never behind the first
-unless a power cut took what was not forced.
+A view makes and changes no file. Two calls may see two heads; the second is never below the first
+unless a power cut lost what was not synced.
 
-Failure: CorruptionError with file and position, NotAStoreError where no stream is, OSError.
+Failure: CorruptionError with file and position, NotAStoreError if it is not a stream, OSError.
 """
 
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage import stream_meta
 from penstock.storage.filesystem import File, FileSystem
 from penstock.storage.page import StreamRecord, page_name
-from penstock.storage.page_table import PageTable, list_bases
-from penstock.storage.paged_reading import PagedReading
+from penstock.storage.page_reading import PagedReading, PageTable, list_bases
 from penstock.storage.stream_meta import ALL_META, META_BYTES, WRITE_META, Head
 
 TRIES: Final = 100  # of a writeMeta that does not verify
-RELISTS: Final = 10  # times that pages may be deleted while one call runs
+RELISTS: Final = 10  # how often pages may be deleted during one call
 NOTHING: Final = (-1, -1, False)
 
 __all__ = ["Head", "PageFiles", "StreamView"]
@@ -38,9 +36,9 @@ __all__ = ["Head", "PageFiles", "StreamView"]
 
 @dataclass(frozen=True, slots=True)
 class PageFiles:
-    """A page and its index. count: its records, below the head; times of its first and last record,
-    microseconds since 1970, the last None where it is not known without reading: the page is not
-    sealed. bytes: of its content below the head."""
+    """A page and its index. count: its records below the head; times of its first and last record
+    in microseconds since 1970, the last None if the page is not sealed. bytes: of its content below
+    the head."""
 
     base: int
     page_path: str
@@ -53,7 +51,7 @@ class PageFiles:
 
 
 class StreamView:
-    """The stream in the directory `path`. stream_id: 16 bytes; number: as in its vhost, 0 alone;
+    """The stream in the directory `path`. stream_id: 16 bytes; number: in its vhost, 0 alone;
     page_bytes: the size that its pages may reach."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
@@ -63,19 +61,19 @@ class StreamView:
         try:
             meta = stream_meta.decode_all(file, fs.read(file))
         except (FileNotFoundError, NotADirectoryError):
-            raise NotAStoreError(path, f"it has no {ALL_META}, so it is no stream") from None
+            raise NotAStoreError(path, f"it has no {ALL_META}, so it is not a stream") from None
         self.stream_id: bytes = meta.id
         self.number: int = meta.number
         self.page_bytes: int = meta.page_bytes
         self._pages: PageTable = PageTable(fs, path, meta.id, can_heal=False)
         self._reading: PagedReading = PagedReading(self._pages)
         self._head_file: File | None = None
-        self._seen: tuple[int, int, bool] = NOTHING  # what the list of pages was made for
+        self._seen: tuple[int, int, bool] = NOTHING  # the state for which pages were listed
 
     # ---- what there is -------------------------------------------------------------------------
 
     def head(self) -> Head:
-        """Where the stream ends for readers, now. CorruptionError, OSError."""
+        """Return where the stream ends for readers now. CorruptionError, OSError."""
         path = f"{self.path}/{WRITE_META}"
         error: CorruptionError | None = None
         for _ in range(TRIES):
@@ -94,14 +92,13 @@ class StreamView:
         raise error
 
     def first_offset(self) -> int:
-        """The first offset that there is; that of the head if there is none. CorruptionError,
-        OSError."""
+        """Return the first offset; that of the head without records. CorruptionError, OSError."""
         head = self._look()
         bases = self._pages.bases
         return bases[0] if bases else head.next_offset
 
     def _look(self) -> Head:
-        """The head, and the pages up to it, as they are now."""
+        """Read the head, and list the pages up to it if they may have changed."""
         for _ in range(RELISTS):
             first = stream_meta.read_tail(self._fs, self.path)
             head = self.head()
@@ -120,19 +117,17 @@ class StreamView:
         raise self._gave_up()
 
     def _list(self, first: int, head: Head) -> int:
-        """List the pages from the first to that of the head; the base of one that is missing, else
-        -1."""
+        """List the pages from the first to that of the head; return the base of a missing one,
+        otherwise -1."""
         if not head.page_bytes:
             self._pages.keep_bases([])
             return -1
         if head.page_base < first and head.next_offset <= first:
-            self._pages.keep_bases([])  # its owner died while it took the last page
+            self._pages.keep_bases([])  # its owner died while it deleted the last page
             return -1
         if head.page_base < first:
             file = f"{self.path}/{WRITE_META}"
-            text = (
-                f"the head is in page {head.page_base}, the first is {first}: its owner is to start"
-            )
+            text = f"the head is in page {head.page_base}, the first is {first}: start its owner"
             raise CorruptionError(file, 16, text)
         bases = [x for x in list_bases(self._fs, self.path) if first <= x <= head.page_base]
         if not bases or bases[0] != first:
@@ -145,7 +140,8 @@ class StreamView:
         return -1
 
     def pages(self) -> list[PageFiles]:
-        """The pages that have something below the head, in order. CorruptionError, OSError."""
+        """Return the pages that have something below the head, in order. CorruptionError,
+        OSError."""
         for _ in range(RELISTS):
             head = self._look()
             try:
@@ -175,7 +171,7 @@ class StreamView:
     # ---- records -------------------------------------------------------------------------------
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
-        """As `PersistentQueue.read`. CorruptionError, OSError."""
+        """Return records as `PersistentQueue.read` does. CorruptionError, OSError."""
         for _ in range(RELISTS):
             head = self._look()
             bases = self._pages.bases
@@ -191,8 +187,8 @@ class StreamView:
         raise self._gave_up()
 
     def find(self, time_us: int) -> int:
-        """The first offset below the head whose time is at least `time_us` (microseconds since
-        1970); that of the head if there is none. CorruptionError, OSError."""
+        """Return the first offset below the head whose time is at least `time_us` (microseconds
+        since 1970); that of the head if there is none. CorruptionError, OSError."""
         for _ in range(RELISTS):
             head = self._look()
             if time_us > head.last_time_us:
@@ -205,13 +201,15 @@ class StreamView:
         raise self._gave_up()
 
     def _is_deleted(self, error: CorruptionError) -> bool:
-        """Whether what looked like damage is a page that was deleted meanwhile."""
+        """Return whether the damage is a page that was deleted meanwhile."""
         first = stream_meta.read_tail(self._fs, self.path)
         stem = error.path.rpartition("/")[2].partition(".")[0]
         return stem.isdecimal() and int(stem) < first
 
     def _gave_up(self) -> CorruptionError:
-        return CorruptionError(self.path, 0, f"pages went {RELISTS} times while it was read")
+        return CorruptionError(
+            self.path, 0, f"pages were deleted {RELISTS} times while it was read"
+        )
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -221,6 +219,6 @@ class StreamView:
             self._head_file = None
 
     def close(self) -> None:
-        """Close all files; they are opened again when they are needed."""
+        """Close all files; they are opened again when needed."""
         self._close_head()
         self._pages.close()

@@ -60,26 +60,23 @@ from penstock.storage.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.options import StorageOptions
 from penstock.storage.page import (
     BLOCK_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     block_crc,
     check_header,
+    check_index,
+    decode_blocks,
+    decode_index_header,
+    decode_row,
     page_id,
     page_name,
     page_seed,
     scan_frames,
 )
-from penstock.storage.page_index import (
-    INDEX_HEADER_BYTES,
-    INDEX_ROW_BYTES,
-    check_index,
-    decode_blocks,
-    decode_index_header,
-    decode_row,
-)
-from penstock.storage.page_table import list_bases
+from penstock.storage.page_reading import list_bases
 from penstock.storage.queue_index import IndexSegment, QueueIndex
-from penstock.storage.staged_reader import StagedReader
-from penstock.storage.staging import query_path
+from penstock.storage.staging import StagedReader, query_path
 from penstock.storage.state import StorageState
 from penstock.storage.store_file import ENTRY_BYTES, OWN_FILE, StoreFile
 from penstock.storage.stream_meta import ALL_META, WRITE_META, Head, Position

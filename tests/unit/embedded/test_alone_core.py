@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from penstock.embedded import alone_core
-from penstock.embedded.alone_core import DELETE, FORCE_S, SAVE
+from penstock.embedded import alone_stream
+from penstock.embedded.alone_stream import DELETE, FORCE_S, SAVE
 from penstock.embedded.waiting import WAITING, WOKEN, Waiter
 from penstock.errors import DiskFullError, StoppedError, SyncFailedError, UnknownQueueError
 from tests.helpers.alone_rig import PATH, AloneRig, is_done, settings
@@ -32,14 +32,14 @@ def test_what_nobody_waits_for_is_forced_in_time(every_s: float | None, after_s:
     for n in range(3):
         assert rig.append(b"%d" % n) is None
         rig.core.turn()
-    assert rig.core.next_s() == pytest.approx(min(after_s, alone_core.IDLE_S))
+    assert rig.core.next_s() == pytest.approx(min(after_s, alone_stream.IDLE_S))
     rig.clock.advance(after_s - 0.01)
     rig.core.turn()
     assert (rig.core.unforced, rig.bodies()) == (3, [])
     rig.clock.advance(0.01)
     rig.core.turn()
     assert (rig.core.unforced, len(rig.bodies())) == (0, 3)
-    assert rig.core.next_s() == alone_core.IDLE_S
+    assert rig.core.next_s() == alone_stream.IDLE_S
 
 
 def test_after_so_many_records() -> None:
@@ -58,9 +58,9 @@ def test_the_head_wakes_who_follows() -> None:
     assert waiter.state == WAITING
     rig.core.turn()
     assert waiter.state == WOKEN
-    assert not rig.core.has_more(1)
+    assert not rig.core.is_ended
     rig.core.end()
-    assert rig.core.has_more(1)
+    assert rig.core.is_ended
 
 
 # ---- readers -------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def test_commits_are_saved_soon_and_many_as_one() -> None:
     rig.core.commit("r", 3)
     rig.core.turn()
     assert not journal.entries
-    assert 0 < rig.core.next_s() <= alone_core.COMMITS_S
-    rig.clock.advance(alone_core.COMMITS_S)
+    assert 0 < rig.core.next_s() <= alone_stream.COMMITS_S
+    rig.clock.advance(alone_stream.COMMITS_S)
     rig.core.turn()
     assert journal.entries
     again = AloneRig(fs=rig.fs.crash("lost"))
@@ -125,7 +125,7 @@ def test_retention_is_looked_at_each_second() -> None:
     rig.core.turn()
     assert (rig.core.queue.first_offset, rig.bodies()) == (30, [])
     rig.put(b"30")
-    assert rig.core.read(0)[0].offset == 30
+    assert rig.core.queue.read(0, 1, 1)[0].offset == 30
 
 
 def test_what_a_reader_is_kept_for_stays_until_it_is_saved_that_it_is_done() -> None:
@@ -167,8 +167,8 @@ def test_no_room_is_told_and_what_was_appended_is_written_when_there_is() -> Non
         retry.take()
     rig.core.turn()  # not before a second has gone
     rig.fs.clear_faults()
-    assert rig.core.next_s() == pytest.approx(alone_core.AGAIN_S)
-    rig.clock.advance(alone_core.AGAIN_S)
+    assert rig.core.next_s() == pytest.approx(alone_stream.AGAIN_S)
+    rig.clock.advance(alone_stream.AGAIN_S)
     rig.core.turn()
     assert rig.core.retry(Waiter) is None
     assert rig.bodies() == [b"a", b"b"]

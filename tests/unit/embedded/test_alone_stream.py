@@ -61,7 +61,7 @@ def test_what_is_no_stream_is_left_alone(tmp_path: Path) -> None:
         (inner,) = (vhost / "streams").iterdir()
         with pytest.raises((LockedError, NotAStoreError)):
             penstock.open_stream(tmp_path / "box.d")
-    with pytest.raises(NotAStoreError, match="it is not empty and no stream"):
+    with pytest.raises(NotAStoreError, match="it is not empty and not a stream"):
         penstock.open_stream(tmp_path / "box.d")
     with pytest.raises(NotAStoreError, match="it is a stream of a vhost"):
         penstock.open_stream(inner)
@@ -172,7 +172,7 @@ def test_after_so_many_records_and_after_a_while(tmp_path: Path) -> None:
 
 
 def test_so_much_in_ram_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.embedded.alone_core.UNFORCED_BYTES_MAX", 5000)
+    monkeypatch.setattr("penstock.embedded.alone_stream.UNFORCED_BYTES_MAX", 5000)
     with penstock.open_stream(tmp_path / "s", force_every="1h") as s:
         for _ in range(40):
             s.append(bytes(1000))

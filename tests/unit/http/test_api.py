@@ -422,7 +422,7 @@ def test_only_so_many_long_answers_at_a_time(rig: HttpRig, monkeypatch: pytest.M
 
 
 def test_without_pyarrow_it_is_501(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.http.arrow_stream.NEEDED", ("no_such_package",))
+    monkeypatch.setattr("penstock.http.ranges.NEEDED", ("no_such_package",))
     reply = rig.ask("/api/streams/%2F/events/arrow")
     assert (reply.status, reply.json()["error"]) == (501, "not_implemented")
     assert "no_such_package" in reply.json()["reason"]

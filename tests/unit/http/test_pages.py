@@ -21,8 +21,7 @@ from penstock.http.pages import (
     open_page,
 )
 from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.page import scan_frames
-from penstock.storage.page_index import active_header
+from penstock.storage.page import active_header, scan_frames
 from penstock.storage.persistent_queue import PersistentQueue
 from tests.helpers.chunk_records import records
 from tests.helpers.tiny_batches import adopt_page, rows_of

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http import staged_upload
+from penstock.http import staging_endpoints
 from penstock.http.api import Api
 from penstock.storage.filesystem import OsFile
-from penstock.storage.page import PAGE_HEADER_BYTES, decode_header, page_seed, scan_frames
-from penstock.storage.page_index import INDEX_HEADER_BYTES, check_index
+from penstock.storage.page import (
+    INDEX_HEADER_BYTES,
+    PAGE_HEADER_BYTES,
+    check_index,
+    decode_header,
+    page_seed,
+    scan_frames,
+)
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker, sealed
 from tests.helpers.http_rig import HttpRig
@@ -90,7 +96,7 @@ def test_no_rows_are_no_pages(rig: HttpRig) -> None:
 
 def test_a_large_record_is_a_chunk_of_its_own(rig: HttpRig) -> None:
     page = PageMaker(1)
-    large = b"x" * (staged_upload.CHUNK_BYTES_MAX + 1)
+    large = b"x" * (staging_endpoints.CHUNK_BYTES_MAX + 1)
     body = page.chunk([(b"a", b"")]) + page.chunk([(large, b"m")]) + page.chunk([(b"b", b"")])
     assert post(rig, body).status == 201
     (file,) = rig.directory.rglob("*.page")
@@ -213,7 +219,7 @@ def test_what_is_wrong_is_told_and_nothing_is_left(rig: HttpRig, name: str) -> N
 
 
 def test_a_page_has_at_most_so_many_bytes(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_upload, "STAGED_PAGE_BYTES_MAX", 1000)
+    monkeypatch.setattr(staging_endpoints, "STAGED_PAGE_BYTES_MAX", 1000)
     page = PageMaker(1)
     reply = post(rig, page.chunk(RECORDS[:10]) + page.chunk(RECORDS[10:40]))
     assert (reply.status, reply.json()["error"]) == (413, "too_large")

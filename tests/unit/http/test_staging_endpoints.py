@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.http import staged_upload, staging_endpoints
+from penstock.http import staging_endpoints
 from penstock.http.api import Api
 from penstock.server.control import ControlError
 from penstock.storage import staging
@@ -126,7 +126,7 @@ def test_one_user_has_not_all_uploads_at_a_time(
 
 
 def test_one_user_has_not_all_memory_of_chunks() -> None:
-    memory = staged_upload.UploadMemory(100)
+    memory = staging_endpoints.UploadMemory(100)
 
     async def scenario() -> list[str]:
         order: list[str] = []
@@ -162,7 +162,7 @@ def test_what_the_vhost_deletes_makes_room(rig: HttpRig) -> None:
         for file in files(rig):
             file.unlink()
         assert (await one("2")).status == 507
-        rig.clock.advance(staged_upload.FULL_RESCAN_S)
+        rig.clock.advance(staging_endpoints.FULL_RESCAN_S)
         return await one("3")
 
     assert rig.run(scenario).status == 201
@@ -171,7 +171,7 @@ def test_what_the_vhost_deletes_makes_room(rig: HttpRig) -> None:
 def test_a_disk_that_is_nearly_full_is_left_to_the_broker(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rig.fs, "free_bytes", lambda _path: staged_upload.FREE_BYTES_MIN)
+    monkeypatch.setattr(rig.fs, "free_bytes", lambda _path: staging_endpoints.FREE_BYTES_MIN)
     reply = post(rig, PageMaker(1).chunk(RECORDS))
     assert (reply.status, reply.json()["error"]) == (507, "disk_full")
     assert not files(rig)
@@ -241,15 +241,15 @@ def test_uploads_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_endpoints, "MEMORY_BYTES", 9000)
     most = 0
-    real = staged_upload.UploadMemory.take
+    real = staging_endpoints.UploadMemory.take
 
-    async def take(memory: staged_upload.UploadMemory, user: str, size: int) -> int:
+    async def take(memory: staging_endpoints.UploadMemory, user: str, size: int) -> int:
         nonlocal most
         held = await real(memory, user, size)
         most = max(most, memory.held_bytes)
         return held
 
-    monkeypatch.setattr(staged_upload.UploadMemory, "take", take)
+    monkeypatch.setattr(staging_endpoints.UploadMemory, "take", take)
     body = b"".join(PageMaker(n).chunk(RECORDS) for n in range(10))
 
     async def scenario(app: Api) -> Reply:
@@ -267,8 +267,8 @@ def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_client_that_stops_is_cut_off(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_upload, "CHUNK_S", 0.05)
-    monkeypatch.setattr(staged_upload, "PACE", 1e12)
+    monkeypatch.setattr(staging_endpoints, "CHUNK_S", 0.05)
+    monkeypatch.setattr(staging_endpoints, "PACE", 1e12)
     body = PageMaker(1).chunk(RECORDS) + PageMaker(2).chunk(RECORDS)
 
     async def scenario(app: Api) -> Reply:

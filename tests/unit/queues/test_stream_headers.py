@@ -4,7 +4,7 @@ import pytest
 
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders
-from penstock.queues.stream_headers import Placer
+from penstock.queues.stream_cursor import Placer
 
 ROUTE = b"\x02ex\x03key\x00"
 

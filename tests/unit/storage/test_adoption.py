@@ -9,9 +9,14 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage.adoption import Adoption, is_adopted, make_index
 from penstock.storage.batches import StagedPage
 from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import StreamRecord, decode_header
-from penstock.storage.page_index import check_index, decode_blocks, decode_row
-from penstock.storage.page_reader import PageReader
+from penstock.storage.page import (
+    StreamRecord,
+    check_index,
+    decode_blocks,
+    decode_header,
+    decode_row,
+)
+from penstock.storage.page_reading import PageReader
 from penstock.storage.page_writer import PageWriter
 from penstock.storage.staging import query_path
 from tests.helpers.faulty_filesystem import FaultyFileSystem

@@ -233,7 +233,7 @@ def test_nothing_is_adopted_by_a_stream_that_is_gone_or_in_the_middle_of_a_page(
     transaction = rig.engine.begin()
     transaction.progress("q", 0, 3)
     transaction.commit(DISK)
-    with pytest.raises(ValueError, match="has gone on to 3"):
+    with pytest.raises(ValueError, match="is at frame 3"):
         batches.adopt("q", rig.stream())
     with pytest.raises(ValueError, match="no batch of query 'r'"):
         batches.adopt("r", rig.stream())

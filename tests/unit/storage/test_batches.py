@@ -47,18 +47,17 @@ def progress(page: int, frame: int, number: int = 7) -> BatchRecord:
 
 # ---- records -------------------------------------------------------------------------------------
 
+RECORDS = {
+    DECIDED: (decided(), 2),
+    DECIDED_BY: (decided()._replace(facts=FACTS), 2),
+    PROGRESS: (progress(1, 9), 0),
+    ADOPTED: (BatchRecord(QUERY, 7, 55, page=1, stream=4, base=1 << 40), 0),
+    FORGOTTEN: (BatchRecord(QUERY, 7), 0),
+}
 DATA = {
-    DECIDED: (batches.decided_data(QUERY, 7, 123, "{}", PAGES), 2, decided()),
-    DECIDED_BY: (
-        batches.decided_data(QUERY, 7, 123, "{}", PAGES, FACTS), 2, decided()._replace(facts=FACTS)
-    ),
-    PROGRESS: (batches.progress_data(QUERY, 7, 1, 9), 0, progress(1, 9)),
-    ADOPTED: (
-        batches.adopted_data(QUERY, 7, 1, 4, 1 << 40, 55), 0,
-        BatchRecord(QUERY, 7, 55, page=1, stream=4, base=1 << 40),
-    ),
-    FORGOTTEN: (batches.forgotten_data(QUERY, 7), 0, BatchRecord(QUERY, 7)),
-}  # fmt: skip
+    flags: (batches.encode_batch(record, flags), count, record)
+    for flags, (record, count) in RECORDS.items()
+}
 
 
 @pytest.mark.parametrize("flags", DATA)
@@ -94,7 +93,7 @@ def test_a_record_of_another_length_is_refused(flags: int) -> None:
 def test_unknown_flags_and_texts_that_are_none_are_refused() -> None:
     with pytest.raises(RecordError, match="unknown flags 0x05"):
         decode_batch(DATA[FORGOTTEN][0], 5, 0)
-    data = batches.forgotten_data("q", 1)
+    data = batches.encode_batch(BatchRecord("q", 1), FORGOTTEN)
     with pytest.raises(RecordError, match="utf-8"):
         decode_batch(data[:-1] + b"\xff", FORGOTTEN, 0)
 
@@ -111,7 +110,7 @@ def test_unknown_flags_and_texts_that_are_none_are_refused() -> None:
 )
 def test_what_does_not_fit_is_refused(query: str, number: int, target: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        batches.decided_data(query, number, 0, target, [])
+        batches.encode_batch(BatchRecord(query, number, target=target), DECIDED)
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -136,9 +135,9 @@ def test_a_batch_goes_on_and_is_done_behind_its_last_page() -> None:
 @pytest.mark.parametrize(
     ("flags", "one", "text"),
     [
-        (PROGRESS, progress(0, 0), "is at page 0 frame 1 of 2 pages, and goes on at 0, 0"),
-        (PROGRESS, progress(3, 0), "goes on at 3, 0"),
-        (PROGRESS, progress(0, 2, 8), "batch 8 of .* goes on, known is batch 7"),
+        (PROGRESS, progress(0, 0), "is at page 0 frame 1 of 2 pages, and continues at 0, 0"),
+        (PROGRESS, progress(3, 0), "continues at 3, 0"),
+        (PROGRESS, progress(0, 2, 8), "batch 8 of .* continues, known is batch 7"),
         (PROGRESS, BatchRecord("other", 7), "known is no batch"),
         (FORGOTTEN, BatchRecord("other", 7), "known is no batch"),
         (DECIDED, decided(8), "after batch 7, which is not done"),
@@ -218,7 +217,9 @@ def test_a_section_with_facts_is_read_as_it_was_written() -> None:
 def test_facts_that_do_not_fit_are_refused() -> None:
     for owner in (QueryOwner("u" * 70_000, "{}"), QueryOwner("u", "t" * 70_000)):
         with pytest.raises(ValueError, match="70000 bytes"):
-            batches.decided_data("q", 1, 1, "{}", [], BatchFacts(owner, 0, 0))
+            batches.encode_batch(
+                BatchRecord("q", 1, 1, "{}", facts=BatchFacts(owner, 0, 0)), DECIDED_BY
+            )
 
 
 def test_a_section_is_made_anew_when_its_batch_changes() -> None:

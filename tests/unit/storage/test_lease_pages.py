@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.message import Message
-from penstock.storage.lease_pages import LeasePages, pages_path
+from penstock.storage.lease_engine import LeasePages, pages_path
 from penstock.storage.leases import Lease, LeasedSlice
 from penstock.storage.stream_view import StreamView
 from tests.helpers.faulty_filesystem import FaultyFileSystem

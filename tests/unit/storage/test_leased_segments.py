@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.leased_segments import LeasedSeqs
+from penstock.storage.leases import LeasedSeqs
 
 SLOTS = 16
 

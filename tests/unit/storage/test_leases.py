@@ -88,14 +88,14 @@ def test_a_slice_is_parted_between_its_runs() -> None:
 @pytest.mark.parametrize(
     ("ordinal", "parted", "text"),
     [
-        (0, [], "give up"),
-        (11, [], "give up"),
+        (0, [], "ends what is below"),
+        (11, [], "ends what is below"),
         (6, [], "do not end at 6"),
         (6, [A], "do not end at 6"),
         (6, [B], "were not leased so"),
         (6, [A, (4, 20, 7, 1, 0, 1)], "were not leased so"),
         (6, [(3, 10, 2, 1, 0, 1), (4, 20, 4, 1, 0, 1)], "not the last one"),
-        (10, [A], "parts no slice"),
+        (10, [A], "divides no slice"),
     ],
 )
 def test_what_was_not_leased_so_is_not_committed(

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.storage.page import StreamRecord
-from penstock.storage.page_reader import PageReader
+from penstock.storage.page_reading import PageReader
 from penstock.storage.page_writer import PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

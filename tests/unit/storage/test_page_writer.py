@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page_index import check_index
+from penstock.storage.page import check_index
 from penstock.storage.page_writer import ROWS_KEPT, STEP_BYTES, PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

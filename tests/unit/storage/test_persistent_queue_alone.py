@@ -57,7 +57,7 @@ def test_what_is_no_queue_is_left_alone() -> None:
     fs = FaultyFileSystem()
     fs.mkdir("/other")
     fs.open("/other/file", create=True).close()
-    with pytest.raises(NotAStoreError, match="no stream"):
+    with pytest.raises(NotAStoreError, match="not a stream"):
         alone(fs, path="/other")
     with pytest.raises(NotAStoreError, match="it is a file"):
         alone(fs, path="/other/file")

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.fast_crc import crc32
 from penstock.storage.page import encode_frame, page_seed, scan_frames
-from penstock.storage.staged_frames import CHECKSUM_MASK, staged_checksum
+from penstock.storage.staging import CHECKSUM_MASK, staged_checksum
 
 SEED = page_seed(0x1234)
 

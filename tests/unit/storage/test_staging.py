@@ -19,11 +19,13 @@ from penstock.storage.page import (
     PAGE_HEADER_BYTES,
     StreamRecord,
     block_crc,
+    check_index,
+    decode_blocks,
     decode_frames,
     decode_header,
+    decode_row,
     page_seed,
 )
-from penstock.storage.page_index import check_index, decode_blocks, decode_row
 from penstock.storage.staging import (
     StagedPageWriter,
     StagingError,

@@ -14,7 +14,7 @@ from penstock.errors import (
 )
 from penstock.storage import record
 from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.page_index import INDEX_ROW_BYTES
+from penstock.storage.page import INDEX_ROW_BYTES
 from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
 from tests.helpers.engine_rig import EngineRig

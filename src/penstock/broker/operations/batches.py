@@ -39,7 +39,7 @@ from penstock.broker.operations.call import WATCHERS, Call, Operation
 from penstock.broker.permissions import WRITE
 from penstock.errors import RESOURCE_ERROR, ChannelError
 from penstock.storage.batches import QueryOwner, StagedPage
-from penstock.storage.staged_frames import CHECKSUM_MASK
+from penstock.storage.staging import CHECKSUM_MASK
 
 QUERY_BYTES_MAX: Final = 255
 U32_MAX: Final = (1 << 32) - 1

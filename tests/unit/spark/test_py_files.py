@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.spark.py_files import NAME, PyFilesError, ship, write_py_files
+from penstock.spark.spark_session import NAME, PyFilesError, ship, write_py_files
 
 # What a task imports, the source's and the sink's; none of it may want a file beside it.
 OF_TASKS = (

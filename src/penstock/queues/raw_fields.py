@@ -1,29 +1,21 @@
-"""RawProperties: where in a basic message's properties its headers, priority and expiration lie.
+"""Raw AMQP fields: properties and field tables, changed without decoding their values.
 
-Properties travel as they came: flag words, then the list of those that are there (AMQP 0-9-1
-specification, 4.2.6.1). Nearly always nothing of it is needed, and when something is changed (a
-death is written into the headers, the expiration taken away) the rest must stay as it was. So this
-finds places and cuts there, and decodes nothing.
-
-Properties were validated when they were published. What is no list of properties all the same is a
-PropertiesError, a ValueError.
-
-Not here: properties as Python objects, and their validation (penstock.codec.properties).
-
-Raw tables: AMQP field tables taken apart and put together without decoding their values.
-
-A broker that changes one header of a message must give all others back as they came: a client
-tells a signed 16-bit number from a 32-bit one, and a long string that is no UTF-8 from a byte
-array. Decoding a table and encoding it again loses that. So a table is here a list of entries, name
-and value, both raw bytes, where a value is its type letter and what belongs to it; whoever changes
-one entry leaves the rest alone, byte for byte and in order.
+A broker that changes one header of a message must return all others as they came: a client can tell
+a signed 16-bit number from a 32-bit one, and a long string that is not UTF-8 from a byte array.
+Decoding and encoding would lose that. So a table is a list of entries here, name and value, both
+raw bytes; a value is its type letter and its content. Changing one entry keeps all others, byte for
+byte and in order.
 
 The letters are those that RabbitMQ reads and writes: t b B s u I i l f d D S A T F V x. Bytes that
-are no table, or have another letter, are a TableError, a ValueError; every length is checked before
-bytes are taken. Arrays and nested tables are passed over by their length and not looked into, so
-nesting costs nothing.
+are not a table, or that have another letter, raise TableError; each length is checked before bytes
+are taken. Arrays and nested tables are skipped by their length, so nesting costs nothing.
 
-Not here: values as Python objects (penstock.codec.fields).
+`RawProperties` finds the headers, the priority and the expiration in a message's properties (flag
+words, then the list of properties; AMQP 0-9-1 specification, 4.2.6.1), and cuts there. Properties
+were validated when they were published; if they are damaged all the same, it raises
+PropertiesError.
+
+Values as Python objects, and validation: penstock.codec.
 """
 
 import struct
@@ -31,14 +23,14 @@ from typing import Final
 
 RawEntry = tuple[bytes, bytes]  # name, value with its letter
 
-# Bytes of a value behind its letter; -1: a length of 4 bytes says it.
+# Bytes of a value after its letter; -1: they begin with a length of 4 bytes.
 SIZES: Final[dict[int, int]] = {
     ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4,
     ord("l"): 8, ord("f"): 4, ord("d"): 8, ord("D"): 5, ord("S"): -1, ord("A"): -1, ord("T"): 8,
     ord("F"): -1, ord("V"): 0, ord("x"): -1,
 }  # fmt: skip
 
-# As RabbitMQ calls the types in its errors.
+# RabbitMQ's names for the types, for errors.
 TYPE_NAMES: Final[dict[int, str]] = {
     ord("t"): "bool", ord("b"): "byte", ord("B"): "unsignedbyte", ord("s"): "short",
     ord("u"): "unsignedshort", ord("I"): "signedint", ord("i"): "unsignedint", ord("l"): "long",
@@ -53,11 +45,11 @@ _U32: Final = struct.Struct(">I")
 
 
 class TableError(ValueError):
-    """Bytes are no field table, or one with a type that is not known."""
+    """Bytes are not a field table, or a value in it has an unknown type."""
 
 
 def split(table: bytes) -> list[RawEntry]:
-    """The entries of a table, given without the length before it. TableError."""
+    """Return the entries of a table, which is given without its length. Raises TableError."""
     entries: list[RawEntry] = []
     at = 0
     end = len(table)
@@ -73,7 +65,7 @@ def split(table: bytes) -> list[RawEntry]:
 
 
 def join(entries: list[RawEntry]) -> bytes:
-    """A table of these, without the length before it."""
+    """Return the table of these entries, without its length."""
     pieces: list[bytes] = []
     for name, value in entries:
         pieces += [bytes((len(name),)), name, value]
@@ -81,7 +73,7 @@ def join(entries: list[RawEntry]) -> bytes:
 
 
 def split_array(value: bytes) -> list[bytes]:
-    """The values in a value of letter A. TableError if it is another, or damaged."""
+    """Return the values in an array (letter A). Raises TableError for another type or damage."""
     data = content(value, b"A")
     if data is None:
         raise TableError(f"a value of type {value[:1]!r}, expected an array")
@@ -95,7 +87,7 @@ def split_array(value: bytes) -> list[bytes]:
 
 
 def _value_end(data: bytes, at: int) -> int:
-    """Where the value ends whose letter is at `at`."""
+    """Return where the value ends whose letter is at `at`."""
     size = SIZES.get(data[at])
     if size is None:
         raise TableError(f"a field value of type {data[at : at + 1]!r} is not known")
@@ -105,7 +97,7 @@ def _value_end(data: bytes, at: int) -> int:
             raise TableError("a field value ends within its length")
         size = 4 + int.from_bytes(data[at : at + 4], "big")
     if at + size > len(data):
-        raise TableError(f"a field value of {size} bytes, {len(data) - at} are left")
+        raise TableError(f"a field value of {size} bytes, but only {len(data) - at} are left")
     return at + size
 
 
@@ -113,7 +105,7 @@ def _value_end(data: bytes, at: int) -> int:
 
 
 def get(entries: list[RawEntry], name: bytes) -> bytes | None:
-    """The value of that name, the first if there are several; None if there is none."""
+    """Return the first value of that name, or None."""
     for found, value in entries:
         if found == name:
             return value
@@ -121,7 +113,7 @@ def get(entries: list[RawEntry], name: bytes) -> bytes | None:
 
 
 def put(entries: list[RawEntry], name: bytes, value: bytes) -> None:
-    """Set the value of that name, at its old place or at the end."""
+    """Set the value of that name, in its old place or at the end."""
     for i, (found, _) in enumerate(entries):
         if found == name:
             entries[i] = (name, value)
@@ -133,12 +125,12 @@ def put(entries: list[RawEntry], name: bytes, value: bytes) -> None:
 
 
 def content(value: bytes, letters: bytes) -> bytes | None:
-    """What a value holds whose letter is one of S, A, F, x and of these; None if it is not."""
+    """Return the content of a value whose letter is one of these (of S, A, F, x), or None."""
     return value[5:] if value[0] in letters else None
 
 
 def integer(value: bytes) -> int | None:
-    """A whole number of any width, a timestamp included; None if it is something else."""
+    """Return a whole number of any width, or a timestamp; None for another type."""
     letter = value[0]
     if letter in _SIGNED:
         return int.from_bytes(value[1:], "big", signed=True)
@@ -146,36 +138,38 @@ def integer(value: bytes) -> int | None:
 
 
 def long_string(data: bytes) -> bytes:
-    """A value of letter S."""
+    """Return a value of letter S."""
     return b"S" + _U32.pack(len(data)) + data
 
 
 def binary(data: bytes) -> bytes:
-    """A value of letter x."""
+    """Return a value of letter x."""
     return b"x" + _U32.pack(len(data)) + data
 
 
 def signed(number: int) -> bytes:
-    """A value of letter l, signed 64 bits."""
+    """Return a value of letter l: signed, 64 bits."""
     return b"l" + number.to_bytes(8, "big", signed=True)
 
 
 def timestamp(seconds: int) -> bytes:
-    """A value of letter T: seconds since 1970."""
+    """Return a value of letter T: seconds since 1970."""
     return b"T" + seconds.to_bytes(8, "big")
 
 
 def array(values: list[bytes]) -> bytes:
-    """A value of letter A."""
+    """Return a value of letter A."""
     data = b"".join(values)
     return b"A" + _U32.pack(len(data)) + data
 
 
 def nested(entries: list[RawEntry]) -> bytes:
-    """A value of letter F."""
+    """Return a value of letter F."""
     data = join(entries)
     return b"F" + _U32.pack(len(data)) + data
 
+
+# ---- properties ----------------------------------------------------------------------------------
 
 CONTENT_TYPE: Final = 0x8000
 CONTENT_ENCODING: Final = 0x4000
@@ -191,12 +185,12 @@ EMPTY: Final = b"\0\0"  # no property at all
 
 
 class PropertiesError(ValueError):
-    """Bytes are no list of properties."""
+    """Bytes are not a list of properties."""
 
 
 class RawProperties:
-    """Properties, and the places of three of them in `data`. Each is the range from its `_at` to
-    its `_end`, empty where the property would stand if it were there. priority: -1 for none."""
+    """Properties, and where three of them lie in `data`: each from its `_at` to its `_end`, an
+    empty range where the property would be inserted. priority: -1 for none."""
 
     __slots__ = (
         "data", "expiration_at", "expiration_end", "flags", "headers_at", "headers_end", "list_at",
@@ -205,7 +199,7 @@ class RawProperties:
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 2:
-            raise PropertiesError(f"properties of {len(data)} bytes, expected two at least")
+            raise PropertiesError(f"properties of {len(data)} bytes, expected at least 2")
         flags = data[0] << 8 | data[1]
         at = 2
         last = flags
@@ -242,7 +236,7 @@ class RawProperties:
             raise PropertiesError(f"properties of {len(data)} bytes end within one of them")
 
     def headers(self) -> list[RawEntry]:
-        """The entries of the headers table; none if it is damaged."""
+        """Return the entries of the headers table; none if it is damaged."""
         if self.headers_at == self.headers_end:
             return []  # compiled, a slice that ends before it begins is an error
         try:
@@ -251,13 +245,14 @@ class RawProperties:
             return []
 
     def expiration(self) -> bytes | None:
-        """The expiration as it was given, None if there is none."""
+        """Return the expiration as it was given, or None."""
         if not self.flags & EXPIRATION:
             return None
         return self.data[self.expiration_at + 1 : self.expiration_end]
 
     def changed(self, headers: list[RawEntry], *, has_expiration: bool = True) -> bytes:
-        """The properties with these headers; has_expiration=False: without their expiration."""
+        """Return the properties with these headers; has_expiration=False: without the
+        expiration."""
         data = self.data
         flags = self.flags & ~HEADERS
         table = b""
@@ -274,7 +269,7 @@ class RawProperties:
 
 
 def _after_short(data: bytes, at: int, is_there: int) -> int:
-    """Behind the short string at `at`, if there is one."""
+    """Return the position after the short string at `at`, if there is one."""
     if not is_there:
         return at
     if at >= len(data):

@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, Head, NewMessage
-from penstock.queues.factory import open_backing
-from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue
+from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue, open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery
-from penstock.queues.factory import open_backing
+from penstock.queues.priority_queue import open_backing
 from penstock.queues.vq_state import CHECKS
 from penstock.storage.durability import OS
 from tests.helpers.engine_rig import EngineRig

@@ -20,7 +20,7 @@ for each holder that comes or goes is bounded, however many they are.
              moment and page out for it
     leave    the message leaves RAM in that queue
 
-A queue counts messages in RAM in full (vq_state.py) and subtracts what others count for it:
+A queue counts messages in RAM in full (queue_ram.py) and subtracts what others count for it:
 `SharedBodies.elsewhere_bytes`, one for each queue. A message without a SharedBody costs nothing
 for all this but the look at its class.
 

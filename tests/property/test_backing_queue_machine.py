@@ -26,7 +26,7 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.priority_queue import PriorityQueue
-from penstock.queues.vq_state import VQState
+from penstock.queues.queue_ram import QueueRam
 from penstock.storage.checkpointer import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.transaction import Transaction
@@ -452,7 +452,7 @@ class VariableMachine(PagingMachine):
         )
 
     @rule(name=NAMES, push=st.sampled_from(PUSHES), n=st.integers(1, 12))
-    def page(self, name: bytes, push: Callable[[VQState, int], int], n: int) -> None:
+    def page(self, name: bytes, push: Callable[[QueueRam, int], int], n: int) -> None:
         """Into places, q2 first of all, where the present rules of paging hardly ever go."""
         state = real(self.world.queues[name]).state
         if not (state.is_lazy or state.becomes_lazy):

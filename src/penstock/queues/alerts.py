@@ -29,7 +29,6 @@ from typing import Final
 from penstock.errors import OptionError
 from penstock.queues.budget import format_bytes
 from penstock.queues.queue_options import QueueOptions
-from penstock.queues.rates import INFINITY
 
 KINDS: Final = ("count", "size", "depth", "age")
 COUNT: Final = 0
@@ -87,7 +86,7 @@ class Thresholds:
         age_down: int = -1,
         repeat_gap_s: float = REPEAT_GAP_S,
     ) -> None:
-        if not 0 <= repeat_gap_s < INFINITY:
+        if not 0 <= repeat_gap_s < float("inf"):
             raise OptionError("alert_repeat_gap", repeat_gap_s, "0 seconds or more")
         self.repeat_gap_s: float = repeat_gap_s
         self.ups: list[int] = [count_up, size_up, depth_up, age_up]

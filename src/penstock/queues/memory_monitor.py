@@ -56,8 +56,7 @@ from penstock.clock import Clock
 from penstock.errors import OptionError
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
-from penstock.queues.rates import INFINITY
-from penstock.queues.vq_state import ALPHA_BYTES
+from penstock.queues.queue_ram import ALPHA_BYTES, INFINITY
 
 INTERVAL_S: Final = 2.5
 DURATION_RATIO: Final = 0.95  # from it on durations are sent

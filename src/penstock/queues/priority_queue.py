@@ -69,9 +69,9 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
+from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES, alpha_bytes
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import Holder

@@ -15,7 +15,7 @@ soon as one of the limits is passed without them; each limit is for every partit
 
     orders NUL p0 | orders NUL p1 | ... | orders NUL p<N-1>
 
-so NUL is what no name of people may hold (factory.py says the same of priorities). One without the
+so NUL is what no name of people may hold (priority_queue.py: so are priorities). One without the
 argument is of its own name, and has one partition, 0. A record goes to the partition that the
 CRC-32 of its routing key says, so equal keys are in one partition and in order. How many there are
 is fixed for the life of a stream: keys would change their places.

@@ -1,4 +1,4 @@
-"""PriorityQueue: what priorities add to the contract (which test_factory.py asks of it): order."""
+"""PriorityQueue: what priorities add to the contract (which test_open_backing.py asks of it): order."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""raw_tables: any table comes apart and together again as it was, and damage is told."""
+"""raw_fields: any table can be split and joined again unchanged, and damage raises an error."""
 
 import datetime
 from decimal import Decimal

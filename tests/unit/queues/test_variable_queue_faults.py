@@ -13,8 +13,8 @@ import pytest
 from penstock.errors import DiskFullError
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
+from penstock.queues.queue_ram import QueueRam
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import VQState
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of, up_to
@@ -66,7 +66,7 @@ def test_requeue_where_nothing_can_be_written(seed: int) -> None:
     assert world.drain() == list(range(80))
 
 
-def spread(world: World, mode: int) -> VQState:
+def spread(world: World, mode: int) -> QueueRam:
     """Something in q4, q3, delta and q1, and pending in RAM."""
     state = real(world.q).state
     world.put(*range(60), mode=mode)
@@ -78,12 +78,12 @@ def spread(world: World, mode: int) -> VQState:
     return state
 
 
-def push_q1_eagerly(state: VQState, quota: int) -> int:
+def push_q1_eagerly(state: QueueRam, quota: int) -> int:
     """As a queue of the policy of 2011 does: gammas go on to delta."""
     return paging.push_q1(state, quota, goes_on=True)
 
 
-PUSHES: list[Callable[[VQState, int], object]] = [
+PUSHES: list[Callable[[QueueRam, int], object]] = [
     paging.push_q1,
     paging.push_q4,
     paging.push_pending,
@@ -96,7 +96,7 @@ PUSHES: list[Callable[[VQState, int], object]] = [
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_step_that_fails_leaves_everything_in_order(
-    push: Callable[[VQState, int], object], mode: int, nth: int
+    push: Callable[[QueueRam, int], object], mode: int, nth: int
 ) -> None:
     world = new_world(body_bytes=20)
     state = spread(world, mode)

@@ -106,22 +106,14 @@ class BackingQueue(ABC):
 
     @abstractmethod
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         """Publish to this queue alone and return the tag. The message is transient if the mode is
         NONE or the queue is not durable."""
 
     @abstractmethod
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
         """Publish several messages and return their tags. Paging is done once, at the end."""
-
-    @abstractmethod
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        """Publish to an empty queue what a consumer gets at once: it is pending. ValueError if the
-        queue is not empty."""
 
     @abstractmethod
     def hold(self, tag: int, lsn: int, mode: int) -> None:
@@ -162,13 +154,6 @@ class BackingQueue(ABC):
         """Dequeue heads while the predicate is true. Return the first that it refused, which stays
         the head; None if the queue is empty."""
 
-    @abstractmethod
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        """Fetch heads (they become pending) while the predicate says so, and fold `fun` over them.
-        As dropwhile, with the last `acc`."""
-
     # ---- settling ------------------------------------------------------------------------------
 
     @abstractmethod
@@ -205,10 +190,6 @@ class BackingQueue(ABC):
     @abstractmethod
     def forget(self, tags: list[int]) -> None:
         """Remove pending messages that a transaction has dequeued."""
-
-    @abstractmethod
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        """Fold over pending messages, with their bodies, which stay pending."""
 
     @abstractmethod
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
@@ -265,10 +246,6 @@ class BackingQueue(ABC):
         """Make messages, ascending, that are not leased any more ready at their old places. rows:
         what `returning` returned. All messages of an index that one record released must come in
         one call."""
-
-    @abstractmethod
-    def drain_confirmed(self) -> list[int]:
-        """Ids of messages published with `needs_confirming` that are confirmed since last time."""
 
     # ---- counts --------------------------------------------------------------------------------
 

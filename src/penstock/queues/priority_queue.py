@@ -179,10 +179,6 @@ class Part:
         """Return a predicate over heads of this part that passes the tags that callers see."""
         return lambda head: predicate(self.head(head))
 
-    def showing(self, fun: Callable[[Delivery, A], A]) -> Callable[[Delivery, A], A]:
-        """The same for what folds over deliveries."""
-        return lambda delivery, acc: fun(self.copied(delivery), acc)
-
 
 class PartFold(Generic[A]):
     """A fold over one part. goes_on: whether it was not cut short."""
@@ -425,7 +421,6 @@ class PriorityQueue(BackingQueue):
         self._ready: int = 0  # bits of the parts that have something ready
         self._busy: int = 0  # bits of the parts that may have something to page out
         self._stuck: int = 0  # bits of those that could not; `resume` tries again
-        self._confirming: int = 0  # bits of the parts that were ever asked for confirms
         self._len: int = 0
         self._in_hand: int = 0  # ready and pending; what is leased changes by itself
         self._body_bytes: int = 0
@@ -462,16 +457,10 @@ class PriorityQueue(BackingQueue):
         return [part.index for part in self.parts]
 
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         part = self._part_for(priority)
-        if needs_confirming:
-            self._confirming |= part.bit
-        tag = part.queue.publish(
-            header, body, mode, expiry_ms=expiry_ms, needs_confirming=needs_confirming
-        )
-        return part.base | tag
+        return part.base | part.queue.publish(header, body, mode, expiry_ms=expiry_ms)
 
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
         batches: dict[int, list[int]] = {}
@@ -485,16 +474,6 @@ class PriorityQueue(BackingQueue):
             for i, tag in zip(places, published, strict=True):
                 tags[i] = part.base | tag
         return tags
-
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        if self._len:
-            raise ValueError(f"{self._len} messages are ready: the queue is not empty")
-        part = self._part_for(priority)
-        delivery = part.queue.publish_delivered(header, body, mode, expiry_ms=expiry_ms)
-        self.count(part)
-        return part.delivery(delivery)
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:
         part = self._part_of(tag)
@@ -589,18 +568,6 @@ class PriorityQueue(BackingQueue):
                 return self.head()
         return None
 
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        while (part := self.highest()) is not None:
-            head, acc = part.queue.fetchwhile(part.asking(predicate), part.showing(fun), acc)
-            self.count(part)
-            if head is not None:
-                return part.head(head), acc
-            if part.len:
-                return self.head(), acc
-        return None, acc
-
     # ---- settling ------------------------------------------------------------------------------
 
     def ack(self, tags: list[int], mode: int) -> list[int]:
@@ -662,13 +629,6 @@ class PriorityQueue(BackingQueue):
             part = self.parts[number]
             part.queue.forget(seqs)
             self.count(part)
-
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for tag in tags:  # one by one: they come in the order of the tags
-            part = self._part_of(tag)
-            if part is not None:
-                acc = part.queue.ackfold(part.showing(fun), acc, [tag & SEQ_MASK])
-        return acc
 
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         for number in range(len(self.parts) - 1, -1, -1):
@@ -758,14 +718,6 @@ class PriorityQueue(BackingQueue):
             if part.index is index:
                 return part
         raise KeyError(f"queue {index.number} is no part of this one")
-
-    def drain_confirmed(self) -> list[int]:
-        ids: list[int] = []
-        if self._confirming:
-            for part in self.opened:
-                if self._confirming & part.bit:
-                    ids += part.queue.drain_confirmed()
-        return ids
 
     def _groups(self, tags: list[int]) -> dict[int, list[int]]:
         """Return the seqs by part, without tags that no part can have given."""

@@ -402,7 +402,6 @@ class VariableQueue(BackingQueue):
         self.paging: Paging = Paging(self.state, on_event)
         self._index = index
         self._mode: int = mode
-        self._confirms: list[tuple[int, int, int]] = []  # (lsn, mode, id)
         # Deliveries of messages below this seq are counted when they are made; the counted seqs.
         self._suspect_below: int = 0
         self._crash_mark: int = 0 if engine.recovered.is_clean else self.mark.delivered
@@ -484,16 +483,12 @@ class VariableQueue(BackingQueue):
         paging.settle(self.state, paging.load_rows(self.state))
 
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         engine, index = self.engine, self._index
         if not index.is_durable:
             mode = NONE
-        message = engine.publish([index], header, body, mode, expiry_ms)
-        if needs_confirming:
-            lsn = engine.last_lsn if mode != NONE else 0
-            self._confirms.append((lsn, mode, message.id))
+        engine.publish([index], header, body, mode, expiry_ms)
         return index.next_seq - 1
 
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
@@ -523,16 +518,6 @@ class VariableQueue(BackingQueue):
         if paging.is_over(self.state):
             slice_messages = min(n * (paging.PUBLISH_MESSAGES + 1), paging.SLICE_MESSAGES * 2)
             self.paging.step(slice_messages, 2 * paging.SLICE_BYTES)
-
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        if self.state.len:
-            raise ValueError(f"queue {self._index.number} is not empty: {self.state.len} messages")
-        self.publish(header, body, mode, expiry_ms=expiry_ms)
-        delivery = self._fetch(ack_required=True)
-        assert delivery is not None, "what was just published is there"
-        return delivery
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:
         self.mark.hold(tag, lsn, mode)
@@ -745,17 +730,6 @@ class VariableQueue(BackingQueue):
                 raise
             if len(dead) < ACKS_MAX:
                 return head
-
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        while True:
-            head = self.head()
-            if head is None or not predicate(head):
-                return head, acc
-            delivery = self._fetch(ack_required=True)
-            if delivery is not None:
-                acc = fun(delivery, acc)
 
     # ---- counts --------------------------------------------------------------------------------
 
@@ -1074,13 +1048,6 @@ class VariableQueue(BackingQueue):
         self.state.rates.n_ack_out += len(entries)
         self._after()
 
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for tag in tags:
-            delivery = self.pending(tag, with_body=True)
-            if delivery is not None:
-                acc = fun(delivery, acc)
-        return acc
-
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         for seq, message, is_pending in everything(self.state):
             go_on, acc = fun(self._seen(seq, message), is_pending, acc)
@@ -1141,17 +1108,6 @@ class VariableQueue(BackingQueue):
         while state.disk_pending.count:
             self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
         return died
-
-    def drain_confirmed(self) -> list[int]:
-        confirmed: list[int] = []
-        left: list[tuple[int, int, int]] = []
-        for lsn, mode, id in self._confirms:
-            if mode == NONE or self.engine.settled(mode) >= lsn:
-                confirmed.append(id)
-            else:
-                left.append((lsn, mode, id))
-        self._confirms = left
-        return confirmed
 
     # ---- attempts of messages that may have killed this process --------------------------------
 

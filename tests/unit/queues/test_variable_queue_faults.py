@@ -168,7 +168,7 @@ def test_a_read_that_fails_once(mode: int, body_bytes: int, effect: int | str) -
     assert len(world.rig.told("corruption")) == lost, "what is not delivered is told"
 
 
-@pytest.mark.parametrize("way", ["ack", "requeue", "move", "entries", "ackfold", "purge_acks"])
+@pytest.mark.parametrize("way", ["ack", "requeue", "move", "entries", "pending", "purge_acks"])
 @pytest.mark.parametrize("nth", [1, 3])
 def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -> None:
     world = new_world(body_bytes=STORED)
@@ -184,7 +184,7 @@ def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -
         "requeue": lambda: world.q.requeue(tags, OS),
         "move": lambda: [world.q.move(tag, [other], b"", OS) for tag in tags],
         "entries": lambda: world.q.entries(tags),
-        "ackfold": lambda: world.q.ackfold(lambda d, n: n + 1, 0, tags),
+        "pending": lambda: [world.q.pending(tag, with_body=True) for tag in tags],
         "purge_acks": lambda: world.q.purge_acks(OS),
     }
     world.rig.fs.fail(errno.EIO, kinds=["read"], nth=nth, times=None)
@@ -387,7 +387,7 @@ def test_a_move_to_its_own_end_while_delta_is_read(way: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, UNLIMITED])
-@pytest.mark.parametrize("way", ["fetch", "fetch without ack", "drop", "fetchwhile"])
+@pytest.mark.parametrize("way", ["fetch", "fetch without ack", "drop"])
 def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:
     world = new_world()
     world.put(*range(900))
@@ -405,7 +405,6 @@ def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:
         "fetch": lambda: world.q.fetch(),
         "fetch without ack": lambda: world.q.fetch(ack_required=False),
         "drop": lambda: world.q.drop(),
-        "fetchwhile": lambda: world.q.fetchwhile(up_to(1), lambda d, n: n + 1, 0),
     }
     refused = 0
     for _ in range(20):

@@ -1,9 +1,8 @@
-"""mypyc_attr: what the compiler is to know of a class, where nothing may be installed to say it.
+"""mypyc_attr: mypyc's class decorator, without the compiler's library.
 
-mypyc reads the decorator `mypy_extensions.mypyc_attr` when it compiles and takes it away. Whoever
-runs the same source uncompiled needs the name all the same, and should not have to install the
-compiler's own library for a decorator that does nothing: this one does nothing. This module itself
-is never compiled.
+mypyc reads the decorator `mypy_extensions.mypyc_attr` when it compiles and removes it. Uncompiled
+code needs the name, too, but should not require mypy_extensions for a decorator that does nothing.
+This module is never compiled.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     def mypyc_attr(**_):
-        """What mypyc makes of it when it compiles: docs of mypyc, "Native classes"."""
+        """Return a decorator that does nothing. Its arguments: docs of mypyc, "Native classes"."""
         return lambda cls: cls
 
 

@@ -1,29 +1,23 @@
-"""The running broker, its vhosts and its data: status, start, stop, checkpoints, backups.
+"""Commands for the running broker: status, start and stop, vhosts, users and limits, lists.
 
 `stop` returns when the broker has released the lock of its data directory, so that a script can
 use the directory; `await_startup` returns when the broker serves. Both have a --timeout.
 
-`serve` is in serve.py, the tools for a store that is not in use in store.py.
-
-Users, passwords, permissions and limits: the commands that say who may do what.
-
-A password may be an argument, as for rabbitmqctl, but then everybody who can list the machine's
-processes can read it. Without it, the command asks for it twice on the terminal, without showing
-it; with --stdin it is the first line of stdin.
+**Users.** A password may be an argument, as for rabbitmqctl, but then everybody who can list the
+machine's processes can read it. Without it, the command asks for it twice on the terminal, without
+showing it; with --stdin it is the first line of stdin.
 
 Permissions are regular expressions, found anywhere in a name: configure (declare, delete), write
 (publish, bind to) and read (consume, bind from). "" matches nothing, ".*" everything.
 
-Limits are numbers of a user or of a vhost, with rabbitmqctl's names. penstock.access keeps all of
-this.
+Limits are numbers of a user or of a vhost, with rabbitmqctl's names.
 
-The commands `list_...`: what there is in a broker, as rabbitmqctl's users know them.
+**Lists.** `penstock list_queues name messages consumers` prints these columns in this order;
+without columns a few, with `--format json` all. An unknown column is an error that suggests the
+nearest one. Columns of a broker of another version are printed when they are asked for and a row
+has them.
 
-`penstock list_queues name messages consumers` prints these columns in this order; without columns
-a few, with `--format json` all. An unknown column is an error that suggests the nearest one.
-Columns of a broker of another version are printed when they are asked for and a row has them.
-
-The rows come from penstock.broker and penstock.server.
+`serve` is in serve.py, the tools for a store that is not in use in store.py.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Queues, exchanges and bindings: the commands that declare, purge and delete them; and leases.
+"""Commands for queues, exchanges, bindings, leases and messages.
 
 An argument is NAME=VALUE, with the value as JSON (`x-max-length=1000`,
 `x-single-active-consumer=true`) or else as text (`x-overflow=reject-publish`). Declaring what
@@ -9,8 +9,6 @@ classic queue keeps what it has leased until it commits. A query that writes exa
 last batch, so that a repeated commit is recognised. The query may be started again at any time, so
 only these commands end that state: a released query that starts again from its checkpoint would
 read or write messages twice.
-
-Messages: `publish`, `get`, `consume` and `peek` for queues, `tail` for streams.
 
 **publish** sends one message, or one for each line of stdin, and returns when they are confirmed.
 Each request is a batch with one sync: what the pipe has delivered so far, up to 1 MiB. So a fast

@@ -41,6 +41,7 @@ REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 DROP_HEAD_STRICT: Final = "drop-head-strict"
 OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX, DROP_HEAD_STRICT)
 POLICIES: Final = ("ratio", "eager")
+QUEUE_MODES: Final = ("default", "lazy")
 
 # Qpid's words for what a queue does at qpid.max_size (bytes) and qpid.max_count.
 MAX_SIZE: Final = "qpid.max_size"
@@ -77,8 +78,11 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
     "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
 }
-# x-argument -> (low, high), for the broker's table of arguments
-NUMBER_RANGES: Final = {argument: (low, high) for argument, low, high in _NUMBERS.values()}
+# x-argument -> (least, greatest) on the wire, where x-delivery-limit is one less than max_attempts
+NUMBER_RANGES: Final = {
+    argument: (low - (name == "max_attempts"), high - (name == "max_attempts"))
+    for name, (argument, low, high) in _NUMBERS.items()
+}
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "overflow": ("x-overflow", OVERFLOWS),
     "policy": ("x-paging-policy", POLICIES),
@@ -195,17 +199,16 @@ class QueueOptions:
         x-argument."""
         left = _without_qpids(arguments)
         values: dict[str, object] = {}
-        for name, (x_name, low, high) in _NUMBERS.items():
+        for name, (x_name, _, _) in _NUMBERS.items():
             if x_name in left:
-                given = left.pop(x_name)
-                shift = 1 if name == "max_attempts" else 0  # see the head
-                number = _check_number(x_name, given, low - shift, high - shift, has_none=False)
-                values[name] = number + shift
+                low, high = NUMBER_RANGES[x_name]
+                number = _check_number(x_name, left.pop(x_name), low, high, has_none=False)
+                values[name] = number + (name == "max_attempts")
         for name, (x_name, choices) in _CHOICES.items():
             if x_name in left:
                 values[name] = _check_choice(x_name, left.pop(x_name), choices)
         if _MODE in left:
-            mode = _check_choice(_MODE, left.pop(_MODE), ("default", "lazy"))
+            mode = _check_choice(_MODE, left.pop(_MODE), QUEUE_MODES)
             values["lazy"] = mode == "lazy"
         key = left.get(_ROUTING_KEY)
         if left.get(_EXCHANGE) == "" and isinstance(key, str) and key and "\0" not in key:

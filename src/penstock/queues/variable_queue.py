@@ -72,6 +72,7 @@ from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
 from penstock.queues.paging import Paging
+from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
 from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
 from penstock.shared_body import SharedMessage
@@ -376,8 +377,6 @@ A = TypeVar("A")
 BATCH_MESSAGES: Final = 256  # of a batch, between two steps of paging
 BATCH_BYTES: Final = 1 << 20
 READ_MESSAGES: Final = 256  # that a fetch from disk reads at once
-POLICIES: Final = ("ratio", "eager")
-MODES: Final = ("default", "lazy")
 
 
 class VariableQueue(BackingQueue):
@@ -780,8 +779,8 @@ class VariableQueue(BackingQueue):
         return state.rates.out * (ALPHA_BYTES + state.bytes / state.len)
 
     def set_queue_mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"queue mode {mode!r}, expected one of {MODES}")
+        if mode not in QUEUE_MODES:
+            raise ValueError(f"queue mode {mode!r}, expected one of {QUEUE_MODES}")
         state = self.state
         if mode == "lazy":
             state.becomes_lazy = not state.is_lazy

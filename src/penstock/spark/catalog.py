@@ -20,8 +20,6 @@ A path is the directory of a stream (it has allMeta), of a vhost or box (streams
 whole store (vhosts/). A stream's directory holds its name (.queue_name); a stream that stands alone
 is named after its directory.
 
-Classic queues at a broker: leasing their messages to a reader, and owning that reader.
-
 **Leases.** A classic queue gives each message to one consumer. A query takes its messages durably:
 the broker leases them to a named reader, numbers them in the order of delivery, and keeps them for
 the reader across crashes until they are committed, which acknowledges them

@@ -17,7 +17,7 @@ the query's id, the sink's number in the file and the batch's number, and takes 
 next call of `_batch` refuses its rows, which the next run gets again: Spark has no call that stops
 a query between two batches.
 
-Frames of a pipeline: from the rows of a source to those of each sink, as Spark's plans.
+**Frames** lead from the rows of a source to those of each sink, as Spark's plans:
 
     source    columns of messages, or of files
     staged    + parsed by the schema; + a column with the reason why a row fails, or null

@@ -1,4 +1,6 @@
-"""A pipeline's state directory: how far it is and how its last run went, read without Spark.
+"""What is known about a pipeline without Spark: its state directory, and its queues at the broker.
+
+The state directory holds how far the pipeline is and how its last run went:
 
     state/flights/
         checkpoint/            Spark's: metadata {"id": the query}, offsets/<batch>, commits/<batch>
@@ -9,11 +11,10 @@ An offsets file is a line "v1", a line of Spark's own, and a line of JSON for ea
 offset where the batch ends. A batch is done when commits/ has its number. A batch that is only in
 offsets/ was planned, and the next run does it again. What the offsets mean: offsets.py.
 
-What a pipeline asks a broker beside its rows: does a queue exist, how far is a stream.
-
-All questions come from the driver's process, over AMQP, with penstock.client. The rows themselves
-go through the source and the sink. A missing queue that a pipeline writes to is declared durable,
-without arguments; an existing one stays as it is, be it a stream or a queue with limits.
+**Questions to a broker** (does a queue exist, how far is a stream) come from the driver's process,
+over AMQP, with penstock.client. The rows themselves go through the source and the sink. A missing
+queue that a pipeline writes to is declared durable, without arguments; an existing one stays as it
+is, be it a stream or a queue with limits.
 """
 
 import fcntl

@@ -1,4 +1,6 @@
-"""session(): a SparkSession with the settings that suit a Python source, on whatever Java there is.
+"""Sessions: a SparkSession with suitable settings, and Penstock for executors that lack it.
+
+`session` makes a session on whatever Java there is, with the settings that suit a Python source:
 
     spark.python.unix.domain.socket.enabled=true     JVM and Python talk over Unix sockets, which
                                                      makes a scan a fourth to a third faster
@@ -20,9 +22,7 @@ which Spark's launcher asks for. A JVM exits if it is asked for a missing module
 removes the request. So that Java gets a home of its own while this process runs, with a `bin/java`
 that passes on every argument but that one.
 
-pyspark is imported by `session` only.
-
-py_files: this package as a zip of plain Python, for executors that have no penstock installed.
+**Executors** without penstock get it as a zip of plain Python:
 
     penstock spark py-files penstock.zip
     spark-submit --py-files penstock.zip job.py          job.py calls penstock.spark.register(spark)
@@ -42,7 +42,8 @@ all of them work from a zip. Executors need pyarrow and numpy, as for any Python
 zlib-ng, if installed, makes checksums several times as fast. Equal sources give equal bytes: the
 zip has no times in it.
 
-If penstock can be installed on all machines, see docs/clusters.md.
+If penstock can be installed on all machines, see docs/clusters.md. pyspark is imported in
+functions only.
 """
 
 import atexit

@@ -58,7 +58,7 @@ class Alert:
     def text(self) -> str:
         """Return one line, such as: queue 'orders': depth is 12 MiB, the alert threshold is
         10 MiB."""
-        value, threshold = _shown(self.kind, self.value), _shown(self.kind, self.threshold)
+        value, threshold = _as_text(self.kind, self.value), _as_text(self.kind, self.threshold)
         if self.is_over:
             end = f"below the alert threshold of {threshold} again"
             return f"queue {self.queue!r}: {self.kind} is {value}, {end}"
@@ -180,7 +180,7 @@ class Alerts:
         self._on_alert(Alert(self._queue, KINDS[kind], value, self._ups[kind]))
 
 
-def _shown(kind: str, value: int) -> str:
+def _as_text(kind: str, value: int) -> str:
     """Return a value as text."""
     if kind == "count":
         return str(value)

@@ -48,7 +48,7 @@ UNITS: Final[dict[str, int]] = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
-SHOWN: Final = ("KiB", "MiB", "GiB", "TiB")
+LARGE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
 def machine_memory(fs: FileSystem) -> tuple[int, str]:
@@ -97,11 +97,11 @@ def format_bytes(number: int) -> str:
     if number < 1024:
         return f"{number} B"
     value = float(number)
-    unit = SHOWN[0]
-    for shown in SHOWN:
+    unit = LARGE_UNITS[0]
+    for larger in LARGE_UNITS:
         value /= 1024
-        unit = shown
-        if value < 1023.95:  # the next would be shown as 1024
+        unit = larger
+        if value < 1023.95:  # rounds to less than 1024
             break
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 

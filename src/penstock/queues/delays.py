@@ -158,7 +158,8 @@ class Delays:
     # ---- becoming due --------------------------------------------------------------------------
 
     def next_ms(self) -> int:
-        """When `step` has something to do: ms since 1970, in the past if at once, 0 for never."""
+        """Return when `step` has something to do: ms since 1970, in the past if at once, 0 for
+        never."""
         if self._next_ms < 0:
             times = [_due(bucket) for bucket in self._buckets.values()]
             self._next_ms = min((time for time in times if time), default=0)

@@ -480,9 +480,9 @@ def limits_warning(limits: Mapping[str, int], budget_bytes: int) -> str | None:
     if text is None:
         return None
     largest = sorted(limits.items(), key=_most_first)
-    shown = ", ".join(f"{name!r} {format_bytes(limit)}" for name, limit in largest[:NAMED_MAX])
+    named = ", ".join(f"{name!r} {format_bytes(limit)}" for name, limit in largest[:NAMED_MAX])
     more = f", and {len(largest) - NAMED_MAX} more" if len(largest) > NAMED_MAX else ""
-    return f"{text}; {shown}{more}"
+    return f"{text}; {named}{more}"
 
 
 def _most_first(one: tuple[str, int]) -> tuple[int, str]:

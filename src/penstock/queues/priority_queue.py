@@ -273,8 +273,8 @@ class PriorityBudget:
         return self.pool_bytes - (self.limit_bytes >> RESERVE_SHIFT)
 
     def fill_pool(self, part: Part) -> None:
-        """Something arrived at a part, which has paged out nothing: if the pool is low, the lowest
-        part that has anything in RAM pages out instead, at the worst the part itself."""
+        """Refill a low pool after an arrival for which the part paged nothing out: the lowest part
+        with anything in RAM pages out, at worst the part itself."""
         reserve = self.limit_bytes >> RESERVE_SHIFT
         if part.max_bytes >= UNLIMITED or self.pool_bytes >= reserve:
             return

@@ -1373,6 +1373,6 @@ class QueueHolder(Holder):
         return found
 
     def materialised(self, entries: list[Entry]) -> None:
-        """They are on their slots, and so is all before them: they come in ascending order."""
+        """Note that these, in ascending order, and all before them are on their slots."""
         if entries:
             self._on_slots_below = max(self._on_slots_below, entries[-1].seq + 1)

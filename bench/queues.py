@@ -23,8 +23,8 @@ from penstock import build_kind
 from penstock.clock import SystemClock
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, NewMessage
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine

@@ -11,7 +11,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.queues.vq_state import CHECKS
+from penstock.queues.queue_ram import CHECKS
 from tests.helpers.quick_spark import quicken
 
 CRASH_IMAGES = 5_000

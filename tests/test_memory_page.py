@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import penstock
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.rows import ROW_BYTES
-from penstock.queues.vq_state import ALPHA_BYTES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "memory.md").read_text()

@@ -43,8 +43,8 @@ from penstock.codec.spec import (  # noqa: E402
     QueueDeclare,
     QueueDeclareOk,
 )
-from penstock.queues.factory import open_backing  # noqa: E402
-from penstock.queues.vq_state import CHECKS  # noqa: E402
+from penstock.queues.priority_queue import open_backing  # noqa: E402
+from penstock.queues.queue_ram import CHECKS  # noqa: E402
 from penstock.storage.engine import StorageEngine  # noqa: E402
 from penstock.storage.options import StorageOptions  # noqa: E402
 from tests.helpers.broker_rig import BrokerRig, RigClient  # noqa: E402

@@ -1,13 +1,13 @@
-"""Clock, and the two that there are: the system's, and one that a test moves by hand.
+"""Clock: the system's, and one that a test moves by hand.
 
-Why so.  Whatever asks for the time is handed a Clock, so that any test can replay any run and
-none has to sleep. This is the only module of penstock that asks the system what time it is.
+Everything that needs the time is given a Clock, so any test can replay any run and none has to
+sleep. Only this module asks the system for the time.
 
-Two times, because they answer different questions. `monotonic` never goes back, and is for
-measuring how long ago something was: when a checkpoint is due, how long a sync took. `wall_ms` is
-the calendar's, may jump either way when somebody sets the clock, and is for what is written to
-disk or shown: the arrival and the expiry of messages. `wall_us` is the same, finer: the times of
-a stream's records, among which somebody may look for the moment just before his own publish.
+`monotonic` never goes back; it measures how long ago something was: when a checkpoint is due, how
+long a sync took. `wall_ms` is the calendar's time, may jump either way when the clock is set, and
+is for what is written to disk or displayed: the arrival and the expiry of messages. `wall_us` is
+finer, for the times of a stream's records, among which somebody may look for the moment just before
+a publish.
 """
 
 import time
@@ -16,39 +16,36 @@ from typing import Protocol
 
 
 def date(wall_ms: int) -> str:
-    """A time of `wall_ms` as operators are told it: ISO 8601, UTC, with milliseconds."""
+    """Return a time of `wall_ms` for operators: ISO 8601, UTC, with milliseconds."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 class Clock(Protocol):
-    """What tells the time."""
+    """A source of time."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return seconds since some fixed moment; never goes back."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 00:00 UTC; may jump when the system's clock is set."""
+        """Return milliseconds since 1970-01-01 00:00 UTC; may jump when the clock is set."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970-01-01 00:00 UTC; may jump when the system's clock is set."""
+        """Return microseconds since 1970-01-01 00:00 UTC; may jump when the clock is set."""
         ...
 
 
 class SystemClock:
-    """The time of this machine."""
+    """The clock of this machine."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
         return time.monotonic()
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 00:00 UTC."""
         return time.time_ns() // 1_000_000
 
     def wall_us(self) -> int:
-        """Microseconds since 1970-01-01 00:00 UTC."""
         return time.time_ns() // 1000
 
 
@@ -64,19 +61,16 @@ class ManualClock:
         self._advanced: float = 0.0
 
     def monotonic(self) -> float:
-        """Seconds, as last advanced."""
         return self._start + self._advanced
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, as last advanced."""
         return self._start_ms + round(self._advanced * 1000)
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, as last advanced."""
         return self._start_ms * 1000 + round(self._advanced * 1_000_000)
 
     def advance(self, seconds: float) -> None:
-        """Move both times forward. ValueError if `seconds` is negative: time never goes back."""
+        """Move both times forward. Raises ValueError if `seconds` is negative."""
         if seconds < 0:
             raise ValueError(f"a clock goes forward only, not by {seconds} s")
         self._advanced += seconds

@@ -1,9 +1,9 @@
-"""Config: what a broker is started with: penstock.toml, PENSTOCK_* and flags, in one frozen object.
+"""Config: the options of a broker, from penstock.toml, PENSTOCK_* and flags, in one frozen object.
 
-None of it is needed. What is given twice counts by where it stands: a flag wins over the
-environment, that over the file, the file over the default. In the file the names are those of
-`DEFAULTS`, and the storage engine's own stand in a table [storage]; in the environment they are in
-capitals behind PENSTOCK_, the engine's behind PENSTOCK_STORAGE_; a flag is the name with hyphens.
+All options are optional. A flag overrides the environment, that the file, the file the default. In
+the file the names are those of `DEFAULTS`, and the storage engine's are in a table [storage]; in
+the environment they are in capitals after PENSTOCK_, the engine's after PENSTOCK_STORAGE_; a flag
+is the name with hyphens.
 
     port = 5672                     PENSTOCK_PORT=5672                      --port 5672
     memory = "64MiB"                PENSTOCK_MEMORY=64MiB                   --memory 64MiB
@@ -12,13 +12,11 @@ capitals behind PENSTOCK_, the engine's behind PENSTOCK_STORAGE_; a flag is the 
     [limits]
     user_channels = 1000            PENSTOCK_LIMITS_USER_CHANNELS=1000
 
-Whoever has a Config has a good one: what is wrong is an OptionError that names the value by the
-place where it was given. An unknown name in the file is one that suggests the right name. The
-environment is shared with others, so an unknown PENSTOCK_* there is an error only when it is nearly
-one of these, and PENSTOCK_PORT=tcp://..., which Kubernetes sets for a service called penstock, is
-ignored; `ignored` says so.
-
-Not here: reading the file and the environment (both are handed in), and what the values do.
+Values are checked when a Config is made: an OptionError names the value by the place where it was
+given. For an unknown name in the file it suggests the right one. The environment is shared with
+other programs, so an unknown PENSTOCK_* there is an error only if it is nearly one of these, and
+PENSTOCK_PORT=tcp://..., which Kubernetes sets for a service called penstock, is ignored, which
+`ignored` reports.
 """
 
 import difflib
@@ -94,19 +92,19 @@ NOT_SETTINGS: Final = frozenset(
 class Config:
     """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
     memory_bytes: for all vhosts. mode, storage.interval_ms: of durability. is_strict: maxima of
-    queues beyond the budget are refused. half_open_max clients may be at the handshake, and
-    half_open_bytes_max of what they sent are kept. guest: where the user guest may come from.
-    data_permissions: what is done with a data directory in which others may write. ignored: lines
-    about what was given and is not used. http_hosts: names under which HTTP may be asked;
-    http_*_max: connections of all and of one address, requests of one user. Times in seconds: a
-    handshake may take handshake_timeout_s; a vhost that says nothing for vhost_hang_s is killed;
-    after more than vhost_restarts_max failures within vhost_restart_window_s it is down and started
-    again after vhost_retry_s, then after twice as long, or, with the strategy "stop_node", the
-    broker stops; a request that ended its process twice is refused for vhost_refusal_s.
-    staging_bytes_max: what may be staged in each vhost and not committed, staging_user_bytes_max:
-    by one user; staging_timeout_s: age at which that is deleted. lease_alert_s: age from which a
-    lease is told of. stream_hold_s_max, stream_hold_bytes_max: how much more than its limits keep
-    readers of a stream may ask to keep."""
+    queues beyond the budget are refused. half_open_max: clients that may be in the handshake at a
+    time; half_open_bytes_max: bytes kept of what they sent. guest: where the user guest may come
+    from. data_permissions: what to do about a data directory in which others may write. ignored:
+    lines about values that were given and are not used. http_hosts: names under which HTTP may be
+    asked; http_*_max: connections of all and of one address, requests of one user. Times in
+    seconds: handshake_timeout_s: longest handshake; vhost_hang_s: a vhost that is silent for so
+    long is killed; after more than vhost_restarts_max failures within vhost_restart_window_s it is
+    down and started again after vhost_retry_s, then after twice as long, or, with the strategy
+    "stop_node", the broker stops; a request that ended its process twice is refused for
+    vhost_refusal_s. staging_bytes_max: what may be staged in each vhost and not committed,
+    staging_user_bytes_max: by one user; staging_timeout_s: age at which that is deleted.
+    lease_alert_s: age at which a lease raises an alert. stream_hold_s_max, stream_hold_bytes_max:
+    how much more than its limits readers of a stream may ask to keep."""
 
     data: str
     host: str
@@ -151,7 +149,8 @@ class _Given:
 
 
 def parse_file(path: str, text: str) -> dict[str, object]:
-    """The table in a penstock.toml. OptionError: it is none, or has an unknown name."""
+    """Return the table in a penstock.toml. Raises OptionError if it is none, or has an unknown
+    name."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -169,7 +168,7 @@ def parse_file(path: str, text: str) -> dict[str, object]:
 
 
 def _line_of(error: str, text: str) -> str:
-    """The line of a file that an error of tomllib is about, "(at line 3, column 5)"."""
+    """Return the line of a file that an error of tomllib is about, "(at line 3, column 5)"."""
     found = re.search(r"line (\d+)", error)
     lines = text.splitlines()
     number = int(found[1]) if found else len(lines)
@@ -184,7 +183,7 @@ def config_of(
     file: Mapping[str, object],
     file_path: str = "penstock.toml",
 ) -> Config:
-    """The Config of a start. OptionError.
+    """Return the Config of a start. Raises OptionError.
 
     whole_bytes: the memory that fractions are of. flags: by the names of DEFAULTS, None for one
     that was not given. file: as `parse_file` returns it.
@@ -308,7 +307,7 @@ def _limits(given: Mapping[str, _Given]) -> Limits:
 
 
 def _number_in(text: str) -> object:
-    """The number that a text is; the text itself if it is none, for whoever checks it."""
+    """Return the number in a text; the text itself if it is none."""
     kinds: tuple[Callable[[str], object], ...] = (int, float)
     for kind in kinds:
         try:
@@ -360,7 +359,7 @@ def _flag(given: _Given) -> bool:
 
 
 def _names(given: _Given) -> tuple[str, ...]:
-    """A list of names, or a text with commas between them."""
+    """Return a list of names, from a list or a text with commas."""
     value = given.value
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -384,7 +383,7 @@ def _memory(given: _Given, whole_bytes: int) -> int:
 
 
 def _size(given: _Given, low: int) -> int:
-    """A number of bytes, or a text such as "8GiB"."""
+    """Return a number of bytes, from a number or a text such as "8GiB"."""
     expected = f'a size such as "8GiB", at least {low} bytes'
     value = given.value
     if isinstance(value, bool) or not isinstance(value, str | int):

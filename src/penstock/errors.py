@@ -15,8 +15,8 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def valid_text(text: str) -> str:
-    """The text with U+FFFD for each lone surrogate, such as stand for bytes that are no UTF-8: any
-    encoder takes it."""
+    """Return the text with U+FFFD for each lone surrogate (which stands for a byte that is not
+    UTF-8), so that any encoder accepts it."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -25,7 +25,7 @@ class PenstockError(Exception):
 
 
 class StorageError(PenstockError):
-    """Something about the files on disk."""
+    """An error of the files on disk."""
 
 
 DAMAGE_ADVICE: Final = (
@@ -39,7 +39,7 @@ LOCKED_ADVICE: Final = (
 
 
 class CorruptionError(StorageError):
-    """A file holds what was never written. A torn tail is not this. Its note says what to do."""
+    """A file contains what was never written. A torn tail is not this. Its note says what to do."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}: at byte {position}: {reason}")
@@ -50,7 +50,8 @@ class CorruptionError(StorageError):
 
 
 def damaged_at(text: str) -> str:
-    """The file that a text names which ends with that of a CorruptionError; the text, if none."""
+    """Return the file in a text that ends with a CorruptionError's; the whole text if there is
+    none."""
     before, found, _ = text.rpartition(": at byte ")
     return before.rpartition(": ")[2] if found else text
 
@@ -84,7 +85,7 @@ class NotAStoreError(StorageError):
 
 
 class PathNotFreeError(NotAStoreError):
-    """Where a backup or a salvaged store is to be made there is something already."""
+    """The path for a backup or a salvaged store is not free."""
 
     def __init__(self, path: str, reason: str) -> None:
         StorageError.__init__(self, f"{path}: {reason}; give a path that is missing or empty")
@@ -112,7 +113,7 @@ class DiskFullError(StorageError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether this is a lack of space, which is no failure: what was tried may be tried again."""
+    """Return whether this is a lack of space, after which the same may be tried again."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, DiskFullError)
@@ -153,12 +154,12 @@ class UnknownQueueError(StorageError):
 
 
 def deleted_error(name: bytes) -> UnknownQueueError:
-    """What is said of a queue or stream that somebody still holds, but that is deleted."""
+    """Return the error for a queue or stream that is still in use, but deleted."""
     return UnknownQueueError(f"{name.decode('utf-8', 'replace')} (deleted)")
 
 
 class UnknownLeaseError(StorageError):
-    """A reader has leased nothing of a queue, or what it had is being released."""
+    """A reader has leased nothing of a queue, or its lease is being released."""
 
     def __init__(self, queue: str, reader: str) -> None:
         super().__init__(f"queue {queue!r}: reader {reader!r} has no lease")
@@ -181,8 +182,8 @@ class QueueLeasedError(PenstockError):
 
 class BatchConflictError(PenstockError):
     """A batch was not written, because the broker knows another one: with the same number and other
-    rows or another target, or a newer one; or batches before it are missing there. reason: names
-    both, and the ways out."""
+    rows or another target, or a newer one; or batches before it are missing. reason: names both,
+    and what to do."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -190,8 +191,8 @@ class BatchConflictError(PenstockError):
 
 
 class ReaderTakenError(PenstockError):
-    """A reader of a classic queue belongs to another query, which runs; or to one that took over,
-    because this one was not heard of for too long. reason: which reader of which queue."""
+    """A reader of a classic queue belongs to another running query, or to one that took over
+    because this one was silent for too long. reason: which reader of which queue."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -199,7 +200,7 @@ class ReaderTakenError(PenstockError):
 
 
 class NotLeasableError(PenstockError):
-    """Of this queue nothing can be leased; `why` says why."""
+    """Messages of this queue cannot be leased; `why` says why."""
 
     def __init__(self, queue: str, why: str) -> None:
         super().__init__(f"queue {queue!r} cannot be leased: {why}")
@@ -226,8 +227,7 @@ class OptionError(PenstockError):
 
 
 class MissingPackageError(PenstockError):
-    """Something that Penstock needs for this is not installed. reason: what it is, and how to
-    install it."""
+    """A package that is needed is not installed. reason: which, and how to install it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -257,9 +257,10 @@ class QueueEmptyError(PenstockError):
 
 
 class StreamGapError(PenstockError):
-    """What a reader of a stream should have got next is gone, for retention was faster.
+    """Records that a reader of a stream should have got next were reclaimed by retention.
 
-    queue, partition, asked (the offset that was to come), first (that of the next record there is).
+    queue, partition, asked (the next offset to read), first (the offset of the next existing
+    record).
     """
 
     def __init__(self, queue: str, partition: int, asked: int, first: int) -> None:
@@ -296,11 +297,11 @@ class ForkedError(PenstockError):
 
 
 class AMQPError(PenstockError):
-    """An AMQP exception: what is told to the client, with the reply code of the specification.
+    """An AMQP exception: an error for the client, with the reply code of the specification.
 
-    code: the reply code, such as 404. text: as it goes onto the wire, "NOT_FOUND - no queue ...":
-    the code's name is put before what is given, and the whole is valid Unicode. class_id,
-    method_id: of the method that failed, 0 if it was none.
+    code: the reply code, such as 404. text: as it is sent, "NOT_FOUND - no queue ...": the code's
+    name and the given text, valid Unicode. class_id, method_id: of the method that failed, 0 if it
+    was none.
     """
 
     def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:

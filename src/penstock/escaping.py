@@ -1,9 +1,9 @@
-r"""Text from clients as people may see it: in lines of the log, in terminals, on command lines.
+r"""Text from clients, escaped for log lines, terminals and command lines.
 
-Names and texts come from clients and may hold any bytes. Written as they are,
-a line feed begins a forged line of the log, and an escape sequence changes the terminal of whoever
-reads it. So each character that is not printable is written as the bytes of its UTF-8, each as
-`\xNN`; a byte that is no UTF-8 (a surrogate escape in our strings) is `\xNN` too.
+Names and texts from clients may contain any bytes. Unescaped, a line feed would begin a forged line
+of the log, and an escape sequence would change the reader's terminal. So each character that is not
+printable is written as the bytes of its UTF-8, each as `\xNN`, and so is a byte that is not UTF-8
+(a surrogate escape in our strings).
 
     one_line(text)     for messages: a backslash stays what it is
     escaped(name)      for names: a backslash is doubled, so that `unescaped` gives the name again
@@ -17,21 +17,21 @@ _ESCAPE: Final = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(\\))")
 
 
 def one_line(text: str) -> str:
-    r"""The text with `\xNN` for each byte of what is not printable, so it has no line feed."""
+    r"""Return the text with `\xNN` for each byte of what is not printable, without line feeds."""
     if text.isprintable():
         return text
     return "".join([char if char.isprintable() else _bytes_of(char) for char in text])
 
 
 def escaped(name: str) -> str:
-    """As `one_line`, with backslashes doubled; `unescaped` gives the name again."""
+    """Return the text as `one_line` does, with backslashes doubled, for `unescaped`."""
     return one_line(name.replace("\\", "\\\\"))
 
 
 def unescaped(text: str) -> str:
-    r"""The name in `text`, in which `\xNN` is a byte and two backslashes are one.
+    r"""Return the name in `text`, in which `\xNN` is a byte and two backslashes are one.
 
-    A backslash before anything else is a backslash. Bytes that are no UTF-8 are surrogate escapes
+    A backslash before anything else is a backslash. Bytes that are not UTF-8 are surrogate escapes
     in the result, as in all names of queues and exchanges."""
     if "\\" not in text:
         return text

@@ -1,20 +1,18 @@
-"""Message and MessageFactory: what travels through queues, and where its number comes from.
+"""Message and MessageFactory: what travels through queues, and the ids of messages.
 
-A `Message` is shared by every queue that it was routed to; what differs from queue to queue (its
-SeqId, whether it is on a slot yet) is kept by the queue. A *header* is the opaque content header;
-the empty header stands for the default one, so most messages pay nothing for it on disk. `size`
-stays when the body leaves RAM: no limit, count or expiry ever needs the body (the lesson of Qpid's
-Flow to Disk Design, where counting by reading the body undid the whole effort).
+A `Message` is shared by all queues that it was routed to; the queue keeps what differs from queue
+to queue (the seq, whether it is on a slot yet). A *header* is the opaque content header; the empty
+header means the default, so most messages need no bytes for it on disk. `size` stays when the body
+leaves RAM: no limit, count or expiry ever reads the body (in Qpid's Flow to Disk Design counting
+read the bodies, which undid the effort).
 
-Placement is decided once, when a message is published: `store_file` is 0 for a body that belongs
-into the queue's own segment, else the file of the MessageStore that holds it (with the id, that is
-the body's address).
+Placement is decided once, when a message is published: `store_file` is 0 for a body in the queue's
+own segment, else the file of the MessageStore that holds it (with the id, that is its address).
 
-`MessageFactory` is the part of that name in Qpid's design: one place hands out ids, and it refuses
-to while recovery is still showing it the ids that exist. Here the upper 24 bits of an id are the
-number of the start and the lower 40 bits count within it. The start number is raised and synced by
-every start [9], so no id ever means two bodies, even if the last ids handed out before a crash
-left no trace on disk.
+`MessageFactory` is named after the part in Qpid's design: it alone creates ids, and refuses to
+while recovery is still reporting the ids that exist. The upper 24 bits of an id are the number of
+the start and the lower 40 bits count within it. Every start raises and syncs the start number [9],
+so no id ever means two bodies, even if the last ids before a crash left no trace on disk.
 """
 
 from typing import Final
@@ -27,16 +25,16 @@ START_SHIFT: Final = 40
 START_MAX: Final = (1 << 24) - 1
 
 
-# Neither Message nor Entry is ever part of a cycle, so that the garbage collector, which would walk
-# a million of them again and again, is not told of them.
+# Message and Entry are never part of a cycle, so they are not tracked by the garbage collector,
+# which would otherwise walk over a million of them again and again.
 
 
 @mypyc_attr(acyclic=True)
 class Message:
-    """One message: opaque header, body or None when the body is not in RAM, and its measures.
+    """One message: opaque header, and body, or None when the body is not in RAM.
 
-    size: bytes of the body. time: seconds since 1970 at publish. expiry_ms: milliseconds since
-    1970 after which it is dead, 0 for never. store_file: see the head of this module.
+    size: bytes of the body. time: seconds since 1970 at publish. expiry_ms: milliseconds since 1970
+    after which it is dead, 0 for never. store_file: see the head of this module.
     """
 
     __slots__ = ("body", "expiry_ms", "header", "id", "persistent", "size", "store_file", "time")
@@ -62,7 +60,7 @@ class Message:
         self.persistent: bool = persistent
 
     def copy(self) -> "Message":
-        """The same message, for whoever will load a body into it that is not to stay in RAM."""
+        """Return a copy, for loading a body that does not stay in RAM."""
         return Message(
             self.id, self.header, self.body, self.size, self.time, self.expiry_ms, self.store_file,
             self.persistent,
@@ -70,14 +68,15 @@ class Message:
 
 
 def is_large(message: Message) -> bool:
-    """Whether its body is in the store and so large that it need not be in RAM to be sent."""
+    """Return whether the body is in the store, and so large that it is sent from there in
+    pieces."""
     return message.store_file != 0 and message.size >= LARGE_FROM
 
 
 @mypyc_attr(acyclic=True)
 class Entry:
-    """A message in one queue: its seq there, and whether it is on its slot yet (RAM and log have
-    it in any case until then)."""
+    """A message in one queue: its seq there, and whether it is on its slot yet (until then it is in
+    RAM and log)."""
 
     __slots__ = ("message", "on_slot", "seq")
 
@@ -88,12 +87,12 @@ class Entry:
 
 
 def seq_of(entry: Entry) -> int:
-    """What entries are sorted by."""
+    """Return the key by which entries are sorted."""
     return entry.seq
 
 
 class MessageFactory:
-    """Hands out MessageIds; RECOVERING until `open` is called, as in Qpid's design."""
+    """Creates message ids. RECOVERING until `open` is called, as in Qpid's design."""
 
     def __init__(self) -> None:
         self.is_open: bool = False
@@ -102,14 +101,15 @@ class MessageFactory:
         self._next: int = 0
 
     def seen(self, id: int) -> None:
-        """Recovery met this id. StorageError once the factory is open."""
+        """Note an id that recovery found. Raises StorageError once the factory is open."""
         if self.is_open:
             raise StorageError(f"message id {id:#x} is recovered after ids were handed out")
         if id > self._highest:
             self._highest = id
 
     def open(self, start: int) -> None:
-        """Begin to hand out ids of this start number, which must be above all that was seen."""
+        """Begin to create ids with this start number. Raises StorageError unless it is above all
+        ids seen."""
         if self.is_open:
             raise StorageError("the MessageFactory is open already")
         if not self._highest >> START_SHIFT < start <= START_MAX:
@@ -122,7 +122,7 @@ class MessageFactory:
         self.is_open = True
 
     def create(self) -> int:
-        """The next id. StorageError while recovery is still running."""
+        """Return the next id. Raises StorageError during recovery."""
         if not self.is_open:
             raise StorageError("no message id before recovery has ended")
         self._next += 1

@@ -1,31 +1,31 @@
-"""SharedBody: one body in RAM that several queues hold, and which part of it each of them counts.
+"""SharedBody: one body in RAM that several queues hold, and the part of it that each of them
+counts.
 
 A message that goes to ten queues is one bytes object. So that all queues together count it once,
 each of them counts a part:
 
-    part     len(body) // weight; what everyone who holds it counts
-    first    whoever stands first in the list counts what the parts of the others leave
+    part     len(body) // weight: what each holder counts
+    first    the first in the list also counts what the parts do not cover
 
-So the counts always come to exactly len(body) while anybody holds it in RAM, and to 0 after that.
-A holder that leaves (its message was acknowledged, paged out, purged ...) gives its part to the
-first, so whoever is left alone counts the whole body. `weight` is the number of holders when the
-parts were made. They are made again once an eighth of these have left, or when there are too many
-for them: up to eight holders the parts are always equal, above that within an eighth, and the cost
-for each holder that comes or goes is bounded, however many they are.
+So the counts always add up to exactly len(body) while any queue holds it in RAM, and to 0 after
+that. A holder that leaves (its message was acknowledged, paged out, purged ...) gives its part to
+the first, so the last one counts the whole body. `weight` is the number of holders when the parts
+were made. They are made again once an eighth of these have left, or when there are too many for
+them: up to eight holders the parts are always equal, above that within an eighth, and the cost for
+each holder that comes or goes is bounded.
 
-    make     StorageEngine.new_message, for several queues: nobody holds it
-    join     a queue takes the message into RAM. It counts its part
-    complete all queues for which it was published have had it: the first counts the rest too.
-             Before that it does not, or the first of ten queues would count the whole body for a
-             moment and page out for it
+    make     StorageEngine.new_message, for several queues: no queue holds it yet
+    join     a queue takes the message into RAM and counts its part
+    complete all queues for which it was published have had it: the first counts the rest, too.
+             Otherwise the first of ten queues would count the whole body for a moment and page out
     leave    the message leaves RAM in that queue
 
-A queue counts messages in RAM in full (vq_state.py) and subtracts what others count for it:
-`SharedBodies.elsewhere_bytes`, one for each queue. A message without a SharedBody costs nothing
-for all this but the look at its class.
+A queue counts messages in RAM in full (queue_ram.py) and subtracts what others count for it:
+`SharedBodies.elsewhere_bytes`, one for each queue. A message without a SharedBody costs only the
+check of its class.
 
-Bodies that were read back from disk are objects of their own, and are not shared. Headers are
-counted by each queue.
+Bodies that were read back from disk are separate objects and not shared. Headers are counted by
+each queue.
 """
 
 from typing import Final
@@ -36,8 +36,8 @@ from penstock.native import mypyc_attr
 
 @mypyc_attr(acyclic=True)
 class SharedBodies:
-    """Of one queue. count: shared bodies that it holds in RAM, one that it holds twice counted
-    twice. elsewhere_bytes: of these bodies, what the other holders count."""
+    """The shared bodies of one queue. count: how many it holds in RAM, one that it holds twice
+    counted twice. elsewhere_bytes: what the other holders count of these bodies."""
 
     __slots__ = ("count", "elsewhere_bytes")
 
@@ -51,7 +51,7 @@ NOBODY: Final = SharedBodies()
 
 @mypyc_attr(acyclic=True)
 class SharedBody:
-    """body: not empty. weight: how many are expected to hold it, at least 1."""
+    """body: not empty. weight: how many holders are expected, at least 1."""
 
     __slots__ = ("_count", "_holders", "_is_complete", "_part", "_size", "_weight", "body")
 
@@ -68,7 +68,7 @@ class SharedBody:
         self._is_complete: bool = False
 
     def join(self, holder: SharedBodies) -> None:
-        """One more holds it; who holds it twice joins twice."""
+        """Add a holder; a queue that holds it twice joins twice."""
         holder.count += 1
         if self._is_complete:
             self._join_late(holder)
@@ -88,7 +88,7 @@ class SharedBody:
         size = self._size
         n = self._count
         if n and (n + 1) * self._part > size:
-            self._share_anew(n + 1 + (n + 1) // 7)
+            self._share_again(n + 1 + (n + 1) // 7)
         part = self._part
         holder.elsewhere_bytes += size - part
         self._add(holder)
@@ -96,8 +96,7 @@ class SharedBody:
         self._holders[0].elsewhere_bytes += part if n else part - size
 
     def complete(self) -> None:
-        """Everybody for whom it was published has it, or never will in RAM. A second call does
-        nothing."""
+        """End the publish: all queues have joined, or never will. A second call does nothing."""
         if self._is_complete:
             return
         self._is_complete = True
@@ -105,11 +104,11 @@ class SharedBody:
         if n:
             self._holders[0].elsewhere_bytes -= self._size - n * self._part
             if n > self._weight:
-                self._share_anew(n)
-            self._look_at_parts(n)
+                self._share_again(n)
+            self._check_parts(n)
 
     def leave(self, holder: SharedBodies) -> None:
-        """Who has joined holds it no more. ValueError: it has not joined."""
+        """Remove a holder. Raises ValueError if it has not joined."""
         holders = self._holders
         n = self._count
         at = 0
@@ -134,15 +133,15 @@ class SharedBody:
         if not n:
             return
         holders[0].elsewhere_bytes -= part if at else rest + part
-        self._look_at_parts(n)
+        self._check_parts(n)
 
-    def _look_at_parts(self, n: int) -> None:
-        """Make the parts anew if an eighth of those that they were made for has left."""
+    def _check_parts(self, n: int) -> None:
+        """Make the parts again if an eighth of those that they were made for have left."""
         if n * 8 <= self._weight * 7:
-            self._share_anew(n)
+            self._share_again(n)
 
-    def _share_anew(self, weight: int) -> None:
-        """Parts for so many holders, at least as many as there are; the sum stays."""
+    def _share_again(self, weight: int) -> None:
+        """Make parts for so many holders, at least as many as there are; the sum stays."""
         part = self._size // weight
         more = part - self._part
         self._weight = weight
@@ -158,11 +157,11 @@ class SharedBody:
     # ---- for tests -----------------------------------------------------------------------------
 
     def times(self, holder: SharedBodies) -> int:
-        """How often it holds this."""
+        """Return how often the queue holds this body."""
         return sum([1 for each in self._holders if each is holder])
 
     def counted_bytes(self, holder: SharedBodies) -> int:
-        """What it counts of this, for as often as it holds it."""
+        """Return what the queue counts of this body, for as often as it holds it."""
         counted = self.times(holder) * self._part
         if self._is_complete and self._count and self._holders[0] is holder:
             counted += self._size - self._count * self._part

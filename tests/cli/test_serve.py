@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.lists import COLUMNS
 from penstock.cli.main import main
+from penstock.cli.node import COLUMNS
 from tests.helpers.live_broker import LiveBroker
 
 pytestmark = pytest.mark.real

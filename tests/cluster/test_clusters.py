@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.spark.py_files import NAME, write_py_files
+from penstock.spark.spark_session import NAME, write_py_files
 from tests.cluster.conftest import amqp_url, http_url, records_of, run_job
 from tests.cluster.standalone import (
     StandaloneCluster,

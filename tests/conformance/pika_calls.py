@@ -39,7 +39,7 @@ def depth(channel: BlockingChannel, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).method.message_count)
 
 
-class Taker:
+class QueueTarget:
     """A consumer that keeps what it is given: (method, properties, body)."""
 
     def __init__(self, channel: BlockingChannel, queue: str, **options: Any) -> None:
@@ -50,7 +50,7 @@ class Taker:
     def _take(self, _: object, method: Any, properties: Any, data: bytes) -> None:
         self.taken.append((method, properties, data))
 
-    def wait_for(self, count: int) -> "Taker":
+    def wait_for(self, count: int) -> "QueueTarget":
         def has_come() -> bool:
             self.channel.connection.process_data_events(0.01)
             return len(self.taken) >= count

@@ -17,7 +17,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
-from tests.conformance.pika_calls import PERSISTENT, Taker, depth, drain, get, settle
+from tests.conformance.pika_calls import PERSISTENT, QueueTarget, depth, drain, get, settle
 from tests.helpers.live_broker import wait_until
 
 pytestmark = pytest.mark.real
@@ -234,7 +234,7 @@ def test_prefetch_limits_what_is_in_hand(channel: BlockingChannel, name: str) ->
     for i in range(10):
         channel.basic_publish("", name, b"%d" % i)
     channel.basic_qos(prefetch_count=3)
-    taker = Taker(channel, name).wait_for(3)
+    taker = QueueTarget(channel, name).wait_for(3)
     settle(channel)
     assert taker.bodies() == [b"0", b"1", b"2"]
     channel.basic_ack(taker.taken[0][0].delivery_tag)
@@ -255,7 +255,7 @@ def test_prefetch_of_the_channel_is_shared_by_its_consumers(
         for _ in range(5):
             channel.basic_publish("", queue, b"x")
     channel.basic_qos(prefetch_count=4, global_qos=True)
-    takers = [Taker(channel, queue) for queue in queues]
+    takers = [QueueTarget(channel, queue) for queue in queues]
     takers[0].wait_for(1)
     wait_until(lambda: settle(channel) or sum(len(t.taken) for t in takers) >= 4, "four")
     settle(channel)
@@ -270,7 +270,7 @@ def test_a_prefetch_for_consumers_to_come_lifts_that_of_the_channel(
     for _ in range(9):
         channel.basic_publish("", name, b"x")
     channel.basic_qos(prefetch_count=3, global_qos=True)
-    taker = Taker(channel, name).wait_for(3)
+    taker = QueueTarget(channel, name).wait_for(3)
     settle(channel)
     assert len(taker.taken) == 3
     channel.basic_qos(prefetch_count=count)
@@ -283,7 +283,7 @@ def test_consumers_take_turns(connect: Callable[[], BlockingConnection], name: s
     takers = []
     for one in channels:
         one.basic_qos(prefetch_count=10)
-        takers.append(Taker(one, name))
+        takers.append(QueueTarget(one, name))
     for i in range(30):
         channels[0].basic_publish("", name, b"%d" % i)
     for taker in takers:
@@ -297,9 +297,9 @@ def test_a_slow_consumer_does_not_hold_the_others(
     slow, quick = connect().channel(), connect().channel()
     slow.queue_declare(name, auto_delete=True)
     slow.basic_qos(prefetch_count=1)
-    idle = Taker(slow, name)
+    idle = QueueTarget(slow, name)
     quick.basic_qos(prefetch_count=5)
-    busy = Taker(quick, name, auto_ack=False)
+    busy = QueueTarget(quick, name, auto_ack=False)
     for i in range(100):
         quick.basic_publish("", name, b"%d" % i)
     done = 0
@@ -324,8 +324,8 @@ def test_priority_consumers_are_served_first(
     low.queue_declare(name, auto_delete=True)
     low.basic_qos(prefetch_count=2)
     high.basic_qos(prefetch_count=2)
-    second = Taker(low, name)
-    first = Taker(high, name, arguments={"x-priority": 10})
+    second = QueueTarget(low, name)
+    first = QueueTarget(high, name, arguments={"x-priority": 10})
     for i in range(4):
         low.basic_publish("", name, b"%d" % i)
     first.wait_for(2)
@@ -342,7 +342,7 @@ def test_what_was_not_acked_comes_back_in_its_place_and_redelivered(
     for i in range(10):
         second.basic_publish("", name, b"%d" % i, PERSISTENT)
     first.basic_qos(prefetch_count=5)
-    taker = Taker(first, name).wait_for(5)
+    taker = QueueTarget(first, name).wait_for(5)
     first.basic_ack(taker.taken[2][0].delivery_tag)
     first.connection.close()
     wait_until(lambda: depth(second, name) == 9, "the requeued")
@@ -372,7 +372,7 @@ def test_recover_gives_back_what_is_in_hand(channel: BlockingChannel, name: str)
     channel.queue_declare(name, exclusive=True)
     for i in range(3):
         channel.basic_publish("", name, b"%d" % i)
-    taker = Taker(channel, name).wait_for(3)
+    taker = QueueTarget(channel, name).wait_for(3)
     channel.basic_recover(requeue=True)
     taker.wait_for(6)
     assert [(d, m.redelivered) for m, _, d in taker.taken[3:]] == [
@@ -387,7 +387,7 @@ def test_cancel_ends_deliveries_and_leaves_what_is_in_hand(
     for i in range(3):
         channel.basic_publish("", name, b"%d" % i)
     channel.basic_qos(prefetch_count=1)
-    taker = Taker(channel, name).wait_for(1)
+    taker = QueueTarget(channel, name).wait_for(1)
     channel.basic_cancel(taker.tag)
     channel.basic_ack(taker.taken[0][0].delivery_tag)
     settle(channel)
@@ -402,7 +402,7 @@ def test_a_consumer_hears_that_its_queue_is_deleted(
     consumer.queue_declare(name)
     cancelled: list[str] = []
     consumer.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
-    taker = Taker(consumer, name)
+    taker = QueueTarget(consumer, name)
     other.queue_delete(name)
     wait_until(lambda: consumer.connection.process_data_events(0.01) or cancelled, "basic.cancel")
     assert cancelled == [taker.tag]
@@ -414,7 +414,7 @@ def test_no_ack_consumers_settle_by_delivery(channel: BlockingChannel, name: str
     for i in range(200):
         channel.basic_publish("", name, b"%d" % i)
     channel.basic_qos(prefetch_count=1)
-    taker = Taker(channel, name, auto_ack=True).wait_for(200)
+    taker = QueueTarget(channel, name, auto_ack=True).wait_for(200)
     assert taker.bodies() == [b"%d" % i for i in range(200)]
 
 
@@ -423,7 +423,10 @@ def test_one_consumer_is_active_at_a_time(
 ) -> None:
     first, second = connect().channel(), connect().channel()
     first.queue_declare(name, auto_delete=True, arguments={"x-single-active-consumer": True})
-    active, waiting = Taker(first, name, auto_ack=True), Taker(second, name, auto_ack=True)
+    active, waiting = (
+        QueueTarget(first, name, auto_ack=True),
+        QueueTarget(second, name, auto_ack=True),
+    )
     for i in range(5):
         second.basic_publish("", name, b"%d" % i)
     active.wait_for(5)

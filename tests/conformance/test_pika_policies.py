@@ -14,7 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tests.conformance.pika_calls import PERSISTENT, Taker, depth, drain, get, settle
+from tests.conformance.pika_calls import PERSISTENT, QueueTarget, depth, drain, get, settle
 from tests.helpers.live_broker import LiveBroker, wait_until
 
 pytestmark = pytest.mark.real
@@ -48,7 +48,7 @@ def test_a_message_with_no_time_at_all_is_only_for_who_waits(
     channel.basic_publish("", name, b"for nobody")
     settle(channel)
     assert channel.basic_get(name)[0] is None
-    taker = Taker(channel, name, auto_ack=True)
+    taker = QueueTarget(channel, name, auto_ack=True)
     settle(channel)
     channel.basic_publish("", name, b"for the consumer")
     assert taker.wait_for(1).bodies() == [b"for the consumer"]

@@ -10,7 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError
 
-from tests.conformance.pika_calls import Taker, drain, get, settle
+from tests.conformance.pika_calls import QueueTarget, drain, get, settle
 from tests.helpers.live_broker import wait_until
 
 pytestmark = pytest.mark.real
@@ -32,7 +32,7 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(
     channel: BlockingChannel, name: str
 ) -> None:
     channel.queue_declare(name, auto_delete=True)
-    tags = [Taker(channel, name).tag for _ in range(2)]
+    tags = [QueueTarget(channel, name).tag for _ in range(2)]
     channel.basic_cancel(tags[0])
     channel.queue_declare(name, passive=True)
     channel.basic_cancel(tags[1])

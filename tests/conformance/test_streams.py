@@ -15,7 +15,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
-from tests.conformance.pika_calls import Taker, depth, drain, settle
+from tests.conformance.pika_calls import QueueTarget, depth, drain, settle
 from tests.helpers.live_broker import Broker, LiveBroker, wait_until
 
 pytestmark = pytest.mark.real
@@ -43,20 +43,20 @@ def numbers(n: int, start: int = 0) -> list[bytes]:
     return [b"%d" % i for i in range(start, start + n)]
 
 
-def reader(channel: BlockingChannel, name: str, offset: Any = "first", **given: Any) -> Taker:
+def reader(channel: BlockingChannel, name: str, offset: Any = "first", **given: Any) -> QueueTarget:
     """A consumer that begins there; given: x-stream-<name>."""
     arguments = {f"x-stream-{key}": value for key, value in given.items()}
     if offset is not None:
         arguments["x-stream-offset"] = offset
     channel.basic_qos(prefetch_count=100)
-    return Taker(channel, name, arguments=arguments)
+    return QueueTarget(channel, name, arguments=arguments)
 
 
-def offsets(taker: Taker) -> list[int]:
+def offsets(taker: QueueTarget) -> list[int]:
     return [props.headers["x-stream-offset"] for _, props, _ in taker.taken]
 
 
-def quiet(taker: Taker, n: int) -> None:
+def quiet(taker: QueueTarget, n: int) -> None:
     """That many have come, and no more are on their way."""
     taker.wait_for(n)
     settle(taker.channel.connection.channel())
@@ -249,7 +249,7 @@ def test_prefetch_holds_and_acks_give_room(channel: BlockingChannel, name: str) 
     declare(channel, name)
     publish(channel, name, *numbers(9))
     channel.basic_qos(prefetch_count=4)
-    taker = Taker(channel, name, arguments={"x-stream-offset": "first"})
+    taker = QueueTarget(channel, name, arguments={"x-stream-offset": "first"})
     quiet(taker, 4)
     channel.basic_ack(2, multiple=True)
     quiet(taker, 6)
@@ -336,7 +336,7 @@ def test_dead_letters_go_to_a_stream(channel: BlockingChannel, name: str) -> Non
     channel.basic_publish("", name + "-q", b"dead", pika.BasicProperties(delivery_mode=2))
     worker = channel.connection.channel()
     worker.basic_qos(prefetch_count=1)
-    taker = Taker(worker, name + "-q").wait_for(1)
+    taker = QueueTarget(worker, name + "-q").wait_for(1)
     worker.basic_reject(taker.taken[0][0].delivery_tag, requeue=False)
     found = reader(channel, name).wait_for(1)
     assert found.bodies() == [b"dead"]
@@ -397,7 +397,7 @@ def test_nack_and_reject_give_room(channel: BlockingChannel, name: str, requeue:
     declare(channel, name)
     publish(channel, name, *numbers(4))
     channel.basic_qos(prefetch_count=1)
-    taker = Taker(channel, name, arguments={"x-stream-offset": "first"})
+    taker = QueueTarget(channel, name, arguments={"x-stream-offset": "first"})
     for tag in range(1, 4):
         quiet(taker, tag)
         if tag == 2:
@@ -456,5 +456,5 @@ def test_partitions(broker: LiveBroker, channel: BlockingChannel, name: str) -> 
     quiet(only, held)
 
 
-def connect_one(channel: BlockingChannel, name: str, **given: Any) -> Taker:
+def connect_one(channel: BlockingChannel, name: str, **given: Any) -> QueueTarget:
     return reader(channel.connection.channel(), name, **given)

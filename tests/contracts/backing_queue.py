@@ -46,11 +46,9 @@ class BackingQueueContract(PendingContract, LogContract, LeaseContract):
         assert q.drop() is None
         assert q.head() is None
         assert q.held() is None
-        assert q.drain_confirmed() == []
         assert q.purge(OS) == 0
         assert q.purge_acks(OS) == 0
         assert q.dropwhile(lambda _: True, OS) is None
-        assert q.fetchwhile(lambda _: True, lambda _, acc: acc, 7) == (None, 7)
         assert world.seen() == []
 
     def test_what_comes_first_leaves_first(self, world: World) -> None:
@@ -163,35 +161,6 @@ class BackingQueueContract(PendingContract, LogContract, LeaseContract):
         world.page()
         assert world.q.index().count == 1
         assert world.drain() == [0, 1, 2, 3]
-
-    @pytest.mark.parametrize("mode", [DISK, OS, NONE])
-    def test_publish_delivered_is_pending(self, world: World, mode: int) -> None:
-        got = world.q.publish_delivered(b"h", world.body(5), mode, expiry_ms=77)
-        assert world.numbers([got]) == [5]
-        assert (got.message.header, got.message.expiry_ms) == (b"h", 77)
-        assert (got.is_redelivered, got.attempts) == (False, 0)
-        assert (world.q.len(), world.q.depth()) == (0, 1)
-        again = world.q.publish_delivered(b"", world.body(6), mode)
-        assert again.tag > got.tag
-        assert world.q.requeue([got.tag], OS) == [got.message.id]
-        back = world.fetch()
-        assert (back.tag, back.is_redelivered, back.attempts) == (got.tag, True, 1)
-        assert world.q.ack([again.tag, got.tag], OS) == [again.message.id, got.message.id]
-        assert world.q.depth() == 0
-
-    def test_publish_delivered_needs_an_empty_queue(self, world: World) -> None:
-        world.put(1)
-        with pytest.raises(ValueError, match="not empty"):
-            world.q.publish_delivered(b"", world.body(2), DISK)
-        assert world.drain() == [1]
-
-    def test_what_was_published_delivered_survives(self, world: World) -> None:
-        world.q.publish_delivered(b"", world.body(1), DISK)
-        world.settle()
-        world.crash()
-        got = world.fetch()
-        assert world.numbers([got]) == [1]
-        assert got.is_redelivered
 
     def test_a_message_of_two_queues(self, world: World) -> None:
         other = world.open(b"other")

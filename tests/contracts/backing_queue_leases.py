@@ -4,8 +4,8 @@ Part of `backing_queue.py`, which has the fixtures."""
 
 import pytest
 
+from penstock.queues.queue_ram import CHECKS
 from penstock.queues.rows import Row
-from penstock.queues.vq_state import CHECKS
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.lease_engine import Taken
 from tests.helpers.engine_rig import STORED

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.queues.backing_queue import BackingQueue, NewMessage
-from penstock.queues.vq_state import CHECKS
+from penstock.queues.queue_ram import CHECKS
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.queue_world import World, tags_of
 
@@ -249,39 +249,6 @@ class LogContract:
             assert str(strange) in str(caught.value)
         assert sum(len(entries) for _, entries in world.q.entries([])) == 0
         assert world.q.depth() == 2
-
-    # ---- Confirms ----------------------------------------------------------------------------
-
-    def test_a_message_is_confirmed_once_and_when_it_is_settled(self, world: World) -> None:
-        q = world.q
-        q.publish(b"", world.body(0), DISK)
-        for i in (1, 2):
-            q.publish(b"", world.body(i), DISK, needs_confirming=True)
-        assert q.drain_confirmed() == []
-        world.settle()
-        confirmed = q.drain_confirmed()
-        assert q.drain_confirmed() == []
-        got = world.take(3)
-        assert sorted(confirmed) == [d.message.id for d in got[1:]]
-        world.settle()
-        assert q.drain_confirmed() == []
-
-    def test_each_mode_confirms_in_its_own_time(self, world: World) -> None:
-        q = world.q
-        for mode in (DISK, OS, NONE):
-            q.publish(b"", world.body(mode), mode, needs_confirming=True)
-        ids = [d.message.id for d in world.take(1)]  # the first; others may be held
-        early = q.drain_confirmed()
-        assert ids[0] not in early or world.rig.engine.settled(DISK) == world.rig.engine.last_lsn
-        world.settle()
-        assert len({*early, *q.drain_confirmed()}) == 3
-
-    def test_what_was_acknowledged_is_confirmed_all_the_same(self, world: World) -> None:
-        tag = world.q.publish(b"", world.body(1), OS, needs_confirming=True)
-        got = world.fetch()
-        world.q.ack([tag], OS)
-        world.settle()
-        assert world.q.drain_confirmed() == [got.message.id]
 
     # ---- Life --------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The BackingQueue contract: pending messages, and what is done to many at once.
 
-Acks, requeues to the old place in any order, purges, dropwhile and fetchwhile, folds. Part of
+Acks, requeues to the old place in any order, purges, dropwhile, folds. Part of
 `backing_queue.py`, which has the fixtures."""
 
 import itertools
@@ -40,7 +40,7 @@ class PendingContract:
         assert world.q.requeue([tags[0], *strange, tags[1], tags[1]], OS) == [got[1].message.id]
         assert world.q.requeue([tags[1]], OS) == []
         assert world.q.pending(tags[1]) is None
-        assert world.q.ackfold(lambda _, n: n + 1, 0, [tags[0], *strange]) == 0
+        assert [world.q.pending(tag) for tag in (tags[0], *strange)].count(None) == 1 + len(strange)
         world.q.forget(strange)
         assert world.drain() == [1, 3, 4, 5]
         assert world.q.ack([tags[2]], OS) == [got[2].message.id]
@@ -108,12 +108,14 @@ class PendingContract:
         assert world.q.pending(tags[0]) is None
         assert world.q.pending(tags[-1] + 5) is None
 
-    def test_ackfold_reads_what_is_pending(self, world: World) -> None:
+    def test_pending_reads_bodies_that_were_paged_out(self, world: World) -> None:
         world.put(*range(20))
         got = world.take(12)
         world.page()
         tags = tags_of(got)[::2]
-        found = world.q.ackfold(lambda d, acc: [*acc, *world.numbers([d])], list[int](), tags)
+        found = world.numbers(
+            [d for tag in tags if (d := world.q.pending(tag, with_body=True)) is not None]
+        )
         assert found == list(range(0, 12, 2))
         assert (world.q.len(), world.q.depth()) == (8, 20)
         assert len(world.q.ack(tags, OS)) == 6
@@ -180,23 +182,6 @@ class PendingContract:
         world.settle()
         world.crash()
         assert world.drain() == list(range(20, 30))
-
-    @pytest.mark.parametrize("n", [0, 1, 5, 12, 19, 20])
-    def test_fetchwhile_folds_over_what_becomes_pending(self, world: World, n: int) -> None:
-        tags = world.put(*range(20))
-
-        def collect(delivery: Delivery, acc: list[Delivery]) -> list[Delivery]:
-            return [*acc, delivery]
-
-        head, got = world.q.fetchwhile(up_to(n), collect, list[Delivery]())
-        assert (head.tag if head else None) == (tags[n] if n < 20 else None)
-        assert world.numbers(got) == list(range(n))
-        assert tags_of(got) == tags[:n]
-        assert (world.q.len(), world.q.depth()) == (20 - n, 20)
-        world.page()
-        assert len(world.q.ack(tags[: n // 2], OS)) == n // 2
-        world.q.requeue(tags, OS)
-        assert world.drain() == list(range(n // 2, 20))
 
     # ---- Fold --------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
-from penstock.queues.vq_state import CHECKS
+from penstock.queues.queue_ram import CHECKS
 from tests.crash.images import MODES, Counts
 from tests.crash.queue_images import QueueExplorer
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal

@@ -75,8 +75,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "delta-not-before-q2", "order",
-        "    behind = state.q2 if state.delta.count else state.q3\n",
-        "    behind = state.q3\n",
+        "    part = state.q2 if state.delta.count else state.q3\n",
+        "    part = state.q3\n",
         QUEUES + "flowing",
     ),
     Mutant(

@@ -15,10 +15,10 @@ from penstock.errors import QueueFullError
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import BackingQueue, Delivery
-from penstock.queues.dead_letter import DeadLetterRoute, Taker
+from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
 from penstock.queues.delays import MARK
-from penstock.queues.factory import open_backing
 from penstock.queues.headers import HeaderCodec, PlainHeaders
+from penstock.queues.priority_queue import open_backing
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, OS
 from tests.helpers.engine_rig import EngineRig
@@ -48,7 +48,7 @@ class AmqWorld:
         self.alerts: list[Alert] = []
         self.woken: list[bytes] = []
         self.closed: list[BackingQueue] = []
-        self.instead: dict[bytes, Taker] = {}  # found instead of the queues of these names
+        self.instead: dict[bytes, QueueTarget] = {}  # found instead of the queues of these names
         # Where dead letters of the queues of these names go, instead of to one queue.
         self.routes: dict[str, Callable[[QueueOptions], DeadLetterRoute | None]] = {}
 
@@ -82,7 +82,7 @@ class AmqWorld:
             on_alert=self.alerts.append, on_ready=self.woken.append,
         )  # fmt: skip
 
-    def _find(self, name: bytes) -> Taker | None:
+    def _find(self, name: bytes) -> QueueTarget | None:
         return self.instead.get(name) or self.queues.get(name.decode())
 
     def _backing(self, name: bytes, is_durable: bool, priorities: int = 0) -> BackingQueue:

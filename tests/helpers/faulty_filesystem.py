@@ -228,27 +228,31 @@ class FaultyFileSystem(Damage, FileSystem):
         """pwrite of ``data`` at ``place``, or allocate (data None) of ``place`` bytes."""
         effect = self._begin(kind, path)
         wanted = place if data is None else len(data)
-        landing = wanted
+        destination = wanted
         code = errno.ENOSPC
         if effect == "short":
-            landing = wanted // 2
+            destination = wanted // 2
         elif effect is not None:
-            landing, code = 0, _error(effect, path).errno or errno.EIO
+            destination, code = 0, _error(effect, path).errno or errno.EIO
         if self.capacity is not None:
             size = len(self.disk.file(number).volatile)
             base = 0 if data is None else place
             room = max(self.capacity - self.used_bytes(), 0) + size - base
-            landing = min(landing, max(room, 0))
+            destination = min(destination, max(room, 0))
         change: Change = ("nothing",)
-        if data is not None and (landing or not wanted):
-            change = ("pwrite", number, place, data[:landing])
-        elif data is None and landing == wanted:
+        if data is not None and (destination or not wanted):
+            change = ("pwrite", number, place, data[:destination])
+        elif data is None and destination == wanted:
             change = ("allocate", number, wanted)
-        elif landing:
-            change = ("pwrite", number, 0, zeros(landing))
+        elif destination:
+            change = ("pwrite", number, 0, zeros(destination))
         self._apply(kind, path, change)
-        if effect is not None or landing < wanted:
-            text = f"short write: {landing} of {wanted} bytes" if landing else os.strerror(code)
+        if effect is not None or destination < wanted:
+            text = (
+                f"short write: {destination} of {wanted} bytes"
+                if destination
+                else os.strerror(code)
+            )
             raise OSError(code, text, path)
 
     def on_sync(self, path: str, number: int) -> None:

@@ -5,8 +5,7 @@ published, `SORTED` the same as they come out.
 """
 
 from penstock.queues.backing_queue import Delivery
-from penstock.queues.factory import open_backing
-from penstock.queues.priority_queue import PriorityQueue
+from penstock.queues.priority_queue import PriorityQueue, open_backing
 from penstock.storage.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 

@@ -55,8 +55,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.preload(n)
 
     def _begin_life(self) -> None:
-        self.confirmed: dict[bytes, list[int]] = {b"q": [], b"other": []}
-        self.wants_confirms = {b"q": 0, b"other": 0}
         self.history.restart(self.engine.last_lsn, self._state())
 
     # ---- the model's side ----------------------------------------------------------------------
@@ -138,6 +136,4 @@ class QueueMachine(RuleBasedStateMachine):
         self.world.open(b"other")
         self.models[b"other"] = QueueModel()
         self.known[b"other"] = {}
-        self.confirmed[b"other"] = []
-        self.wants_confirms[b"other"] = 0
         self.history.restart(self.engine.last_lsn, self._state())

@@ -17,9 +17,8 @@ from typing import Final
 from penstock.errors import DiskFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
-from penstock.queues.factory import base_names, open_backing, priorities_of
 from penstock.queues.headers import PlainHeaders
-from penstock.queues.priority_queue import PriorityQueue
+from penstock.queues.priority_queue import PriorityQueue, base_names, open_backing, priorities_of
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, OS

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from penstock.queues import paging
 from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES
 from penstock.storage.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.ram_count import counted_bytes, held_bytes

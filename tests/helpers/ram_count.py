@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from penstock.broker.vhost import VHost
 from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.priority_queue import PriorityQueue
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.rows import ROW_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES
 
 
 def variable_queues(queues: Iterable[BackingQueue]) -> list[VariableQueue]:

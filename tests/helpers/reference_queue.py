@@ -78,7 +78,6 @@ class ReferenceQueue(BackingQueue):
         index.holder = self._held
         self._attempts: dict[int, int] = {}  # of transient messages; the index has the others
         self._holds: dict[int, tuple[int, int]] = {}
-        self._unconfirmed: list[tuple[int, int, int]] = []  # (id, lsn, mode)
         self._flags: dict[int, bool] = {}  # pending: was it redelivered
         self._queue_mode = "default"
         self._delivered = index.mark  # everything below may have been delivered
@@ -95,28 +94,15 @@ class ReferenceQueue(BackingQueue):
         return [self._index]
 
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         if not self._index.is_durable:
             mode = NONE
-        message = self._engine.publish([self._index], header, body, mode, expiry_ms)
-        if needs_confirming:
-            lsn = self._engine.last_lsn if message.persistent else 0
-            self._unconfirmed.append((message.id, lsn, mode))
+        self._engine.publish([self._index], header, body, mode, expiry_ms)
         return self._index.next_seq - 1
 
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
         return [self.publish(m.header, m.body, mode, expiry_ms=m.expiry_ms) for m in messages]
-
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        if self._held.order:
-            raise ValueError(f"{len(self._held.order)} messages are ready: the queue is not empty")
-        self._reserve(self._index.next_seq)
-        seq = self.publish(header, body, mode, expiry_ms=expiry_ms)
-        return self._deliver(self._take(seq), ack_required=True)
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:
         self._holds[tag] = (lsn, mode)
@@ -218,13 +204,6 @@ class ReferenceQueue(BackingQueue):
         self._settle(entries, mode)
         return head
 
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        while (head := self.head()) is not None and predicate(head):
-            acc = fun(self._deliver(self._take(head.tag), ack_required=True), acc)
-        return head, acc
-
     # ---- settling ------------------------------------------------------------------------------
 
     def _settle(self, entries: list[Entry], mode: int) -> None:
@@ -307,12 +286,6 @@ class ReferenceQueue(BackingQueue):
             self._flags.pop(tag, None)
         for entry in self._known(tags):
             self._forget(entry)
-
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for entry in self._known(tags):
-            self._load(entry)
-            acc = fun(self._delivery(entry, is_redelivered=self._flags[entry.seq]), acc)
-        return acc
 
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         both = {**self._held.ready, **self._held.pending}
@@ -400,12 +373,6 @@ class ReferenceQueue(BackingQueue):
         entries = list(self._held.pending.values())
         self._settle(entries, mode)
         return len(entries)
-
-    def drain_confirmed(self) -> list[int]:
-        settled = self._engine.settled
-        done = [u for u in self._unconfirmed if settled(u[2]) >= u[1]]
-        self._unconfirmed = [u for u in self._unconfirmed if u not in done]
-        return [id for id, _, _ in done]
 
     # ---- counts --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ world the same policy, mode and limits, also after a restart.
 from typing import Final
 
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.factory import open_backing
+from penstock.queues.priority_queue import open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK
 from tests.helpers.engine_rig import EngineRig

@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock.clock import SystemClock
 from penstock.queues.backing_queue import NewMessage
-from penstock.queues.factory import open_backing
 from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.priority_queue import open_backing
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine

@@ -26,7 +26,7 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.priority_queue import PriorityQueue
-from penstock.queues.vq_state import VQState
+from penstock.queues.queue_ram import QueueRam
 from penstock.storage.checkpoint import IDLE, SLICES
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.transaction import Transaction
@@ -61,18 +61,15 @@ class BackingQueueMachine(QueueMachine):
 
     # ---- arrival -------------------------------------------------------------------------------
 
-    @rule(
-        name=NAMES, mode=MODES, priority=PRIORITIES, expiry=st.integers(0, 3), confirm=st.booleans()
-    )
-    def publish(self, name: bytes, mode: int, priority: int, expiry: int, confirm: bool) -> None:
+    @rule(name=NAMES, mode=MODES, priority=PRIORITIES, expiry=st.integers(0, 3))
+    def publish(self, name: bytes, mode: int, priority: int, expiry: int) -> None:
         message = self._new(mode, expiry)
         tag = self._next_tag(name, priority)
         given = self.world.queues[name].publish(
             message.header, self.world.body(message.number), mode, expiry_ms=expiry,
-            priority=priority, needs_confirming=confirm,
+            priority=priority,
         )  # fmt: skip
         assert given == tag
-        self.wants_confirms[name] += confirm
         self._add(name, tag, message)
         self._note()
 
@@ -91,27 +88,11 @@ class BackingQueueMachine(QueueMachine):
     def publish_many(self, name: bytes, n: int, priorities: list[int]) -> None:
         for i in range(n):
             mode = (DISK, OS, DISK, NONE)[i % 4]
-            self.publish(name, mode, priorities[i % len(priorities)], 0, False)
+            self.publish(name, mode, priorities[i % len(priorities)], 0)
 
     @rule(name=NAMES, n=st.integers(4, 30))
     def fetch_many(self, name: bytes, n: int) -> None:
         self.fetch(name, n, True)
-
-    @rule(name=NAMES, mode=MODES, priority=PRIORITIES)
-    def publish_delivered(self, name: bytes, mode: int, priority: int) -> None:
-        message = self._new(mode)
-        body = self.world.body(message.number)
-        q = self.world.queues[name]
-        if self.models[name].ready():
-            with pytest.raises(ValueError, match="not empty"):
-                q.publish_delivered(message.header, body, mode, priority=priority)
-            return
-        tag = self._next_tag(name, priority)
-        delivery = q.publish_delivered(message.header, body, mode, priority=priority)
-        assert not delivery.is_redelivered
-        self._add(name, tag, message)
-        self._take(name, delivery)
-        self._note()
 
     @rule(mode=MODES, priority=PRIORITIES)
     def publish_to_both(self, mode: int, priority: int) -> None:
@@ -158,22 +139,6 @@ class BackingQueueMachine(QueueMachine):
         assert (head.tag if head else None) == (ready[n] if n < len(ready) else None)
         for tag in ready[:n]:
             self._kill(name, [tag])
-
-    @rule(name=NAMES, n=COUNTS)
-    def fetchwhile(self, name: bytes, n: int) -> None:
-        self.world.settle()
-        ready = self.models[name].ready()
-        got: list[Delivery] = []
-
-        def collect(delivery: Delivery, acc: int) -> int:
-            got.append(delivery)
-            return acc + 1
-
-        head, count = self.world.queues[name].fetchwhile(up_to(n), collect, 0)
-        assert (head.tag if head else None) == (ready[n] if n < len(ready) else None)
-        assert count == len(got) == min(n, len(ready))
-        for delivery in got:
-            self._take(name, delivery)
 
     # ---- settling ------------------------------------------------------------------------------
 
@@ -265,9 +230,6 @@ class BackingQueueMachine(QueueMachine):
         model, q = self.models[name], self.world.queues[name]
         tags = sorted(self._some_pending(data, name))
         known = [tag for tag in tags if tag in model.pending()]
-        found = q.ackfold(lambda d, acc: [*acc, d], list[Delivery](), tags)
-        assert [d.tag for d in found] == known
-        assert self.world.numbers(found) == [model.sent[tag].number for tag in known]
         for tag in tags:
             one = q.pending(tag, with_body=True)
             assert (one is not None) == (tag in known)
@@ -297,12 +259,6 @@ class BackingQueueMachine(QueueMachine):
         found = self.world.queues[name].browse(after, n)
         assert [d.tag for d in found] == tags
         assert self.world.numbers(found) == [model.sent[tag].number for tag in tags]
-
-    @rule(name=NAMES)
-    def drain_confirmed(self, name: bytes) -> None:
-        self.confirmed[name] += self.world.queues[name].drain_confirmed()
-        assert len(set(self.confirmed[name])) == len(self.confirmed[name])
-        assert len(self.confirmed[name]) <= self.wants_confirms[name]
 
     # ---- memory --------------------------------------------------------------------------------
 
@@ -346,9 +302,6 @@ class BackingQueueMachine(QueueMachine):
     def settle(self) -> None:
         self.world.settle()
         self.history.settle(self.engine.settled(DISK))
-        for name in self.models:
-            self.drain_confirmed(name)
-            assert len(self.confirmed[name]) == self.wants_confirms[name]
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 2.0]))
     def tick(self, seconds: float) -> None:
@@ -452,7 +405,7 @@ class VariableMachine(PagingMachine):
         )
 
     @rule(name=NAMES, push=st.sampled_from(PUSHES), n=st.integers(1, 12))
-    def page(self, name: bytes, push: Callable[[VQState, int], int], n: int) -> None:
+    def page(self, name: bytes, push: Callable[[QueueRam, int], int], n: int) -> None:
         """Into places, q2 first of all, where the present rules of paging hardly ever go."""
         state = real(self.world.queues[name]).state
         if not (state.is_lazy or state.becomes_lazy):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address
-from penstock.queues.dead_letter import Landing, Taker, is_cycle
+from penstock.queues.dead_letter import Destination, QueueTarget, is_cycle
 from penstock.queues.headers import REASONS, Death
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.router import Router
@@ -118,13 +118,13 @@ def check(header: bytes, model: Model, others: dict[str, Any]) -> None:
     assert headers == decoded, "types and values of other headers are kept"
 
 
-class Target(Taker):
+class Target(QueueTarget):
     """A queue that is only found."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def landing(self, header: bytes, priority: int) -> Landing:
+    def destination(self, header: bytes, priority: int) -> Destination:
         raise AssertionError("nothing moves here")
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
@@ -163,7 +163,7 @@ def test_the_queues_that_get_it(
     keys = [model.key, *model.cc]
     bound = {target for key, target in bindings if key in keys}
     cycling = {name for name in bound if reason != "rejected" and model.cycles(name)}
-    names = [taker.name for taker in routed.takers if isinstance(taker, Target)]
+    names = [taker.name for taker in routed.targets if isinstance(taker, Target)]
     assert sorted(names) == sorted((bound - cycling) & there)
     assert (routed.kind == "dead_letter_cycle") == bool(cycling)
     assert [key.decode() for key in H.keys(routed.header)] == keys

@@ -42,6 +42,7 @@ from penstock.queues.queue_options import (
     POLICIES,
     POLICY_TYPE,
     POLICY_TYPES,
+    QUEUE_MODES,
     QueueOptions,
 )
 from penstock.queues.stream_options import (
@@ -138,7 +139,7 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     "x-max-in-memory-bytes": Argument(int, queue_types=_QUORUM),
     "x-max-priority": _number("x-max-priority", _CLASSIC),
     "x-overflow": Argument(str, choices=OVERFLOWS),
-    "x-queue-mode": Argument(str, choices=("default", "lazy"), queue_types=_CLASSIC),
+    "x-queue-mode": Argument(str, choices=QUEUE_MODES, queue_types=_CLASSIC),
     "x-queue-version": Argument(int, low=1, high=2, queue_types=_CLASSIC),
     "x-single-active-consumer": Argument(bool),
     "x-quorum-initial-group-size": Argument(int, low=1, queue_types=_QUORUM),
@@ -147,7 +148,7 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     CLUSTER_SIZE: Argument(int, low=1, queue_types=_STREAM),
     LEADER_LOCATOR: Argument(str, choices=_LOCATORS, queue_types=(QUORUM, STREAM)),
     "x-queue-master-locator": Argument(str, queue_types=_CLASSIC),
-    "x-delivery-limit": Argument(int, high=COUNT_MAX - 1),
+    "x-delivery-limit": _number("x-delivery-limit"),
     "x-queue-max-memory-bytes": _number("x-queue-max-memory-bytes"),
     "x-queue-min-memory-bytes": _number("x-queue-min-memory-bytes"),
     "x-paging-policy": Argument(str, choices=POLICIES),

@@ -76,7 +76,7 @@ from penstock.message import Message
 from penstock.queues import stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
-from penstock.queues.dead_letter import StreamTaker
+from penstock.queues.dead_letter import StreamTarget
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.stream_cursor import Place, Placer, StreamCursor
 from penstock.queues.stream_options import (
@@ -322,7 +322,7 @@ class BrokerStream(QueueOrStream):
         self._on_failure: Callable[[str, Exception], None] = on_failure
         self.last_partition: int = 0
         self.last_offset: int = -1
-        self.taker: StreamTaker = DeadLetterStream(self)
+        self.dead_letter_target: StreamTarget = DeadLetterStream(self)
         self._page_bases: list[int] = [-1] * len(parts)
 
     def len(self) -> int:
@@ -565,13 +565,13 @@ class StreamAppend:
         return self._partition, self._appended.offset
 
 
-class DeadLetterStream(StreamTaker):
+class DeadLetterStream(StreamTarget):
     """A stream as a target of dead letters."""
 
     def __init__(self, stream: BrokerStream) -> None:
         self._stream: BrokerStream = stream
 
-    def enter(self, transaction: Transaction, header: bytes, body: bytes) -> None:
+    def append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
         self._stream.begin_append(transaction, header, body)
         self._stream.published += 1
 

@@ -44,15 +44,15 @@ DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
 
 
 class DeadLetterRoutes:
-    """Makes the routes of one vhost's queues. taker(name): the queue of that name, opened if
+    """Makes the routes of one vhost's queues. target(name): the queue of that name, opened if
     necessary; None: no queue can take anything."""
 
     def __init__(
-        self, router: Router, headers: AmqpHeaders, taker: Callable[[str], Target | None]
+        self, router: Router, headers: AmqpHeaders, target: Callable[[str], Target | None]
     ) -> None:
         self._router = router
         self._headers = headers
-        self._taker = taker
+        self._target = target
 
     def of(self, queue: bytes) -> Callable[[QueueOptions], DeadLetterRoute | None]:
         """Return a function for the queue of this name that AMQQueue calls with its options. It
@@ -68,7 +68,7 @@ class DeadLetterRoutes:
         if target is None:
             return None
         exchange, key = target
-        return ExchangeRoute(queue, exchange, key, self._router, self._headers, self._taker)
+        return ExchangeRoute(queue, exchange, key, self._router, self._headers, self._target)
 
 
 class ExchangeRoute(DeadLetterRoute):
@@ -77,7 +77,7 @@ class ExchangeRoute(DeadLetterRoute):
 
     def __init__(
         self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
-        taker: Callable[[str], Target | None],
+        target: Callable[[str], Target | None],
     ) -> None:  # fmt: skip
         self._queue = queue
         self._exchange = exchange
@@ -86,7 +86,7 @@ class ExchangeRoute(DeadLetterRoute):
         self._raw_key: bytes | None = None if key is None else _raw(key)
         self._router = router
         self._headers = headers
-        self._taker = taker
+        self._target = target
 
     def route(self, header: bytes, reason: str) -> Routed:
         exchange = self._exchange
@@ -107,15 +107,15 @@ class ExchangeRoute(DeadLetterRoute):
         if reason != REJECTED and self._is_too_far(header):
             return Routed(header, [], HOPS, far_text(self._queue))
         cycling = [] if reason == REJECTED else self._cycling(names, header)
-        takers: list[Target] = []
+        targets: list[Target] = []
         for name in names:
-            taker = None if name in cycling else self._taker(name)
-            if taker is not None:
-                takers.append(taker)
+            target = None if name in cycling else self._target(name)
+            if target is not None:
+                targets.append(target)
         if not cycling:
-            return Routed(header, takers)
+            return Routed(header, targets)
         there = ", ".join(repr(name) for name in cycling)
-        return Routed(header, takers, CYCLE, f"its dead letters come back from {there}: dropped")
+        return Routed(header, targets, CYCLE, f"its dead letters come back from {there}: dropped")
 
     def _cycling(self, names: list[str], header: bytes) -> list[str]:
         """Return those of the queues to which the message would come back by itself."""

@@ -327,7 +327,7 @@ def counted_props(header: bytes, props: bytes, attempts: int, counts: int) -> by
     """Return the properties with x-delivery-count and the attempts of deaths, as `counts`
     (broker_queue.py) asks."""
     if counts & COUNTS_OF_DEATHS:
-        props = HEADERS.told_props(header, props)
+        props = HEADERS.props_with_attempts(header, props)
     if counts & ALL_COUNTS or (counts and attempts):
         props = HEADERS.delivered_props(props, attempts)
     return props

@@ -79,12 +79,11 @@ from penstock.errors import (
 )
 from penstock.message import Message
 from penstock.native import mypyc_attr
-from penstock.queues import raw_tables
+from penstock.queues import raw_fields
 from penstock.queues.amq_queue import Plan
+from penstock.queues.amqp_headers import CC, routing_keys_in
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
-from penstock.queues.raw_properties import PropertiesError, RawProperties
-from penstock.queues.raw_tables import RawEntry
-from penstock.queues.x_death import CC, routing_keys_in
+from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
 from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
 from penstock.storage.file_queue_backing import Spool
@@ -759,17 +758,17 @@ def copies(props: bytes) -> Copies:
     _check(headers, CC)
     _check(headers, BCC)
     cc = routing_keys_in(headers)
-    if raw_tables.get(headers, BCC) is None:
+    if raw_fields.get(headers, BCC) is None:
         return Copies(cc, [], props)
     bcc = routing_keys_in(headers, BCC)
     return Copies(cc, bcc, raw.changed([entry for entry in headers if entry[0] != BCC]))
 
 
 def _check(headers: list[RawEntry], name: bytes) -> None:
-    value = raw_tables.get(headers, name)
+    value = raw_fields.get(headers, name)
     if value is None or value[:1] == b"A":
         return
-    kind = raw_tables.TYPE_NAMES[value[0]]
+    kind = raw_fields.TYPE_NAMES[value[0]]
     raise ChannelError(
         PRECONDITION_FAILED,
         f'invalid message: {{unacceptable_type_in_header,"{name.decode()}",{kind}}}',

@@ -10,8 +10,8 @@ that declared it, so nothing of it is on disk, whatever it was declared as.
     start), bit 1 auto-delete
 
 A queue whose own memory limit does not fit the budget at a strict start is kept down (`kept_down`,
-own_limits.py): it is opened as any other when it is named, and crashed for everybody, until there
-is room. A queue of which a reader has messages leased (leases.py) is deleted by force only, and
+memory_monitor.py): it is opened when it is named, and crashed for everybody, until there is room. A
+queue of which a reader has messages leased (leases.py) is deleted by force only, and
 neither expires nor goes with its last consumer. Deleting a queue deletes its bindings, and
 auto-delete exchanges that have none afterwards: one record of the log for all of it. Declaring
 returns the LSN to wait for before it is answered, 0 for none.
@@ -79,7 +79,7 @@ from penstock.broker.topology import Topology
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError, is_disk_full
 from penstock.message import Entry
-from penstock.queues import factory, own_limits
+from penstock.queues import memory_monitor, priority_queue
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue
 from penstock.queues.amqp_headers import AmqpHeaders
@@ -130,26 +130,26 @@ class QueueOpener:
     def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
         """Return arguments, options and flags of a durable queue of the directory.
         UnknownQueueError."""
-        data, flags = factory.stored(self._engine, name)
+        data, flags = priority_queue.stored(self._engine, name)
         try:
             arguments = decode_arguments(data)
             return arguments, QueueOptions.from_arguments(arguments), flags
         except (OptionError, ValueError) as error:
             text = name.decode("utf-8", "replace")
             self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
-        priorities = factory.priorities_of(self._engine, name) or 0
+        priorities = priority_queue.priorities_of(self._engine, name) or 0
         return {}, QueueOptions(priorities=priorities), flags
 
     def stored_arguments(self, name: bytes) -> dict[str, object]:
         """Return its arguments alone; {} if they cannot be understood. UnknownQueueError."""
         try:
-            return decode_arguments(factory.stored(self._engine, name)[0])
+            return decode_arguments(priority_queue.stored(self._engine, name)[0])
         except ValueError:
             return {}
 
     def stored_flags(self, name: bytes) -> int:
         """Return the flags of a durable queue of the directory. UnknownQueueError."""
-        return factory.stored(self._engine, name)[1]
+        return priority_queue.stored(self._engine, name)[1]
 
     def warn(self, text: str) -> None:
         """Report a warning."""
@@ -167,7 +167,7 @@ class QueueOpener:
         OptionError (of the memory limits, if they are strict): nothing happened."""
         engine = self._engine
         on_event = self._event_of(name)
-        backing = factory.open_backing(
+        backing = priority_queue.open_backing(
             engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
             is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
         )  # fmt: skip
@@ -184,7 +184,7 @@ class QueueOpener:
 
     def _event_of(self, name: bytes) -> Callable[[str, str], None]:
         """Return on_event(kind, text) for a queue, or for a part of it."""
-        whole = name.partition(factory.SEPARATOR)[0]
+        whole = name.partition(priority_queue.SEPARATOR)[0]
         return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
 
     def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
@@ -200,7 +200,7 @@ class QueueOpener:
         self._monitor.register(backing, UNLIMITED if memory is None else memory[0])
 
     def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
-        part = factory.open_backing(
+        part = priority_queue.open_backing(
             self._engine,
             name,
             is_durable=is_durable,
@@ -276,7 +276,7 @@ class QueueTable:
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         for queue in engine.routing.queues.values():
             if not queue.flags & STREAM_FLAG:
-                self._add_stored(text_of(queue.name.partition(factory.SEPARATOR)[0]), 1)
+                self._add_stored(text_of(queue.name.partition(priority_queue.SEPARATOR)[0]), 1)
         for stream in streams.stored():
             stream.used_at_ms = self.start_ms
             self._serve(stream)
@@ -489,7 +489,7 @@ class QueueTable:
                 is_durable=durable,
             )  # fmt: skip
         except BaseException:
-            if factory.priorities_of(self.engine, at) is not None:
+            if priority_queue.priorities_of(self.engine, at) is not None:
                 self._add_stored(
                     name, options.priorities + 1
                 )  # it is declared, and can be opened another time
@@ -511,26 +511,26 @@ class QueueTable:
         warn; if that is strict, keep down those that do not fit."""
         declared = self.engine.routing.queues.values()
         for queue in sorted(declared, key=_number):
-            if own_limits.may_have_one(queue.arguments) and not queue.flags & STREAM_FLAG:
-                at = queue.name.partition(factory.SEPARATOR)[0]
-                limit = own_limits.own_limit(self._opener.stored(at)[1])
+            if memory_monitor.may_have_limit(queue.arguments) and not queue.flags & STREAM_FLAG:
+                at = queue.name.partition(priority_queue.SEPARATOR)[0]
+                limit = self._opener.stored(at)[1].max_memory_bytes or 0
                 if limit:
                     self._limits[text_of(at)] = limit
         budget_bytes = self._monitor.budget_bytes
-        warning = own_limits.warning(self._limits, budget_bytes)
+        warning = memory_monitor.limits_warning(self._limits, budget_bytes)
         if warning is not None:
             self._opener.warn(warning)
         if not self._is_strict:
             return
-        for name, left_bytes in own_limits.beyond(self._limits, budget_bytes).items():
+        for name, left_bytes in memory_monitor.limits_beyond(self._limits, budget_bytes).items():
             given = format_bytes(self._limits[name])
-            expected = own_limits.expected(left_bytes, budget_bytes)
+            expected = memory_monitor.limit_expected(left_bytes, budget_bytes)
             self.kept_down[name] = f"its own memory limit is {given}, expected {expected}"
-        for name in list(self.kept_down)[: own_limits.SHOWN_MAX]:
+        for name in list(self.kept_down)[: memory_monitor.NAMED_MAX]:
             why = self.kept_down[name]
             self._opener.warn(f"{self.called(name)} stays down: {why} (strict)")
-        if len(self.kept_down) > own_limits.SHOWN_MAX:
-            more = len(self.kept_down) - own_limits.SHOWN_MAX
+        if len(self.kept_down) > memory_monitor.NAMED_MAX:
+            more = len(self.kept_down) - memory_monitor.NAMED_MAX
             self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
 
     def recheck_kept_down(self) -> None:
@@ -540,7 +540,7 @@ class QueueTable:
         used = self._unopened_limits()
         for queue in self.served.values():
             if isinstance(queue, BrokerQueue) and queue.name not in self.kept_down:
-                used += own_limits.own_limit(queue.amq.options)
+                used += queue.amq.options.max_memory_bytes or 0
         for name in list(self.kept_down):
             if used + self._limits[name] <= self._monitor.budget_bytes:
                 used += self._limits[name]
@@ -693,7 +693,7 @@ class QueueTable:
         """Return the names of the queues of which readers are known, oldest first."""
         queues = self.engine.queues
         return [
-            text_of(queues[number].name.partition(factory.SEPARATOR)[0])
+            text_of(queues[number].name.partition(priority_queue.SEPARATOR)[0])
             for number in self.engine.lease_table.by_queue
         ]
 
@@ -705,7 +705,7 @@ class QueueTable:
             return {}
         at = bytes_of(name)
         queues = self.engine.routing.queues
-        first = queues.get(at) or queues.get(factory.part_names(at, 1)[0])
+        first = queues.get(at) or queues.get(priority_queue.part_names(at, 1)[0])
         return {} if first is None else known.of(first.number)
 
     def open_leases(self, name: str) -> dict[str, int]:
@@ -719,13 +719,13 @@ class QueueTable:
         alert on age. The others wait until they are named."""
         busy: dict[str, None] = {}
         for index in self.engine.queues.values():
-            base, mark, _ = index.name.partition(factory.SEPARATOR)
+            base, mark, _ = index.name.partition(priority_queue.SEPARATOR)
             is_delay = mark and index.name.startswith(base + MARK)
             if is_delay or any(s.expiry_ms for s in index.segments.values()):
                 busy[text_of(base)] = None
         for queue in self.engine.routing.queues.values():
             if b'"x-alert-age-up"' in queue.arguments:
-                busy[text_of(queue.name.partition(factory.SEPARATOR)[0])] = None
+                busy[text_of(queue.name.partition(priority_queue.SEPARATOR)[0])] = None
         return [self._open(name) for name in busy if name in self.stored]
 
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
@@ -733,7 +733,7 @@ class QueueTable:
         found: list[tuple[str, dict[str, object]]] = []
         for queue in self.engine.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
-                name = queue.name.partition(factory.SEPARATOR)[0]
+                name = queue.name.partition(priority_queue.SEPARATOR)[0]
                 found.append((text_of(name), self._opener.stored_arguments(name)))
         return found
 
@@ -757,7 +757,7 @@ class QueueTable:
 
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
     """Return the indexes of a queue, of all its parts and delayed messages, durable or not."""
-    start = name + factory.SEPARATOR
+    start = name + priority_queue.SEPARATOR
     return [
         index
         for index in engine.queues.values()

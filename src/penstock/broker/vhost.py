@@ -61,7 +61,7 @@ from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, StoppedError
 from penstock.protocol.connection import BodyRoom
-from penstock.queues.amq_queue import TickPace
+from penstock.queues.amq_queue import TickInterval
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import Target
@@ -224,7 +224,7 @@ class VHost:
         # on_refused(client's address, text): a channel or connection was closed with an error.
         self.on_refused: Callable[[str, str], None] = _ignore_refusal
         self._rng = rng
-        self._pace: TickPace = TickPace(settings.storage.interval_ms)
+        self._pace: TickInterval = TickInterval(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor, whose outcome the queues know
         self.headers: AmqpHeaders = AmqpHeaders()
         self.limits: LimitTable = LimitTable(settings.limits)
@@ -525,7 +525,7 @@ class VHost:
     def _taker(self, name: str) -> Target | None:
         queue = self.table.usable(name)
         if isinstance(queue, BrokerStream):
-            return queue.taker
+            return queue.dead_letter_target
         if not isinstance(queue, BrokerQueue):
             return None
         self.timers.touch(queue)

@@ -474,7 +474,7 @@ def lag_at(state: "PipelineState", url: str | None) -> tuple[int | None, str | N
     source = state.facts.get("source", {})
     if source.get("kind") != "queue" or not state.offsets:
         return None, None
-    from penstock.spark.pipeline_broker import broker_at, left_of
+    from penstock.spark.pipeline_state import broker_at, left_of
 
     done = sum(count_of(one) for one in state.offsets)
     try:
@@ -654,7 +654,7 @@ def py_files(path: str) -> None:
     It is for executors without penstock. The driver needs penstock installed, and its job must call
     penstock.spark.register(spark).
     """
-    from penstock.spark.py_files import write_py_files
+    from penstock.spark.spark_session import write_py_files
 
     count = write_py_files(path)
     click.echo(f"{path}: {count} modules")

@@ -303,7 +303,7 @@ def _files() -> Iterator[OsFileSystem]:
 
 
 def _others_of(fs: FileSystem, path: str) -> list[str]:
-    """The other directories of the vhost at `path`."""
+    """Return the other directories of the vhost at `path`."""
     if not isinstance(fs, PlacedFileSystem):
         return []
     return [f"{root}/{path.rpartition('/')[2]}" for root in fs.roots.values()]
@@ -348,12 +348,12 @@ def _progress(verbose: bool) -> Iterator[Progress | None]:
 
 
 def _lines() -> Progress:
-    shown: dict[str, int] = {}
+    printed: dict[str, int] = {}
 
     def tell(what: str, done: int, total: int) -> None:
         tenth = done * 10 // total if total else 10
-        if shown.get(what) != tenth:
-            shown[what] = tenth
+        if printed.get(what) != tenth:
+            printed[what] = tenth
             click.echo(f"{what}: {done} of {total}", err=True)
 
     return tell

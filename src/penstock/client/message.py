@@ -19,8 +19,8 @@ from penstock.client.connection import ClientChannel, Received
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.messages import DeliveredMessage
 from penstock.embedded.new_body import NewBody
+from penstock.queues.amqp_headers import implied_attempts
 from penstock.queues.headers import Death, HeaderValue, PlainHeaders
-from penstock.queues.x_death import implied_attempts
 from penstock.storage.durability import NONE
 
 ATTEMPTS: Final = "x-delivery-count"

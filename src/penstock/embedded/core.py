@@ -34,8 +34,8 @@ from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.events import OnAlert, OnEvent
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import OptionError, StoppedError, UnknownQueueError
-from penstock.queues import factory, own_limits
-from penstock.queues.amq_queue import IDLE_AGAIN_S, AMQQueue, TickPace
+from penstock.queues import memory_monitor, priority_queue
+from penstock.queues.amq_queue import IDLE_AGAIN_S, AMQQueue, TickInterval
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
 from penstock.queues.delays import find_parts
@@ -312,7 +312,7 @@ class Core:
         self._touched: list[QueueState] = []
         self._due: list[tuple[int, int, QueueState]] = []  # heap of (wall ms, n, queue)
         self._due_n: int = 0
-        self._pace: TickPace = TickPace(settings.storage.interval_ms)
+        self._pace: TickInterval = TickInterval(settings.storage.interval_ms)
         self._rounds: int = 0  # of the monitor that the queues have been touched for
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
@@ -362,14 +362,16 @@ class Core:
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted(name.decode() for name in factory.base_names(self.engine))
+        return sorted(name.decode() for name in priority_queue.base_names(self.engine))
 
     def has(self, name: str) -> bool:
         """Return whether there is a queue of this name."""
         if name in self.queues:
             return True
         at = name.encode("utf-8", "surrogateescape")
-        return not self.streams.has(name) and factory.priorities_of(self.engine, at) is not None
+        return (
+            not self.streams.has(name) and priority_queue.priorities_of(self.engine, at) is not None
+        )
 
     def queue(self, name: str, given: Mapping[str, object]) -> QueueState:
         """Return the queue of this name, declared with these options if it is missing. Those of an
@@ -422,28 +424,32 @@ class Core:
 
     def _stored(self, name: str) -> QueueOptions:
         """Return the stored options of a queue."""
-        return QueueOptions.decode(factory.stored(self.engine, name.encode())[0])
+        return QueueOptions.decode(priority_queue.stored(self.engine, name.encode())[0])
 
     def _check_limits(self, *, is_new: bool) -> None:
         """At the start: report a warning if the queues' own memory limits do not fit the budget
         together. OptionError in a new core that is strict; it names the queue that is too much."""
         declared = self.engine.routing.queues.values()
         for queue in sorted(declared, key=_number):
-            if own_limits.may_have_one(queue.arguments):
-                name = queue.name.partition(factory.SEPARATOR)[0].decode("utf-8", "surrogateescape")
+            if memory_monitor.may_have_limit(queue.arguments):
+                name = queue.name.partition(priority_queue.SEPARATOR)[0].decode(
+                    "utf-8", "surrogateescape"
+                )
                 try:
-                    limit = own_limits.own_limit(QueueOptions.decode(queue.arguments))
+                    limit = QueueOptions.decode(queue.arguments).max_memory_bytes or 0
                 except (OptionError, ValueError):
                     continue  # opening the queue raises the error
                 if limit:
                     self._limits[name] = limit
         budget_bytes = self.settings.memory_bytes
         if self.settings.is_strict and is_new:
-            for name, left_bytes in own_limits.beyond(self._limits, budget_bytes).items():
+            for name, left_bytes in memory_monitor.limits_beyond(
+                self._limits, budget_bytes
+            ).items():
                 limit_text = format_bytes(self._limits[name])
-                expected = own_limits.expected(left_bytes, budget_bytes)
+                expected = memory_monitor.limit_expected(left_bytes, budget_bytes)
                 raise OptionError(f"max_memory of queue {name!r}", limit_text, expected)
-        warning = own_limits.warning(self._limits, budget_bytes)
+        warning = memory_monitor.limits_warning(self._limits, budget_bytes)
         if warning is not None:
             self.event("warning", warning)
 
@@ -453,7 +459,7 @@ class Core:
         engine = self.engine
         at = name.encode()
         mode = max(self.settings.mode, OS)
-        backing = factory.open_backing(
+        backing = priority_queue.open_backing(
             engine, at, arguments=options.encode(), priorities=options.priorities, mode=mode,
             policy=options.policy, on_event=self.event,
         )  # fmt: skip
@@ -468,7 +474,7 @@ class Core:
 
     def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
         """Open a part of delayed messages."""
-        part = factory.open_backing(
+        part = priority_queue.open_backing(
             self.engine, name, is_durable=is_durable, mode=max(self.settings.mode, OS),
             on_event=self.event,
         )  # fmt: skip
@@ -494,7 +500,7 @@ class Core:
         old = amq.options.max_memory_bytes
         if options.max_memory_bytes != old:
             self._check_memory(options, old or 0)
-        factory.store_arguments(self.engine, amq.name, options.encode())
+        priority_queue.store_arguments(self.engine, amq.name, options.encode())
         amq.set_options(options)
         memory = options.memory_bytes
         if options.max_memory_bytes != old:
@@ -624,7 +630,7 @@ class Core:
         engine = self.engine
         memory = self.monitor.info()
         return {
-            "queues": len(factory.base_names(engine)),
+            "queues": len(priority_queue.base_names(engine)),
             "queues_open": len(self.queues),
             "lsn": engine.last_lsn,
             "lsn_settled": engine.settled(DISK),

@@ -17,7 +17,7 @@ from penstock.embedded.new_body import Body, Headers, body_of, header_of, not_he
 from penstock.errors import AMQPError, OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders, short_string, split_address
 from penstock.queues.headers import HeaderValue
-from penstock.queues.raw_properties import EMPTY
+from penstock.queues.raw_fields import EMPTY
 
 KEY_BYTES_MAX: Final = 255
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

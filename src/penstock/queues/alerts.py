@@ -1,31 +1,26 @@
-"""Alerts: tell somebody before a queue is too long, too deep or too old, after Qpid's of that name.
+"""Alerts: events for a queue that is too long, too deep or too old, after Qpid's of that name.
 
-Four kinds, each with a threshold of its own, off unless it is set:
+Four kinds, each with its own threshold, off unless it is set:
 
     count   ready messages in the queue
     depth   bytes of their bodies
     age     how long ago the oldest of them arrived, in ms
     size    bytes of a single message, when it arrives
 
-**When one fires.** Once when the value is at `up` or above. Then again only if it is there when the
-repeat gap has passed; at `down` or below the kind is armed anew. So a queue that swings around its
-threshold does not fire at each swing. `down` is half of `up` unless it is set. Who wants to know
-that a kind is armed anew is told that too (`on_over`), of all kinds but size.
+**When one fires.** Once when the value reaches `up`, then again whenever the repeat gap has passed
+and it is still there. At `down` or below the kind is armed again, which `on_over` reports (except
+for size). So a queue that swings around its threshold does not fire each time. `down` is half of
+`up` by default.
 
-A size is of one message, and the next has another: there is nothing that stays above. Without a
-`down` of its own that kind is armed again only by the repeat gap; with one, by a message of `down`
-bytes or less too.
+A size belongs to one message, so without a `down` of its own that kind is armed again only by the
+repeat gap; with one, also by a message of `down` bytes or less.
 
 **What it costs.** `is_set` is False while no threshold is set, and the owner then calls nothing.
-Else `check` compares three integers per message that arrives; only from a threshold upwards there
-is more to do. It is called per publish and from the owner's ticks; `check_age` from ticks alone,
-for an age grows by itself. Both notice when a value has fallen.
+Otherwise `check` compares three integers for each message that arrives, and does more only from a
+threshold upwards. The owner's ticks call it, too, and `check_age`, because an age grows by itself.
 
-A depth threshold at or above the queue's memory limit warns too late to be of use: by then messages
-go to disk already. `warning` says so, and the owner passes it on.
-
-Not here: what is done with an alert (`on_alert` of the owner: an event, a log line), the options of
-a queue (queue_options), alarms on the whole of the memory (memory_monitor).
+A depth threshold at or above the queue's memory limit fires too late to be of use: messages go to
+disk already. `warning` reports that.
 """
 
 from collections.abc import Callable
@@ -34,7 +29,6 @@ from typing import Final
 from penstock.errors import OptionError
 from penstock.queues.budget import format_bytes
 from penstock.queues.queue_options import QueueOptions
-from penstock.queues.rates import INFINITY
 
 KINDS: Final = ("count", "size", "depth", "age")
 COUNT: Final = 0
@@ -47,8 +41,8 @@ OFF: Final = 1 << 62  # a threshold that nothing reaches
 
 
 class Alert:
-    """A threshold was reached; is_over: the value has fallen to the lower one again. kind: "count"
-    (messages), "size", "depth" (bytes) or "age" (ms)."""
+    """A threshold was reached, or with is_over the value has fallen to the lower one again. kind:
+    "count" (messages), "size", "depth" (bytes) or "age" (ms)."""
 
     __slots__ = ("is_over", "kind", "queue", "threshold", "value")
 
@@ -62,8 +56,9 @@ class Alert:
         self.is_over: bool = is_over
 
     def text(self) -> str:
-        """One line for people: queue 'orders': depth is 12 MiB, the alert threshold is 10 MiB."""
-        value, threshold = _shown(self.kind, self.value), _shown(self.kind, self.threshold)
+        """Return one line, such as: queue 'orders': depth is 12 MiB, the alert threshold is
+        10 MiB."""
+        value, threshold = _as_text(self.kind, self.value), _as_text(self.kind, self.threshold)
         if self.is_over:
             end = f"below the alert threshold of {threshold} again"
             return f"queue {self.queue!r}: {self.kind} is {value}, {end}"
@@ -71,10 +66,10 @@ class Alert:
 
 
 class Thresholds:
-    """What the alerts of a queue fire at, per kind: `up` (0: off) and `down` (-1: half of up).
+    """The thresholds of a queue per kind: `up` (0: off) and `down` (-1: half of up).
 
     count in messages, size and depth in bytes, age in ms; repeat_gap_s in seconds, 0 to repeat at
-    every check. OptionError, with the name as the arguments have it, if a number is negative or a
+    every check. Raises OptionError, with the name of the argument, if a number is negative or a
     `down` is not below its `up`, or is set without one.
     """
 
@@ -91,7 +86,7 @@ class Thresholds:
         age_down: int = -1,
         repeat_gap_s: float = REPEAT_GAP_S,
     ) -> None:
-        if not 0 <= repeat_gap_s < INFINITY:
+        if not 0 <= repeat_gap_s < float("inf"):
             raise OptionError("alert_repeat_gap", repeat_gap_s, "0 seconds or more")
         self.repeat_gap_s: float = repeat_gap_s
         self.ups: list[int] = [count_up, size_up, depth_up, age_up]
@@ -106,7 +101,7 @@ class Thresholds:
                 raise OptionError(f"alert_{kind}_down", down, f"from 0 to below the {up} of its up")
 
     def warning(self, max_memory_bytes: int) -> str | None:
-        """Why the depth threshold is of little use beside this memory limit; None if it is not."""
+        """Return why the depth threshold is of little use with this memory limit, or None."""
         up = self.ups[DEPTH]
         if up == 0 or up < max_memory_bytes:
             return None
@@ -117,7 +112,7 @@ class Thresholds:
 
 
 class Alerts:
-    """Watches one queue. on_alert: told of each alert as it fires, on the caller's stack; on_over:
+    """The alerts of one queue. on_alert is called when one fires, on the caller's stack; on_over
     when it is armed again."""
 
     def __init__(
@@ -143,7 +138,7 @@ class Alerts:
         self._depth_up: int = self._ups[DEPTH]
 
     def check(self, now_s: float, count: int, depth_bytes: int, size_bytes: int = -1) -> None:
-        """The queue holds this many messages and bytes. size_bytes: of the message that has just
+        """Check a queue of this many messages and bytes. size_bytes: of the message that has just
         arrived, -1 if none has. now_s: of a monotonic clock."""
         if (
             self._raised == 0
@@ -158,11 +153,11 @@ class Alerts:
             self._look(SIZE, now_s, size_bytes)
 
     def check_age(self, now_s: float, age_ms: int) -> None:
-        """The oldest message arrived this long ago; 0 for an empty queue."""
+        """Check the age of the oldest message; 0 for an empty queue."""
         self._look(AGE, now_s, age_ms)
 
     def raised(self) -> list[str]:
-        """The kinds that have fired and are not armed again."""
+        """Return the kinds that have fired and are not armed again."""
         return [kind for i, kind in enumerate(KINDS) if not self._is_armed[i]]
 
     def _look(self, kind: int, now_s: float, value: int) -> None:
@@ -185,15 +180,15 @@ class Alerts:
         self._on_alert(Alert(self._queue, KINDS[kind], value, self._ups[kind]))
 
 
-def _shown(kind: str, value: int) -> str:
-    """A value as people read it."""
+def _as_text(kind: str, value: int) -> str:
+    """Return a value as text."""
     if kind == "count":
         return str(value)
     return f"{value / 1000:.1f} s" if kind == "age" else format_bytes(value)
 
 
 def thresholds_of(options: QueueOptions) -> Thresholds:
-    """Those that a queue's options ask for."""
+    """Return the thresholds in a queue's options."""
     return Thresholds(
         count_up=options.alert_count_up or 0, count_down=_down(options.alert_count_down),
         size_up=options.alert_size_up or 0, size_down=_down(options.alert_size_down),

@@ -48,11 +48,11 @@ as the time before, from the queue's least delay up to its greatest; a least del
 delay: the message is requeued at its old place.
 
 **Slices.** No call handles more than 256 expired, overdue or overlong messages: `fetch` then
-returns None and `has_more_expired` is True, `tick` returns True. Call again. `TickPace` says when:
-at once, but after others, if there is more to do; every 10 ms while a checkpoint has slices left;
-ten times a second, or as often as syncs are due by the clock, while something is in progress; once
-a second while publishers are refused for want of space; and else at the next round of the memory
-monitor.
+returns None and `has_more_expired` is True, `tick` returns True. Call again. `TickInterval` says
+when: at once, but after others, if there is more to do; every 10 ms while a checkpoint has slices
+left; ten times a second, or as often as syncs are due by the clock, while something is in progress;
+once a second while publishers are refused for want of space; and else at the next round of the
+memory monitor.
 
 **Modes.** What nobody waits for (acks, rejects, requeues, drops) is logged in the mode given, `os`
 by default, and never forces a sync. What moves into a queue by itself is logged in the queue's own
@@ -98,9 +98,9 @@ from penstock.queues.dead_letter import (
     NESTED_HOPS_MAX,
     DeadLetterRoute,
     DeadLetters,
-    Landing,
+    Destination,
     QueueRoute,
-    Taker,
+    QueueTarget,
     move_to,
 )
 from penstock.queues.delays import Bucket, Delays, find_parts
@@ -124,7 +124,7 @@ SLICE: Final = 256  # messages that one call may expire
 
 
 def expiry_at(now_ms: int, ttl_ms: int | None, queue_ttl_ms: int | None) -> int:
-    """The expiry of a message that arrives now; ms since 1970, 0 for never. None: no such limit."""
+    """Return the expiry of a message that arrives now: ms since 1970, 0 for never. None: no ttl."""
     if ttl_ms is None:
         return 0 if queue_ttl_ms is None else now_ms + queue_ttl_ms
     if queue_ttl_ms is not None and queue_ttl_ms < ttl_ms:
@@ -133,20 +133,20 @@ def expiry_at(now_ms: int, ttl_ms: int | None, queue_ttl_ms: int | None) -> int:
 
 
 def sooner(expiry_ms: int, other_ms: int) -> int:
-    """The sooner of two expiries, 0 being never."""
+    """Return the sooner of two expiries, where 0 is never."""
     if not expiry_ms or not other_ms:
         return expiry_ms or other_ms
     return min(expiry_ms, other_ms)
 
 
 def is_expired(expiry_ms: int, now_ms: int) -> bool:
-    """Whether a message of this expiry must not be delivered any more."""
+    """Return whether a message of this expiry must not be delivered any more."""
     return 0 < expiry_ms <= now_ms
 
 
 @mypyc_attr(acyclic=True)
 class ExpiredUpTo:
-    """A predicate for `dropwhile`: expired at `now_ms`, and at most `quota` of them."""
+    """A predicate for `dropwhile`: expired at `now_ms`, and at most `quota` messages."""
 
     __slots__ = ("left", "now_ms")
 
@@ -162,12 +162,16 @@ class ExpiredUpTo:
 
 
 def expire(
-    backing: BackingQueue, now_ms: int, quota: int, bury: Callable[[int], None] | None, mode: int
+    backing: BackingQueue,
+    now_ms: int,
+    quota: int,
+    dead_letter: Callable[[int], None] | None,
+    mode: int,
 ) -> tuple[int, bool]:
-    """Take at most `quota` expired heads out of a queue; how many there were, and whether the head
-    is still an expired one. bury: is given the tag of each, which is pending, and settles it; None:
-    they die. mode: of the record in which they die."""
-    if bury is None:
+    """Remove at most `quota` expired heads. Return how many, and whether the head is still expired.
+    dead_letter: settles the pending message of a tag; None: expired messages are dropped. mode: of
+    the record that drops them."""
+    if dead_letter is None:
         predicate = ExpiredUpTo(now_ms, quota)
         head = backing.dropwhile(predicate, mode)
         return quota - predicate.left, head is not None and is_expired(head.expiry_ms, now_ms)
@@ -178,15 +182,15 @@ def expire(
             return n, True
         dropped = backing.drop(ack_required=True)
         if dropped is not None:
-            bury(dropped.tag)
+            dead_letter(dropped.tag)
         n += 1
         head = backing.head()
     return n, False
 
 
 class MaxLength:
-    """The limits of one queue. `is_set`: whether there are any; `drops_head`, `may_refuse` (a
-    strict ring does both), `buries_refused`: how they are kept."""
+    """The length limits of one queue. `is_set`: whether it has any. `drops_head`, `may_refuse` (a
+    strict ring does both), `dead_letters_refused`: how they are applied."""
 
     def __init__(self, queue: str, options: QueueOptions) -> None:
         self._queue = queue
@@ -197,17 +201,17 @@ class MaxLength:
         self._is_strict: bool = options.overflow == DROP_HEAD_STRICT
         self.drops_head: bool = self._is_strict or options.overflow == DROP_HEAD
         self.may_refuse: bool = options.overflow != DROP_HEAD
-        self.buries_refused: bool = options.overflow == REJECT_PUBLISH_DLX
+        self.dead_letters_refused: bool = options.overflow == REJECT_PUBLISH_DLX
 
     def check(self, backing: BackingQueue, n: int, body_bytes: int, room: int = 0) -> None:
-        """QueueFullError if n more messages of `body_bytes` together do not fit, in a queue that
-        rejects. Which limit, what it would be and what is allowed are in the error."""
+        """Raise QueueFullError if the queue refuses n more messages of `body_bytes` together. room:
+        messages that consumers would take at once."""
         if not self.may_refuse or not self.is_set:
             return
         if self._is_strict:
             self._check_strict(backing, n, body_bytes)
             return
-        # They come one after the other, and those before the last may be delivered at once.
+        # They arrive one after the other; those before the last may be delivered at once.
         count = backing.len() + n
         if room:
             count = max(count - 1 - room, 0) + 1
@@ -222,8 +226,8 @@ class MaxLength:
             raise QueueFullError(self._queue, "max_length_bytes", size, self._length_bytes)
 
     def _check_strict(self, backing: BackingQueue, n: int, body_bytes: int) -> None:
-        """The same of a strict ring: with all that is ready gone they are to fit, and with what is
-        there if some of that is not acknowledged."""
+        """Check a strict ring: the messages must fit when all ready ones are gone, and beside all
+        messages if some are unacknowledged."""
         count, size = n, body_bytes
         if backing.depth() > backing.len():
             count += backing.depth()
@@ -235,34 +239,38 @@ class MaxLength:
             raise QueueFullError(self._queue, "max_length_bytes", size, self._length_bytes)
 
     def is_over(self, backing: BackingQueue, room: int = 0) -> bool:
-        """Whether more is ready than the limits allow."""
+        """Return whether more messages are ready than the limits allow."""
         count = backing.len()
         if room >= count:
             return False
         return count - room > self._length or backing.body_bytes() > self._length_bytes
 
     def trim(
-        self, backing: BackingQueue, quota: int, bury: Callable[[int], None] | None, room: int = 0
+        self,
+        backing: BackingQueue,
+        quota: int,
+        dead_letter: Callable[[int], None] | None,
+        room: int = 0,
     ) -> int:
-        """Drop heads until the queue is within its limits, at most `quota` of them; how many. bury:
-        is given the tag of each, which is pending, and settles it; None: they die."""
+        """Drop heads, at most `quota`, until the queue is within its limits. Return how many.
+        dead_letter: as for `expire`."""
         n = 0
         while n < quota and self.is_over(backing, room):
-            head = backing.drop(ack_required=bury is not None)
+            head = backing.drop(ack_required=dead_letter is not None)
             if head is None:
                 break
-            if bury is not None:
-                bury(head.tag)
+            if dead_letter is not None:
+                dead_letter(head.tag)
             n += 1
         return n
 
 
-DOUBLINGS_MAX: Final = 62  # beyond that any delay has reached any limit
+DOUBLINGS_MAX: Final = 62  # beyond that any delay exceeds any limit
 
 
 def retry_delay_ms(attempts: int, least_ms: int, most_ms: int) -> int:
-    """The delay in ms before the next try of a message that was tried `attempts` times (>= 1).
-    0 <= least_ms <= most_ms."""
+    """Return the delay in ms before the next delivery of a message that was delivered `attempts`
+    times (>= 1). 0 <= least_ms <= most_ms."""
     if not least_ms:
         return 0
     doublings = min(max(attempts, 1) - 1, DOUBLINGS_MAX)
@@ -272,19 +280,20 @@ def retry_delay_ms(attempts: int, least_ms: int, most_ms: int) -> int:
 BUSY_S: Final = 0.1
 BLOCKED_S: Final = 1.0
 IDLE_AGAIN_S: Final = 2.5
-MORE_S: Final = 0.001  # between two slices of what there is more of; others get in
+MORE_S: Final = 0.001  # between two slices of the same work, so that other work gets a turn
 CHECKPOINT_S: Final = 0.01  # between two slices of a checkpoint
 
 
-class TickPace:
-    """Of one engine. interval_ms: between two syncs by the clock, which a tick starts."""
+class TickInterval:
+    """How often an engine's owner ticks. interval_ms: between two syncs by the clock, which a tick
+    starts."""
 
     def __init__(self, interval_ms: int) -> None:
         self._busy_s: float = min(BUSY_S, interval_ms / 1000)
         self._seen_lsn: int = 0
 
     def next_s(self, engine: StorageEngine, due_s: float, *, has_more: bool) -> float:
-        """Seconds until the next tick, after one. due_s: until something else is due."""
+        """Return the seconds until the next tick. due_s: seconds until something else is due."""
         if has_more:
             return MORE_S
         if engine.checkpoint_phase == SLICES:
@@ -305,11 +314,11 @@ class TickPace:
 SLICE_MESSAGES: Final = 1024
 SLICE_BYTES: Final = 1 << 20
 
-Bytes = bytes  # named because inside a LeaseInfo "bytes" is how many
+Bytes = bytes  # LeaseInfo has a field "bytes"
 
 
 class LeaseSlice(NamedTuple):
-    """What one call leased: messages with the ordinals [first, next), and the bytes of their
+    """The result of one lease: messages with the ordinals [first, next), and the bytes of their
     bodies. has_more: another call would lease more at once."""
 
     first: int
@@ -319,11 +328,11 @@ class LeaseSlice(NamedTuple):
 
 
 class LeaseInfo(NamedTuple):
-    """A reader's lease: it has committed all below `committed` and leased all below `next`; bytes:
-    of the bodies of what it has. since_ms: when the oldest of that was leased, ms since 1970, 0 if
-    it has nothing. path: the directory of its pages, "" while there are none: see `materialise`.
-    stream_id: 16 bytes, the same as long as the reader has this lease, restarts or not.
-    last_time_us: of the last record in the pages. is_releasing: it is being given back."""
+    """A reader's lease. It has committed all messages below `committed` and leased those below
+    `next`. bytes: of the bodies that it has. since_ms: when the oldest of them was leased, ms since
+    1970, 0 if it has none. path: the directory of its pages, "" before `materialise`. stream_id: 16
+    bytes, fixed for the life of the lease. last_time_us: of the last record in the pages.
+    is_releasing: whether it is being released."""
 
     reader: str
     committed: int
@@ -337,7 +346,7 @@ class LeaseInfo(NamedTuple):
 
 
 class Leasing:
-    """Of one queue; backing: what holds its messages. on_event(kind, text): lease_pages."""
+    """The leases of one queue. backing: holds its messages. on_event(kind, text): lease_pages."""
 
     def __init__(
         self, engine: StorageEngine, name: bytes, backing: BackingQueue,
@@ -353,7 +362,8 @@ class Leasing:
         self.page_bytes: int = PAGE_BYTES
 
     def check(self) -> None:
-        """NotLeasableError: not of this queue. UnknownQueueError: it is deleted."""
+        """Raise NotLeasableError if the queue is not durable, UnknownQueueError if it is
+        deleted."""
         if self._main.is_deleted:
             raise deleted_error(self._name)
         if not self._main.is_durable:
@@ -365,7 +375,7 @@ class Leasing:
     # ---- leasing -------------------------------------------------------------------------------
 
     def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
-        """Heads for one slice. DiskFullError: nothing is leased on a full disk."""
+        """Return heads for one slice. Raises DiskFullError: nothing is leased on a full disk."""
         if messages_max < 1 or bytes_max < 1:
             raise ValueError(f"a lease of {messages_max} messages and {bytes_max} bytes at most")
         engine = self._engine
@@ -376,7 +386,7 @@ class Leasing:
         )
 
     def lease(self, reader: str, taken: list[Taken], mode: int) -> LeaseSlice:
-        """What was taken is the reader's. Errors: it is ready again."""
+        """Lease the taken messages to the reader. If this raises, they are ready again."""
         engine, backing = self._engine, self._backing
         if not taken:
             lease = self._all().get(reader)
@@ -397,14 +407,15 @@ class Leasing:
         return LeaseSlice(first, next_, size, backing.may_take())
 
     def find(self, reader: str) -> Lease | None:
-        """The reader's lease. UnknownLeaseError: it is being released."""
+        """Return the reader's lease, or None. Raises UnknownLeaseError while it is being
+        released."""
         lease = self._all().get(reader)
         if lease is not None and lease.is_releasing:
             raise UnknownLeaseError(self._text_name, reader)
         return lease
 
     def commit(self, reader: str, ordinal: int, mode: int) -> bool:
-        """A slice of what is below `ordinal` is done with; True if there is more."""
+        """Acknowledge a slice of the messages below `ordinal`. Return True if there are more."""
         has_more = self._engine.commit_lease(self._main, reader, ordinal, mode)
         pages = self._pages.get(reader)
         if pages is not None:
@@ -414,7 +425,7 @@ class Leasing:
     # ---- releasing -----------------------------------------------------------------------------
 
     def release(self, reader: str, mode: int) -> bool:
-        """A slice of what the reader has is ready again; True if there is more."""
+        """Make a slice of the reader's messages ready again. Return True if there are more."""
         engine = self._engine
         back: dict[int, tuple[QueueIndex, list[int], list[Row]]] = {}
         for run in sorted(engine.next_release(self._main, reader)):
@@ -430,7 +441,7 @@ class Leasing:
         return has_more
 
     def has_expiring(self, reader: str) -> bool:
-        """Whether anything of a reader's may expire once it is ready again."""
+        """Return whether any message of the reader may expire once it is ready again."""
         lease = self._all().get(reader)
         if lease is None:
             return False
@@ -444,8 +455,8 @@ class Leasing:
     # ---- pages ---------------------------------------------------------------------------------
 
     def _append(self, reader: str, first: int, taken: list[Taken]) -> None:
-        """Frames of what was just leased, if the pages have all before it. An error is no error of
-        the lease."""
+        """Write frames of the messages just leased if the pages have all before them. An error does
+        not fail the lease."""
         pages = self._pages.get(reader)
         try:
             if pages is None and self._all()[reader].committed == first:
@@ -456,11 +467,11 @@ class Leasing:
                 append_all(pages, one.entries, one.bodies)
             pages.publish()
         except OSError as error:
-            self._throw_away(reader, error)
+            self._discard_pages(reader, error)
 
     def materialise(self, reader: str) -> bool:
-        """A slice of the pages of what a reader has leased, from its slots; True: call again.
-        OSError; CorruptionError: a leased message is damaged, and these pages cannot be made."""
+        """Write a slice of the pages of the reader's messages, from their slots. Return True: call
+        again. Raises OSError, and CorruptionError if a leased message is damaged."""
         lease = self._all().get(reader)
         if lease is None or lease.is_releasing:
             return False
@@ -475,7 +486,7 @@ class Leasing:
                 return True
             self._materialise(pages, lease)
         except OSError as error:
-            self._throw_away(reader, error)
+            self._discard_pages(reader, error)
             raise
         return pages.next_ordinal < lease.next
 
@@ -486,7 +497,7 @@ class Leasing:
         return pages
 
     def _materialise(self, pages: LeasePages, lease: Lease) -> None:
-        """Go on in the slice of the lease that has the next ordinal."""
+        """Continue in the slice of the lease that has the next ordinal."""
         one = lease.slice_of(pages.next_ordinal)
         skip = pages.next_ordinal - one.ordinal
         size = 0
@@ -513,13 +524,13 @@ class Leasing:
         try:
             gone = pages.drop_below(committed)
         except OSError as error:
-            self._tell(error)
+            self._report(error)
             return
         if gone:
-            self._engine.submit(lambda: pages.unlink(gone), _nothing, self._tell)
+            self._engine.submit(lambda: pages.unlink(gone), _nothing, self._report)
 
     def rest(self) -> None:
-        """Called now and then: files of pages that nobody leases to are closed."""
+        """Close files of pages that nobody leases to. Called now and then."""
         for pages in self._pages.values():
             pages.rest()
 
@@ -529,20 +540,20 @@ class Leasing:
             try:
                 pages.delete()
             except OSError as error:
-                self._tell(error)
+                self._report(error)
 
-    def _throw_away(self, reader: str, error: OSError) -> None:
-        self._tell(error)
+    def _discard_pages(self, reader: str, error: OSError) -> None:
+        self._report(error)
         self._forget_pages(reader)
 
-    def _tell(self, error: BaseException) -> None:
+    def _report(self, error: BaseException) -> None:
         text = f"queue {self._text_name!r}: pages of a lease are made again later: {error}"
         self._on_event("lease_pages", text)
 
-    # ---- looking -------------------------------------------------------------------------------
+    # ---- information ---------------------------------------------------------------------------
 
     def infos(self) -> list[LeaseInfo]:
-        """What readers have leased, one each."""
+        """Return the leases, one per reader."""
         return [self._info(lease) for lease in self._all().values()]
 
     def _info(self, lease: Lease) -> LeaseInfo:
@@ -555,14 +566,14 @@ class Leasing:
         )  # fmt: skip
 
     def open_leases(self) -> tuple[int, list[str]]:
-        """(messages that are leased, the readers that have them)."""
+        """Return (number of leased messages, the readers that have them)."""
         having = [lease for lease in self._all().values() if lease.count]
         return sum([lease.count for lease in having]), [lease.reader for lease in having]
 
     # ---- the end -------------------------------------------------------------------------------
 
     def delete(self) -> None:
-        """The queue is deleted: the pages go."""
+        """Delete the pages, because the queue is deleted."""
         for reader in list(self._pages):
             self._forget_pages(reader)
 
@@ -574,7 +585,7 @@ class Leasing:
 
 
 def append_all(pages: LeasePages, entries: list[Entry], bodies: list[bytes]) -> None:
-    """Frames of entries, in the order of delivery."""
+    """Write frames of the entries, in the order of delivery."""
     for i in range(len(entries)):
         pages.append(entries[i].message, bodies[i])
 
@@ -584,11 +595,11 @@ def _nothing(result: object) -> None:
         raise result
 
 
-GRACE_MS: Final = 1000  # for a message of ttl 0 that somebody is waiting for
+GRACE_MS: Final = 1000  # for a message of ttl 0 that a consumer is waiting for
 
 
 class Plan:
-    """Where a message goes that its owner publishes itself, and as what. See `AMQQueue.plan`."""
+    """Where and how a message goes that its owner publishes itself. See `AMQQueue.plan`."""
 
     __slots__ = ("bucket", "expiry_ms", "header", "index", "part")
 
@@ -603,40 +614,39 @@ class Plan:
 
 
 def _serve_nobody(_most: int) -> int:
-    """For owners without consumers."""
+    """Serve no consumers: the default."""
     return 0
 
 
-def _find_none(name: bytes) -> Taker | None:
-    """For owners that know no other queues."""
+def _find_none(name: bytes) -> QueueTarget | None:
+    """Find no other queue: the default."""
     return None
 
 
-AGE_CHECK_MS: Final = 1000  # between two looks at the age of the oldest message
+AGE_CHECK_MS: Final = 1000  # between two checks of the age of the oldest message
 
 A = TypeVar("A")
 
 
-class AMQQueue(Taker):
+class AMQQueue(QueueTarget):
     """The queue `name`.
 
-    backing: holds its messages (factory.open_backing); options.priorities is its highest part.
+    backing: holds its messages (open_backing); options.priorities is its highest part.
     open_part(name, is_durable): returns a BackingQueue for a part of delayed messages, declared or
-    recovered. close_part(part): called before that is deleted or terminated.
-    find(name): returns the queue of that name, for dead letters, or None. route_of(options):
-    returns where dead letters go instead, for owners with more than queues; None: nowhere.
-    mode: of what moves by itself. is_durable: False for a queue that is gone after a restart.
-    on_event(kind, text): dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption,
-    warning.
-    on_alert, on_alert_over: an alert fired, is over. on_ready(name): messages became ready by
-    something else than the caller's own publish or requeue on this queue: wake whoever waits.
-    delay_parts: names of its parts found at the start (delays.find_parts); None: looked for here.
+    recovered. close_part(part): called before that is deleted or terminated. find(name): returns
+    the queue of that name, for dead letters, or None. route_of(options): returns the
+    DeadLetterRoute instead, for owners that have exchanges; None: no dead letters. mode: of moves
+    by the queue itself. is_durable: False for a queue that a restart deletes. on_event(kind, text):
+    dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption, warning. on_alert,
+    on_alert_over: an alert fired, is over. on_ready(name): messages became ready other than by the
+    caller's own publish or requeue: wake consumers. delay_parts: names of its parts found at the
+    start (delays.find_parts); None: looked up here.
 
-    `takers`: how many wait for a message right now; the owner sets it, for messages of ttl 0.
-    An owner with consumers sets `has_consumers`: then `serve(most)` is called before a limit or a
-    ttl of 0 acts. It delivers what they have room for, and returns how many messages more they
-    would take, up to `most`: that many messages are kept for them.
-    `has_more_expired`: the last `fetch` stopped at its slice, and the head is expired.
+    `takers`: how many wait for a message right now; the owner sets it, for messages of ttl 0. An
+    owner with consumers sets `has_consumers`: then `serve(most)` is called before a limit or a ttl
+    of 0 acts. It delivers what they have room for, and returns how many messages more they would
+    take, up to `most`: that many messages are kept for them. `has_more_expired`: the last `fetch`
+    stopped at its slice, and the head is expired.
     """
 
     has_more_expired: bool = False
@@ -652,7 +662,7 @@ class AMQQueue(Taker):
         *,
         headers: HeaderCodec,
         open_part: Callable[[bytes, bool], BackingQueue],
-        find: Callable[[bytes], Taker | None] | None = None,
+        find: Callable[[bytes], QueueTarget | None] | None = None,
         route_of: Callable[[QueueOptions], DeadLetterRoute | None] | None = None,
         mode: int = DISK,
         is_durable: bool = True,
@@ -683,7 +693,7 @@ class AMQQueue(Taker):
         self._must_trim: bool = False
         self._is_trimming: bool = False
         self._known_thresholds: tuple[list[int], list[int], float] | None = None
-        self._find: Callable[[bytes], Taker | None] = find or _find_none
+        self._find: Callable[[bytes], QueueTarget | None] = find or _find_none
         self._route_of: Callable[[QueueOptions], DeadLetterRoute | None] = route_of or self._route
         self.dead_letters: DeadLetters = DeadLetters(self.text_name, headers, engine, self._event)
         self.delays: Delays = Delays(
@@ -699,10 +709,10 @@ class AMQQueue(Taker):
     # ---- delivery ------------------------------------------------------------------------------
 
     def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
-        """The next message, which is pending until it is settled, or gone at once (without
-        `ack_required`). None: there is none, it is held (`held` says for what), or more than a
-        slice had expired before it (`has_more_expired`: call again). in_pieces: a large body is
-        left in the store; see BackingQueue.fetch."""
+        """Return the next message, which is pending until it is settled, or removed at once
+        (without `ack_required`). None: the queue is empty, the head is held (see `held`), or more
+        than a slice had expired before it (`has_more_expired`: call again). in_pieces: a large body
+        stays in the store; see BackingQueue.fetch."""
         if self._may_expire:
             self.has_more_expired = self.expire()
             if self.has_more_expired:
@@ -717,97 +727,96 @@ class AMQQueue(Taker):
                 return delivery
 
     def _is_dead(self, delivery: Delivery) -> bool:
-        """Whether a message is dead-lettered instead of delivered: its last deliveries all ended
-        with the process, or it was tried more often than is allowed by now; or it had expired
-        behind a head that turned out to be damaged."""
+        """Return whether a message was dead-lettered instead of delivered: it was delivered too
+        often by now (each time the process ended), or it had expired behind a damaged head."""
         expiry_ms = delivery.message.expiry_ms
         if expiry_ms and expiry_ms <= self._clock.wall_ms():
-            self._bury(delivery, EXPIRED, delivery.attempts, self._mode)
+            self._dead_letter(delivery, EXPIRED, delivery.attempts, self._mode)
             return True
         most = self.options.max_attempts
         if delivery.attempts and most is not None and delivery.attempts >= most:
-            self._bury(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
+            self._dead_letter(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
             return True
         return False
 
     def held(self) -> tuple[int, int] | None:
-        """(lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if it may
-        be delivered, or there is none."""
+        """Return (lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if
+        it may be delivered, or the queue is empty."""
         return self.backing.held()
 
     def peek(self) -> Delivery | None:
-        """The message that would be next, with its body; nothing changes but that a slice of
-        expired ones goes. None if none is ready."""
+        """Return the next message with its body, or None. Changes nothing except that a slice of
+        expired messages is removed."""
         if self._may_expire and self.expire():
             return None
         found = self.backing.browse(None, 1)
         return self._with_attempts(found[0]) if found else None
 
     def browse(self, after: int | None, n: int) -> list[Delivery]:
-        """The next n ready messages behind the tag `after`; see BackingQueue.browse."""
+        """Return the next n ready messages after the tag `after`; see BackingQueue.browse."""
         return [self._with_attempts(found) for found in self.backing.browse(after, n)]
 
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         """Fold over all messages, ready and pending, in order; see BackingQueue.fold."""
 
-        def shown(delivery: Delivery, is_pending: bool, acc: A) -> tuple[bool, A]:
+        def step(delivery: Delivery, is_pending: bool, acc: A) -> tuple[bool, A]:
             return fun(self._with_attempts(delivery), is_pending, acc)
 
-        return self.backing.fold(shown, acc)
+        return self.backing.fold(step, acc)
 
     # ---- settling ------------------------------------------------------------------------------
 
     def ack(self, tags: list[int], mode: int = OS) -> int:
-        """These are done with; how many of them were pending."""
+        """Acknowledge these. Return how many of them were pending."""
         return len(self.backing.ack(tags, mode))
 
     def nack(
         self, tag: int, *, requeue: bool = True, delay_ms: int | None = None, mode: int = OS
     ) -> int:
-        """A delivery failed. The message comes back after a delay: delay_ms, or as long as the
+        """Return a failed delivery. The message comes back after a delay: delay_ms, or what the
         options say for its attempts (0: at once, at its old place); after `max_attempts` it is
-        dead-lettered, or dropped. requeue=False: as `reject`. Returns the LSN of the record (0:
-        transient). SettledError: it is not pending."""
+        dead-lettered, or dropped. requeue=False: as `reject`. Return the LSN of the record (0:
+        transient). Raises SettledError if it is not pending."""
         delivery = self._pending(tag)
         if not requeue:
-            return self._bury(delivery, REJECTED, delivery.attempts + 1, mode)
+            return self._dead_letter(delivery, REJECTED, delivery.attempts + 1, mode)
         attempts = delivery.attempts + 1
         most = self.options.max_attempts
         if most is not None and attempts >= most:
-            return self._bury(delivery, DELIVERY_LIMIT, attempts, mode)
+            return self._dead_letter(delivery, DELIVERY_LIMIT, attempts, mode)
         if delay_ms is None:
             least_ms, most_ms = self.options.retry_delay_ms
             delay_ms = retry_delay_ms(attempts, least_ms, most_ms)
         if delay_ms > 0:
             try:
                 return self._postpone(delivery, attempts, delay_ms, mode)
-            except DiskFullError:  # no room for a new part: it must come back all the same
+            except DiskFullError:  # no room for a new part: requeue it without a delay
                 pass
         self.backing.requeue([tag], mode, attempted=True)
         self._trim_if_set()
         return self._engine.last_lsn if delivery.message.persistent else 0
 
     def reject(self, tag: int, mode: int = OS) -> int:
-        """The message is not wanted back: it is dead-lettered, or dropped. As nack."""
+        """Dead-letter a message, or drop it. Returns and raises as `nack`."""
         return self.nack(tag, requeue=False, mode=mode)
 
     def requeue(self, tags: list[int], mode: int = OS) -> int:
-        """Deliveries failed and come back at once, to their old places, whatever the options say of
-        retries: AMQP's requeue. Each counts as an attempt, and after `max_attempts` it is buried.
-        How many were pending."""
+        """Return failed deliveries at once, to their old places, without a delay: AMQP's requeue.
+        Each counts as an attempt; after `max_attempts` the message is dead-lettered. Return how
+        many were pending."""
         n = 0
         most = self.options.max_attempts
         if most is not None:
             tags, over = self._split_over(tags, most)
             for delivery in over:
-                self._bury(delivery, DELIVERY_LIMIT, delivery.attempts + 1, mode)
+                self._dead_letter(delivery, DELIVERY_LIMIT, delivery.attempts + 1, mode)
                 n += 1
         n += len(self.backing.requeue(tags, mode, attempted=True))
         self._trim_if_set()
         return n
 
     def _split_over(self, tags: list[int], most: int) -> tuple[list[int], list[Delivery]]:
-        """Those that may come back once more, and those that may not."""
+        """Return the tags of messages that may be delivered again, and the others."""
         back: list[int] = []
         over: list[Delivery] = []
         for tag in tags:
@@ -822,8 +831,8 @@ class AMQQueue(Taker):
         return back, over
 
     def discard(self, tags: list[int], mode: int = OS) -> int:
-        """None of these is wanted back: they are dead-lettered, or dropped. As `reject`, of many;
-        those that are not pending are passed over. How many were pending."""
+        """Reject many messages; those that are not pending are skipped. Return how many were
+        pending."""
         n = 0
         if self.dead_letters.route is None:
             n = len(self.backing.ack(tags, mode))
@@ -838,14 +847,14 @@ class AMQQueue(Taker):
         return n
 
     def release(self, tags: list[int], mode: int = OS) -> int:
-        """Messages that were fetched and not tried come back, to their old places; no attempt is
-        counted. How many of them were pending."""
+        """Return messages that were fetched but not delivered, to their old places, without
+        counting an attempt. Return how many were pending."""
         n = len(self.backing.requeue(tags, mode, attempted=False))
         self._trim_if_set()
         return n
 
     def attempts(self, tag: int) -> int:
-        """How often a pending message was delivered before. SettledError: it is not pending."""
+        """Return how often a pending message was delivered before. Raises SettledError."""
         return self._pending(tag).attempts
 
     def _postpone(self, delivery: Delivery, attempts: int, delay_ms: int, mode: int) -> int:
@@ -862,7 +871,7 @@ class AMQQueue(Taker):
     def planned_run(
         self, plan: Plan, first_seq: int, messages: list[Message], lsn: int = 0, mode: int = OS
     ) -> None:
-        """As `planned`, of several messages that one plan is for: at first_seq and behind it."""
+        """Report several messages of one plan as `planned` does, from first_seq on."""
         self.planned(plan, first_seq, messages[0].size, lsn, mode)
         if plan.bucket is None and not self._is_plain:
             for message in messages[1:]:
@@ -871,14 +880,16 @@ class AMQQueue(Taker):
     # ---- leases --------------------------------------------------------------------------------
 
     def lease(self, reader: str, messages_max: int, bytes_max: int, mode: int = DISK) -> LeaseSlice:
-        """The next messages are the reader's, in order of delivery, until it commits or releases
-        them: a slice of at most so many messages and bytes of bodies (or one message), 1,024 and
-        1 MiB at most. It may be told of them once `engine.last_lsn` is settled in this mode. They
-        are neither expired, dropped nor purged meanwhile, and count in `depth`. An empty slice:
-        nothing may be delivered now.
+        """Lease the next messages to the reader, in order of delivery, until it commits or releases
+        them: one slice of at most so many messages and bytes of bodies (or one message), at most
+        1,024 messages and 1 MiB. The reader may see them once `engine.last_lsn` is settled in this
+        mode. Leased messages do not expire, are not dropped or purged, and count in `depth`. An
+        empty slice: no message can be delivered now.
 
-        NotLeasableError: the queue is not durable. UnknownLeaseError: what the reader had is being
-        released. ValueError (its name, the numbers), DiskFullError: nothing happened."""
+        Raises NotLeasableError if the queue is not durable, UnknownLeaseError while the reader's
+        lease is being released, ValueError for a wrong name or number, DiskFullError. Then nothing
+        has changed.
+        """
         leasing = self._leases()
         leasing.check()
         leasing.find(reader)
@@ -890,8 +901,8 @@ class AMQQueue(Taker):
         return leasing.lease(reader, taken, mode)
 
     def _is_cut_at_dead(self, taken: list[Taken]) -> bool:
-        """What was tried too often by now is buried, and what is behind it goes back: whether there
-        was such a message."""
+        """Dead-letter the first message that was delivered too often, and return the messages after
+        it to the queue. Return whether there was one."""
         most = self.options.max_attempts
         assert most is not None
         for i in range(len(taken)):
@@ -910,20 +921,19 @@ class AMQQueue(Taker):
                 self.backing.untake(back)
                 head = self.backing.drop()
                 if head is not None:
-                    self._bury_head(head.tag, DELIVERY_LIMIT)
+                    self._dead_letter_head(head.tag, DELIVERY_LIMIT)
                 return True
         return False
 
     def commit_lease(self, reader: str, ordinal: int, mode: int = DISK) -> bool:
-        """A slice of the reader's messages below this ordinal is acknowledged; True: call again.
-        What is committed already is nothing. UnknownLeaseError; ValueError: it has not leased so
-        far."""
+        """Acknowledge a slice of the reader's messages below this ordinal. Return True: call again.
+        Raises UnknownLeaseError, and ValueError beyond what it has leased."""
         return self._leases().commit(reader, ordinal, mode)
 
     def release_lease(self, reader: str, mode: int = DISK) -> bool:
-        """A slice of what the reader has leased is ready again, the oldest first, each at its old
-        place; True: call again (or leave it to `tick`). With the last the reader is forgotten.
-        UnknownLeaseError."""
+        """Make a slice of the reader's messages ready again, the oldest first, each at its old
+        place. Return True: call again, or leave the rest to `tick`. After the last one the reader
+        is forgotten. Raises UnknownLeaseError."""
         leasing = self._leases()
         if not self._may_expire and leasing.has_expiring(reader):
             self._may_expire = True
@@ -933,12 +943,12 @@ class AMQQueue(Taker):
         return has_more
 
     def materialise(self, reader: str) -> bool:
-        """A slice of making the pages of what the reader has leased, if they are not all there;
-        True: call again. Before anybody is told of pages. OSError, CorruptionError."""
+        """Write a slice of the pages of the reader's messages, if they are not complete. Return
+        True: call again, before pages are handed out. Raises OSError, CorruptionError."""
         return self._leases().materialise(reader)
 
     def leases(self) -> list[LeaseInfo]:
-        """What readers have leased, one each."""
+        """Return the leases, one per reader."""
         return self._leases().infos()
 
     def _leases(self) -> Leasing:
@@ -949,12 +959,13 @@ class AMQQueue(Taker):
         return leasing
 
     def _has_leases(self) -> bool:
-        """Of this queue; asked at each tick, also of ten thousand queues that have none."""
+        """Return whether the queue has leases. Fast, because each tick of each queue asks."""
         table = self._engine.lease_table
         return bool(table.by_queue) and bool(table.of(self.backing.index(0).number))
 
     def _go_on_releasing(self) -> bool:
-        """A slice of a release that was begun, also before a restart."""
+        """Continue a release that was begun, also before a restart, by a slice. Return whether
+        there is one."""
         for lease in self._leases().infos():
             if lease.is_releasing:
                 self.release_lease(lease.reader, OS)
@@ -964,15 +975,15 @@ class AMQQueue(Taker):
     # ---- time ----------------------------------------------------------------------------------
 
     def next_event_ms(self) -> int:
-        """When `tick` will have something to do: ms since 1970, in the past if at once; 0: never
-        (paging apart). The expiry of the head, the next delayed message."""
+        """Return when `tick` will have something to do: ms since 1970, in the past if at once; 0:
+        never (paging excepted). The expiry of the head or the next delayed message."""
         head = self.backing.head() if self._may_expire else None
         expiry_ms = 0 if head is None else head.expiry_ms
         return sooner(expiry_ms, self.delays.next_ms())
 
     def tick(self, now_ms: int) -> bool:
-        """What is due at this time (ms since 1970): expired heads, delayed messages, limits that
-        were lowered, paging, alerts; a slice of each. True if there is more to do at once."""
+        """Do a slice of everything due at this time (ms since 1970): expired heads, delayed
+        messages, lowered limits, paging, alerts. Return True if there is more to do at once."""
         has_more = False
         try:
             if self._may_expire:
@@ -989,7 +1000,7 @@ class AMQQueue(Taker):
                 has_more = True
             if self._has_leases() and self._go_on_releasing():
                 has_more = True
-        except DiskFullError:  # of which the engine has told; the next tick tries again
+        except DiskFullError:  # reported by the engine; the next tick tries again
             has_more = False
         if self._leasing is not None:
             self._leasing.rest()
@@ -1011,28 +1022,28 @@ class AMQQueue(Taker):
     # ---- counts --------------------------------------------------------------------------------
 
     def len(self) -> int:
-        """Ready messages; delayed ones are not."""
+        """Return the number of ready messages, without delayed ones."""
         return self.backing.len()
 
     def depth(self) -> int:
-        """Ready, pending and leased messages."""
+        """Return the number of ready, pending and leased messages."""
         return self.backing.depth()
 
     def delayed(self) -> int:
-        """Messages that wait for a delay."""
+        """Return the number of delayed messages."""
         return self.delays.count()
 
     def body_bytes(self) -> int:
-        """Bytes of the bodies of all ready messages."""
+        """Return the bytes of the bodies of all ready messages."""
         return self.backing.body_bytes()
 
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM, parts for delayed messages included."""
+        """Return the bytes counted in RAM, with parts for delayed messages."""
         return self.backing.ram_bytes() + sum(part.ram_bytes() for part in self.delays.parts())
 
     def info(self) -> dict[str, int | float | str]:
-        """The backing queue's counters (BackingQueue.info), and name, delayed, takers, how many
-        died as rejected, expired, maxlen and delivery_limit, dead_letters_dropped, and
+        """Return the backing queue's counters (BackingQueue.info), and name, delayed, takers, how
+        many were rejected, expired, maxlen and delivery_limit, dead_letters_dropped, and
         alerts_raised (their kinds)."""
         found = self.backing.info()
         found["name"] = self.text_name
@@ -1048,17 +1059,17 @@ class AMQQueue(Taker):
     # ---- life ----------------------------------------------------------------------------------
 
     def purge(self, mode: int = OS) -> int:
-        """All ready messages die, without dead-lettering; how many. Delayed ones are not ready."""
+        """Delete all ready messages, without dead-lettering; delayed ones stay. Return how many."""
         return self.backing.purge(mode)
 
     def purge_delayed(self, mode: int = OS) -> int:
-        """All delayed messages die; how many."""
+        """Delete all delayed messages. Return how many."""
         return self.delays.purge(mode)
 
     def delete(self, mode: int = DISK, *, force: bool = False) -> int:
-        """Delete the queue with all that it holds, delayed or not, in one record. The LSN to wait
-        for; 0: it is not durable. QueueLeasedError, unless by force: readers have leased messages
-        that they have not committed."""
+        """Delete the queue with all its messages, delayed or not, in one record. Return the LSN to
+        wait for; 0 if it is not durable. Raises QueueLeasedError, unless forced, if readers have
+        leased messages and not committed them."""
         if not force and self._has_leases():
             messages, readers = self._leases().open_leases()
             if messages:
@@ -1071,14 +1082,14 @@ class AMQQueue(Taker):
         return one.lsn
 
     def terminate(self) -> None:
-        """Orderly stop, right before the engine's `close`."""
+        """Stop in order, right before the engine's `close`."""
         if self._leasing is not None:
             self._leasing.close()
         self.delays.terminate()
         self.backing.terminate()
 
     def _holds_expiries(self) -> bool:
-        """Whether anything recovered may expire, or did: then each fetch looks at the head."""
+        """Return whether anything recovered may expire: then each fetch examines the head."""
         for index in self.backing.indexes():
             if any(s.expiry_ms for s in index.segments.values()):
                 return True
@@ -1087,8 +1098,8 @@ class AMQQueue(Taker):
     # ---- options -------------------------------------------------------------------------------
 
     def set_options(self, options: QueueOptions) -> None:
-        """New options from here on; messages that are here keep the expiry that they have. Too
-        long a queue is shortened in the slices of `tick`. OptionError: priorities never change."""
+        """Apply new options. Messages keep the expiry that they have; `tick` shortens a queue that
+        is too long, in slices. Raises OptionError if priorities change."""
         if options.priorities != self._priorities:
             expected = f"{self._priorities}, which is fixed for the life of queue {self.text_name}"
             raise OptionError("priorities", options.priorities, expected)
@@ -1101,12 +1112,12 @@ class AMQQueue(Taker):
         self.dead_letters.route = self._route_of(options)
         thresholds = thresholds_of(options)
         known = (thresholds.ups, thresholds.downs, thresholds.repeat_gap_s)
-        if known != self._known_thresholds:  # else those that have fired stay so
+        if known != self._known_thresholds:  # otherwise alerts that have fired stay raised
             self._known_thresholds = known
             self._alerts: Alerts = Alerts(
                 self.text_name, thresholds, self._alert, self._on_alert_over
             )
-        # Whether a publish has nothing to look at but the message itself.
+        # Whether a publish depends only on the message.
         self._is_plain: bool = not (
             self._max_length.is_set or options.ttl_ms is not None or options.delay_ms
             or self._alerts.is_set
@@ -1132,15 +1143,16 @@ class AMQQueue(Taker):
         self, header: bytes, body: bytes, mode: int, *, priority: int = 0,
         ttl_ms: int | None = None, delay_ms: int | None = None,
     ) -> int:  # fmt: skip
-        """Publish to this queue alone. Returns the LSN to wait for in this mode, 0 for a transient
-        message. priority: one above the highest counts as the highest.
+        """Publish to this queue alone. Return the LSN to wait for in this mode, 0 for a transient
+        message. A priority above the highest counts as the highest.
 
-        ttl_ms: it expires after that, or the queue's own ttl if that is sooner; counted from when
-        it is due. 0: it is for whoever is waiting now (`takers`), else it is dead at once.
-        delay_ms: it is due after that; None: the queue's own delay.
+        ttl_ms: it expires after that, or the queue's ttl if that is sooner, from when it is due. 0:
+        it is for a consumer that waits now (`takers`), else it dies at once. delay_ms: it is due
+        after that; None: the queue's delay.
 
-        QueueFullError (the queue rejects what does not fit), and the engine's (DiskFullError ...):
-        the message is not in the queue."""
+        Raises QueueFullError if the queue refuses it, and the engine's errors (DiskFullError ...).
+        Then the message is not in the queue.
+        """
         if priority > self._priorities:
             header = self._with_priority(header, priority)
         if self._is_plain and ttl_ms is None and not delay_ms:
@@ -1168,9 +1180,9 @@ class AMQQueue(Taker):
     def publish_many(
         self, messages: list[NewMessage], mode: int, *, delay_ms: int | None = None
     ) -> int:
-        """Publish all of them to this queue; their expiry_ms are dates, to which the queue's own
-        ttl is added. Returns the LSN to wait for, 0 if they are transient. QueueFullError: not all
-        of them fit, and none of them is in the queue (nor dead-lettered)."""
+        """Publish all messages to this queue. Their expiry_ms are dates; the queue's ttl applies,
+        too. Return the LSN to wait for, 0 if they are transient. Raises QueueFullError if they do
+        not all fit: none is in the queue, or dead-lettered."""
         if not messages:
             return 0
         if not self._is_plain:
@@ -1178,7 +1190,7 @@ class AMQQueue(Taker):
         now_ms = self._clock.wall_ms()
         delay = self.options.delay_ms if delay_ms is None else delay_ms
         ttl_ms = self.options.ttl_ms
-        if ttl_ms == 0:  # each is for somebody who is waiting, or dead
+        if ttl_ms == 0:  # each goes to a waiting consumer, or dies
             return max([
                 self.publish(m.header, m.body, mode, priority=m.priority, delay_ms=delay)
                 for m in messages
@@ -1213,23 +1225,24 @@ class AMQQueue(Taker):
         self.delays.publish(header, body, mode, due_ms, now_ms, expiry_ms)
 
     def _publish_dead(self, header: bytes, body: bytes, mode: int, priority: int) -> int:
-        """A message of ttl 0 for which nobody is waiting never touches the queue."""
+        """Dead-letter or drop a message of ttl 0 for which no consumer waits."""
         if self.dead_letters.route is None:
             self.dead_letters.count(EXPIRED, 1)
             return 0
-        return self.dead_letters.bury_new(header, body, priority, EXPIRED, mode)
+        return self.dead_letters.send_new(header, body, priority, EXPIRED, mode)
 
     def _check_room(self, header: bytes, body: bytes, mode: int, priority: int) -> None:
-        """QueueFullError, after dead-lettering what is refused if the queue does that."""
+        """Raise QueueFullError if the message does not fit, after dead-lettering it if the options
+        say so."""
         try:
-            self._check_limits(1, len(body))
+            self.before_publish(len(body))
         except QueueFullError:
-            if self._max_length.buries_refused:
-                self.dead_letters.bury_new(header, body, priority, MAXLEN, mode)
+            if self._max_length.dead_letters_refused:
+                self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
             raise
 
     def _with_priority(self, header: bytes, priority: int) -> bytes:
-        """The header says the priority, because where the message goes its part does not."""
+        """Return the header with the priority, for a place whose part does not imply it."""
         if not priority or self.headers.priority(header) == priority:
             return header
         return self.headers.with_(header, priority=min(priority, 255))
@@ -1240,11 +1253,7 @@ class AMQQueue(Taker):
     # ---- for owners that publish themselves: to several queues, or in a transaction ------------
 
     def before_publish(self, body_bytes: int, n: int = 1) -> None:
-        """QueueFullError if n messages of `body_bytes` together are refused."""
-        self._check_limits(n, body_bytes)
-
-    def _check_limits(self, n: int, body_bytes: int) -> None:
-        """The same."""
+        """Raise QueueFullError if n messages of `body_bytes` together are refused."""
         try:
             self._max_length.check(self.backing, n, body_bytes)
         except QueueFullError:
@@ -1254,8 +1263,7 @@ class AMQQueue(Taker):
             self._max_length.check(self.backing, n, body_bytes, room)
 
     def _wanted(self) -> int:
-        """How many of the messages that are ready somebody waits for; consumers are served first,
-        so what they have got is not ready any more."""
+        """Return how many ready messages consumers wait for. Consumers are served first."""
         if self.has_consumers:
             self.takers = self.serve(self.backing.len() + 1)
         return self.takers
@@ -1264,9 +1272,9 @@ class AMQQueue(Taker):
         self, header: bytes, *, priority: int = 0, ttl_ms: int | None = None,
         delay_ms: int | None = None,
     ) -> Plan:  # fmt: skip
-        """Where a message is to be published (Plan.index), with which header and expiry. Each plan
-        is ended by `planned` or `unplan`: until then its delay part stays. With a ttl of 0 it is
-        for whoever is waiting now, as in `publish`; else it is the first to expire."""
+        """Return where a message is to be published (Plan.index), with which header and expiry.
+        Each plan must be ended by `planned` or `unplan`: until then its delay part stays. A message
+        of ttl 0 is for a consumer that waits now, as in `publish`, or else the first to expire."""
         due_ms = self._clock.wall_ms()
         delay = self.options.delay_ms if delay_ms is None else delay_ms
         if delay > 0:
@@ -1287,8 +1295,8 @@ class AMQQueue(Taker):
         return Plan(self.backing.index(part), header, expiry_ms, part, None)
 
     def planned(self, plan: Plan, seq: int, body_bytes: int, lsn: int = 0, mode: int = OS) -> None:
-        """The message of the plan has been published at `seq` of its index. lsn: it is delivered
-        once that is settled in this mode; 0: at once (a plain publish)."""
+        """Report that the message of the plan was published at `seq` of its index. lsn: it is
+        delivered once that is settled in this mode; 0: at once (a plain publish)."""
         bucket = plan.bucket
         if bucket is not None:
             bucket.pins -= 1
@@ -1299,13 +1307,13 @@ class AMQQueue(Taker):
         self.after_publish(body_bytes)
 
     def unplan(self, plan: Plan) -> None:
-        """The message of the plan is not published after all."""
+        """Report that the message of the plan will not be published."""
         if plan.bucket is not None:
             plan.bucket.pins -= 1
             self.delays.touched(plan.bucket, self._clock.wall_ms())
 
     def after_publish(self, body_bytes: int) -> None:
-        """A message of so many bytes has come into the queue: keep the limits, look at alerts."""
+        """Apply limits and check alerts after a message of so many bytes arrived."""
         if self._max_length.is_set and self._max_length.drops_head:
             self._trim()
         if self._alerts.is_set:
@@ -1313,37 +1321,33 @@ class AMQQueue(Taker):
             backing = self.backing
             self._alerts.check(now_s, backing.len(), backing.body_bytes(), body_bytes)
 
-    # ---- arriving by itself ----------------------------------------------------------------------
+    # ---- dead letters and delayed messages that arrive -------------------------------------------
 
-    def landing(self, header: bytes, priority: int) -> Landing:
+    def destination(self, header: bytes, priority: int) -> Destination:
         if priority > self._priorities:
             header = self._with_priority(header, priority)
         expiry_ms = self._own_expiry()
-        if expiry_ms:
-            self._may_expire = True
-        return Landing(self.backing, min(priority, self._priorities), header, expiry_ms)
+        return Destination(self.backing, min(priority, self._priorities), header, expiry_ms)
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         if priority > self._priorities:
             header = self._with_priority(header, priority)
         expiry_ms = self._own_expiry()
-        if expiry_ms:
-            self._may_expire = True
         self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
         return self._lsn(mode)
 
     def _own_expiry(self) -> int:
-        """The expiry of a dead letter that comes now, by this queue's ttl; 0 for never."""
+        """Return the expiry of a dead letter that arrives now, by this queue's ttl; 0 for never."""
         ttl_ms = self.options.ttl_ms
         if ttl_ms is None:
             return 0
         if not ttl_ms and self._wanted() > self.backing.len():
             ttl_ms = GRACE_MS
+        self._may_expire = True
         return self._clock.wall_ms() + ttl_ms
 
     def after_dead_letters(self, hops: int = 0) -> None:
-        """Dead letters are never refused: what does not fit pushes out the head, whatever the
-        options say of publishes."""
+        """Drop heads that do not fit: dead letters are never refused, whatever the overflow is."""
         if self._max_length.is_set:
             if hops < NESTED_HOPS_MAX:
                 self._trim(hops)
@@ -1354,30 +1358,31 @@ class AMQQueue(Taker):
     def _arrive(
         self, source: BackingQueue, delivery: Delivery, header: bytes, expiry_ms: int
     ) -> None:
-        """A delayed message is due. Its time to live was counted when it was delayed."""
+        """Move a delayed message that is due into the queue. Its ttl was counted when it was
+        delayed."""
         priority = self.headers.priority(header)
         part = min(priority, self._priorities)
         if expiry_ms:
             self._may_expire = True
-        landing = Landing(self.backing, part, header, expiry_ms)
-        move_to([landing], source, delivery, self._mode, self._engine)
+        destination = Destination(self.backing, part, header, expiry_ms)
+        move_to([destination], source, delivery, self._mode, self._engine)
         self.after_publish(delivery.message.size)
         self._ready()
 
-    # ---- leaving undelivered ---------------------------------------------------------------------
+    # ---- messages that leave undelivered ---------------------------------------------------------
 
     def _trim_if_set(self) -> None:
         if self._max_length.is_set and self._max_length.drops_head:
             self._trim()
 
     def _trim(self, hops: int = 0) -> bool:
-        """A slice of what is too much leaves at the head; True if there is more to do at once. A
-        queue that is at it already goes on by itself when something comes back to it. On a full
-        disk, of which the engine has told, it is tried again at the next tick: what was published
-        is published."""
+        """Remove a slice of heads beyond the limits. Return True if there is more to do at
+        once. Not re-entrant: if a dead letter comes back to this queue, the running call
+        handles it. A full disk, which the engine reports, does not fail the publish; the next
+        tick tries again."""
         if self._is_trimming:
             return False
-        bury = None if self.dead_letters.route is None else self._bury_overlong
+        dead_letter = None if self.dead_letters.route is None else self._dead_letter_overlong
         self._is_trimming = True
         self._must_trim = True
         room = 0
@@ -1385,66 +1390,66 @@ class AMQQueue(Taker):
             if self.has_consumers and self._max_length.is_over(self.backing):
                 room = self.serve(self.backing.len())
             self.dead_letters.hops = hops
-            n = self._max_length.trim(self.backing, SLICE, bury, room)
+            n = self._max_length.trim(self.backing, SLICE, dead_letter, room)
         except DiskFullError:
             return False
         finally:
             self._is_trimming = False
             self.dead_letters.hops = 0
-        if n and bury is None:
+        if n and dead_letter is None:
             self.dead_letters.count(MAXLEN, n)
         self._must_trim = self._max_length.is_over(self.backing)
         return self._must_trim and self._max_length.is_over(self.backing, room)
 
     def expire(self) -> bool:
-        """A slice of the expired heads dies; True if the head is still an expired one."""
-        bury = None if self.dead_letters.route is None else self._bury_expired
-        n, has_more = expire(self.backing, self._clock.wall_ms(), SLICE, bury, self._mode)
-        if n and bury is None:
+        """Remove a slice of expired heads. Return True if the head is still expired."""
+        dead_letter = None if self.dead_letters.route is None else self._dead_letter_expired
+        n, has_more = expire(self.backing, self._clock.wall_ms(), SLICE, dead_letter, self._mode)
+        if n and dead_letter is None:
             self.dead_letters.count(EXPIRED, n)
         return has_more
 
-    def _bury(self, delivery: Delivery, reason: str, attempts: int, mode: int) -> int:
-        """A pending message dies: it moves to the dead-letter queue, or is dropped. The LSN."""
+    def _dead_letter(self, delivery: Delivery, reason: str, attempts: int, mode: int) -> int:
+        """Dead-letter a pending message, or drop it. Return the LSN."""
         if self.dead_letters.route is None:
             self.backing.ack([delivery.tag], mode)
             self.dead_letters.count(reason, 1)
             return self._engine.last_lsn if delivery.message.persistent else 0
         priority = self._priority(delivery)
-        return self.dead_letters.bury(self.backing, delivery, priority, reason, attempts, mode)
+        return self.dead_letters.send(self.backing, delivery, priority, reason, attempts, mode)
 
-    def _bury_head(self, tag: int, reason: str) -> None:
-        """A head was dropped, and is pending, because it expired or did not fit."""
+    def _dead_letter_head(self, tag: int, reason: str) -> None:
+        """Dead-letter a dropped head, which is pending."""
         is_done = False
         try:
             delivery = self._pending(tag)
-            self._bury(delivery, reason, delivery.attempts, self._mode)
+            self._dead_letter(delivery, reason, delivery.attempts, self._mode)
             is_done = True
         except CorruptionError as error:
-            is_done = True  # it stays pending, out of the way; a salvage may still find it
+            is_done = True  # it stays pending; a salvage may still find it
             self._event("corruption", f"queue {self.text_name!r}: {error}")
         finally:
             if not is_done:
                 self.backing.requeue([tag], OS, attempted=False)
 
-    def _bury_expired(self, tag: int) -> None:
-        self._bury_head(tag, EXPIRED)
+    def _dead_letter_expired(self, tag: int) -> None:
+        self._dead_letter_head(tag, EXPIRED)
 
-    def _bury_overlong(self, tag: int) -> None:
-        self._bury_head(tag, MAXLEN)
+    def _dead_letter_overlong(self, tag: int) -> None:
+        self._dead_letter_head(tag, MAXLEN)
 
     # ---- of one message ------------------------------------------------------------------------
 
     def _with_attempts(self, delivery: Delivery) -> Delivery:
-        """As people see it: with the attempts that its header knows of."""
+        """Return the delivery with the attempts in its header added."""
         attempts = self.headers.attempts(delivery.message.header)
         if not attempts:
             return delivery
         return Delivery(delivery.tag, delivery.message, True, delivery.attempts + attempts)
 
     def _pending(self, tag: int) -> Delivery:
-        """A pending message with its header, which may have left RAM with the body, and all its
-        attempts."""
+        """Return a pending message with its header, which may have left RAM with the body, and all
+        its attempts. Raises SettledError."""
         found = self.backing.pending(tag)
         if found is not None and found.message.body is None:
             found = self.backing.pending(tag, with_header=True)
@@ -1455,7 +1460,7 @@ class AMQQueue(Taker):
     def _priority(self, delivery: Delivery) -> int:
         return self.headers.priority(delivery.message.header) or delivery.tag >> PART_SHIFT
 
-    # ---- telling -------------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
     def _event(self, kind: str, text: str) -> None:
         if self._on_event is not None:

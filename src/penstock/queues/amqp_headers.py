@@ -1,54 +1,267 @@
 """AmqpHeaders: the header of a broker's message, on disk nearly as it was on the wire.
 
 A publish is stored with one concatenation and delivered with two slices: exchange, routing key and
-properties are kept raw and never decoded on the way. What queues want to remember of a message
-besides (HeaderCodec) stands before them, and mostly there is nothing:
+properties stay raw. What queues must remember besides (HeaderCodec) comes before them; usually
+there is nothing:
 
     format and flags 1      low three bits: 2; the others: which of these follow, in this order
-    0x10  attempts 4        deliveries in earlier lives
-    0x20  expiry 8          ms since 1970: its own, while it waits for a delay
-    0x40  priority 1        where it is another than that in the properties
-    0x80  hidden keys 2 + n a length, and routing keys that were in its BCC header, each 1 + n
+    0x10  attempts 4        earlier deliveries, from before the message was moved
+    0x20  expiry 8          ms since 1970: the message's own, while it waits for a delay
+    0x40  priority 1        if it differs from the priority in the properties
+    0x80  hidden keys 2 + n a length, and the routing keys of its BCC header, each 1 + n
     0x08  attempts of deaths 2 + 4n   a length in bytes, and for each death in x-death, in its
-                            order, how often the message had been delivered then (x_death.py)
+                            order, how often the message had been delivered then
     exchange 1 + n | routing key 1 + n | properties: flag words and list, as on the wire
 
-A header of another format, or b"", is one of the embedded library (PlainHeaders): its directory was
-given to a broker. It is shown as a message of the default exchange with its queue's name as the
-key, and becomes one of this format when it dies.
+A header of another format, or b"", is one of the embedded library (PlainHeaders), whose directory
+was given to a broker. Such a message is delivered as if it had been published to the default
+exchange with its queue's name as the key; its values and deaths are in the headers table, integers
+as signed 64 bits, bytes as a byte array. The header does not record the delivery mode. When the
+message dies, its header is rewritten in this format.
 
-Deaths are RabbitMQ's x-death, as its documentation of dead letter exchanges has it: an array of
-tables, the last death first, one for each queue and reason, with a count that goes up; x-first-
-death-queue, -reason and -exchange beside it; the expiration goes away and stands in the death as
-original-expiration. Headers that are not concerned keep their bytes. How often the message had been
-delivered is kept apart, where the reason does not say it already: RabbitMQ's x-death has no field
-for it, and `told_props` writes one for clients that ask.
+**Deaths** are in the headers, in RabbitMQ's form:
 
-What cannot be understood in the headers (a table that is damaged, an x-death that is none) counts
-as not there: a message that dies must go somewhere.
+    x-death                an array of tables, the last death first
+        count l, reason S, queue S, time T (seconds), exchange S, routing-keys A of S,
+        original-expiration S (if there was one)
+    x-first-death-queue, x-first-death-reason, x-first-death-exchange    S
 
-Not here: what is refused of a publish (penstock.codec.properties), the route of what died
-(dead_letters.py), keys in CC and BCC when a message is published (publish.py).
+Another death in the same queue for the same reason increases the count of its table, which moves to
+the front and otherwise stays: exchange, keys and time are those of the first such death. The
+routing keys are that of the publish and those in CC, not those in BCC. The expiration property is
+removed. An x-death that is not an array, because a client made a string of it, is replaced.
+
+How often the message had been delivered when it died (its attempts) is not part of RabbitMQ's
+x-death, so the numbers are kept apart, in the order of the array; and only if the reason does not
+imply them: a rejected message had been delivered once, one that expired or did not fit never. For
+clients that ask for it, `props_with_attempts` writes a field `attempts` into the tables. Stores of
+earlier versions have that field in the array; it is read.
+
+Values stay raw (raw_fields.py), so deaths that a client returned with other types are read but not
+rewritten. A damaged table or x-death counts as missing: a dead message must go somewhere.
 """
 
 import struct
 from typing import Final
 
-from penstock.queues import raw_tables
-from penstock.queues.headers import U32_MAX, Death, HeaderCodec, HeaderError, PlainHeaders
-from penstock.queues.plain_messages import amqp_of
-from penstock.queues.raw_properties import PropertiesError, RawProperties
-from penstock.queues.raw_tables import RawEntry
-from penstock.queues.x_death import (
-    CC,
-    NO_ATTEMPTS,
-    add_death,
-    deaths_in,
-    first_death_in,
-    implied_attempts,
-    routing_keys_in,
-    with_attempts,
+from penstock.queues import raw_fields
+from penstock.queues.headers import (
+    REJECTED,
+    U32_MAX,
+    Death,
+    HeaderCodec,
+    HeaderError,
+    HeaderValue,
+    PlainHeaders,
 )
+from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties, TableError
+
+X_DEATH: Final = b"x-death"
+ATTEMPTS: Final = b"attempts"
+FIRST_QUEUE: Final = b"x-first-death-queue"
+FIRST_REASON: Final = b"x-first-death-reason"
+FIRST_EXCHANGE: Final = b"x-first-death-exchange"
+CC: Final = b"CC"
+COUNT_MAX: Final = (1 << 63) - 1
+NO_ATTEMPTS: Final[list[int]] = []
+
+# ---- x-death -------------------------------------------------------------------------------------
+
+
+def add_death(
+    headers: list[RawEntry], death: Death, exchange: bytes, key: bytes, expiration: bytes | None,
+    attempts: list[int],
+) -> list[int]:  # fmt: skip
+    """Add a death to the headers. exchange, key: as the message was published. expiration: the
+    property, which the caller removes. attempts: of the deaths so far, as an earlier call returned
+    them. Return those of all deaths, or [] if the reasons imply them."""
+    long_string = raw_fields.long_string
+    queue = death.queue.encode("utf-8", "surrogateescape")
+    reason = death.reason.encode()
+    known = raw_fields.get(headers, X_DEATH)
+    if known is None:
+        raw_fields.put(headers, FIRST_REASON, long_string(reason))
+        raw_fields.put(headers, FIRST_QUEUE, long_string(queue))
+        raw_fields.put(headers, FIRST_EXCHANGE, long_string(exchange))
+    keys = [long_string(each) for each in [key, *routing_keys_in(headers)]]
+    entry: list[RawEntry] = [
+        (b"count", raw_fields.signed(death.count)),
+        (b"reason", long_string(reason)),
+        (b"queue", long_string(queue)),
+        (b"time", raw_fields.timestamp(death.time_ms // 1000)),
+        (b"exchange", long_string(exchange)),
+        (b"routing-keys", raw_fields.array(keys)),
+    ]
+    if expiration is not None:
+        entry.append((b"original-expiration", long_string(expiration)))
+    others: list[bytes] = []
+    numbers = [death.attempts]
+    is_implied = death.attempts == implied_attempts(death.reason)
+    is_counted = False
+    values = _values(known)
+    for i in range(len(values)):
+        value = values[i]
+        old = _table(value)
+        if old is None or not _is_of(old, queue, reason):
+            others.append(value)
+            own = 0 if old is None else _attempts(old)
+            numbers.append(attempts[i] if i < len(attempts) else own)
+            is_implied = is_implied and numbers[-1] == own
+        elif not is_counted:
+            is_counted = True
+            n = _number(old, b"count", 1)
+            raw_fields.put(old, b"count", raw_fields.signed(min(n + death.count, COUNT_MAX)))
+            entry = [field for field in old if field[0] != ATTEMPTS]
+    raw_fields.put(headers, X_DEATH, raw_fields.array([raw_fields.nested(entry), *others]))
+    return [] if is_implied else numbers
+
+
+def with_attempts(headers: list[RawEntry], attempts: list[int]) -> None:
+    """Write these numbers, which `add_death` returned, into the tables of x-death."""
+    values = _values(raw_fields.get(headers, X_DEATH))
+    for i in range(min(len(values), len(attempts))):
+        entry = _table(values[i])
+        if entry is not None and attempts[i] != implied_attempts(_text(entry, b"reason")):
+            raw_fields.put(entry, ATTEMPTS, raw_fields.signed(attempts[i]))
+            values[i] = raw_fields.nested(entry)
+    raw_fields.put(headers, X_DEATH, raw_fields.array(values))
+
+
+def deaths_in(headers: list[RawEntry], attempts: list[int]) -> list[Death]:
+    """Return the deaths, the last first. attempts: what `add_death` returned. An entry of x-death
+    that is not a table comes from a client; it counts as rejected in no queue (as RabbitMQ reads
+    cycles)."""
+    found: list[Death] = []
+    values = _values(raw_fields.get(headers, X_DEATH))
+    for i in range(len(values)):
+        entry = _table(values[i])
+        if entry is None:
+            found.append(Death("", REJECTED, 0))
+            continue
+        reason = _text(entry, b"reason")
+        number = attempts[i] if i < len(attempts) else _attempts(entry)
+        time_ms = _number(entry, b"time", 0) * 1000
+        count = _number(entry, b"count", 1)
+        found.append(Death(_text(entry, b"queue"), reason, time_ms, number, count))
+    return found
+
+
+def first_death_in(headers: list[RawEntry]) -> tuple[str, str] | None:
+    """Return queue and reason of the first death, or None."""
+    if raw_fields.get(headers, FIRST_QUEUE) is None:
+        return None
+    return _text(headers, FIRST_QUEUE), _text(headers, FIRST_REASON)
+
+
+def routing_keys_in(headers: list[RawEntry], name: bytes = CC) -> list[bytes]:
+    """Return the routing keys in the CC header, or another one: the long strings of its array."""
+    found: list[bytes] = []
+    for value in _values(raw_fields.get(headers, name)):
+        key = raw_fields.content(value, b"S")
+        if key is not None and len(key) < 256:
+            found.append(key)
+    return found
+
+
+def implied_attempts(reason: str) -> int:
+    """Return how often a message that died for this reason had been delivered, by default."""
+    return 1 if reason == REJECTED else 0
+
+
+# ---- within a death ------------------------------------------------------------------------------
+
+
+def _values(value: bytes | None) -> list[bytes]:
+    """Return the values of an array; none if it is missing, of another type, or damaged."""
+    if value is None:
+        return []
+    try:
+        return raw_fields.split_array(value)
+    except TableError:
+        return []
+
+
+def _table(value: bytes) -> list[RawEntry] | None:
+    """Return the entries of a table; None for another type or damage."""
+    data = raw_fields.content(value, b"F")
+    if data is None:
+        return None
+    try:
+        return raw_fields.split(data)
+    except TableError:
+        return None
+
+
+def _is_of(entry: list[RawEntry], queue: bytes, reason: bytes) -> bool:
+    found = raw_fields.get(entry, b"queue")
+    if found is None or raw_fields.content(found, b"Sx") != queue:
+        return False
+    found = raw_fields.get(entry, b"reason")
+    return found is not None and raw_fields.content(found, b"Sx") == reason
+
+
+def _attempts(entry: list[RawEntry]) -> int:
+    """Return the attempts in the table itself."""
+    return _number(entry, ATTEMPTS, implied_attempts(_text(entry, b"reason")))
+
+
+def _text(entries: list[RawEntry], name: bytes) -> str:
+    value = raw_fields.get(entries, name)
+    data = None if value is None else raw_fields.content(value, b"Sx")
+    return "" if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def _number(entries: list[RawEntry], name: bytes, default: int) -> int:
+    value = raw_fields.get(entries, name)
+    number = None if value is None else raw_fields.integer(value)
+    return default if number is None or number < 0 else number
+
+
+# ---- headers of the embedded library -------------------------------------------------------------
+
+NAME_BYTES_MAX: Final = 255  # of a field, and of a routing key
+
+_F64: Final = struct.Struct(">d")
+
+
+def amqp_of(plain: PlainHeaders, header: bytes, queue: str) -> bytes:
+    """Return exchange, routing key and properties for a header of the embedded library, without the
+    attempts of its deaths. Names that are too long for AMQP are cut. Raises HeaderError."""
+    key = queue.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
+    headers: list[RawEntry] = []
+    for name, value in plain.values(header).items():
+        at = name.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
+        raw_fields.put(headers, at, _value(value))
+    for death in reversed(plain.deaths(header)):
+        where = death.queue.encode("utf-8", "surrogateescape")
+        add_death(headers, death, b"", where, None, NO_ATTEMPTS)
+    first = plain.first_death(header)
+    if first is not None:
+        where = first[0].encode("utf-8", "surrogateescape")
+        raw_fields.put(headers, FIRST_QUEUE, raw_fields.long_string(where))
+        raw_fields.put(headers, FIRST_REASON, raw_fields.long_string(first[1].encode()))
+    flags = raw_fields.HEADERS if headers else 0
+    parts = [raw_fields.nested(headers)[1:]] if headers else []
+    priority = plain.priority(header)
+    if priority:
+        flags |= raw_fields.PRIORITY
+        parts.append(bytes((priority,)))
+    return b"".join([b"\0", bytes((len(key),)), key, flags.to_bytes(2, "big"), *parts])
+
+
+def _value(value: HeaderValue) -> bytes:
+    if isinstance(value, bool):  # bool is an int, too
+        return b"t\x01" if value else b"t\x00"
+    if isinstance(value, int):
+        return raw_fields.signed(value)
+    if isinstance(value, float):
+        return b"d" + _F64.pack(value)
+    if isinstance(value, str):
+        return raw_fields.long_string(value.encode("utf-8", "surrogateescape"))
+    return raw_fields.binary(value)
+
+
+# ---- the header ----------------------------------------------------------------------------------
 
 FORMAT: Final = 2
 FORMAT_MASK: Final = 0x07
@@ -70,7 +283,7 @@ _PLAIN: Final = PlainHeaders()
 
 
 class Prefix:
-    """What stands before the exchange. priority: -1 for none. hidden: short strings. deaths: the
+    """The part before the exchange. priority: -1 for none. hidden: short strings. deaths: the
     attempts of each, packed. at: where the exchange begins."""
 
     __slots__ = ("at", "attempts", "deaths", "expiry_ms", "hidden", "priority")
@@ -84,7 +297,7 @@ class Prefix:
         self.at: int = 1
 
     def encode(self) -> bytes:
-        """With the format octet."""
+        """Return it as bytes, with the format octet."""
         flags = FORMAT
         parts: list[bytes] = []
         if self.attempts:
@@ -111,12 +324,12 @@ class AmqpHeaders(HeaderCodec):
     # ---- per message ---------------------------------------------------------------------------
 
     def make(self, route: bytes, props: bytes) -> bytes:
-        """The header of a message that is published. route: exchange and routing key as short
-        strings and the octet of bits, as basic.publish has them; props: flag words and list."""
+        """Return the header of a published message. route: exchange and routing key as short
+        strings and the octet of bits, as in basic.publish. props: flag words and list."""
         return FORMAT_BYTE + route[:-1] + props
 
     def parts(self, header: bytes, queue: str = "") -> tuple[bytes, bytes]:
-        """(exchange and routing key as two short strings, properties), raw. queue: where the
+        """Return (exchange and routing key as two short strings, properties), raw. queue: where the
         message is, for one that the embedded library published."""
         n = len(header)
         if n < BYTES_MIN or header[0] & FORMAT_MASK != FORMAT:
@@ -139,18 +352,19 @@ class AmqpHeaders(HeaderCodec):
         return _prefix(header).attempts if first & _ATTEMPTS else 0
 
     def delivered_props(self, props: bytes, attempts: int) -> bytes:
-        """Properties for a delivery with x-delivery-count among the headers, as RabbitMQ's quorum
-        queues have it."""
+        """Return the properties with x-delivery-count among the headers, as RabbitMQ's quorum
+        queues do."""
         try:
             raw = RawProperties(props)
         except PropertiesError:
             return props
         headers = raw.headers()
-        raw_tables.put(headers, b"x-delivery-count", raw_tables.signed(attempts))
+        raw_fields.put(headers, b"x-delivery-count", raw_fields.signed(attempts))
         return raw.changed(headers)
 
-    def told_props(self, header: bytes, props: bytes) -> bytes:
-        """Properties for a client that asks for attempts: with those of the header's deaths."""
+    def props_with_attempts(self, header: bytes, props: bytes) -> bytes:
+        """Return the properties for a client that asks for attempts: with those of the header's
+        deaths."""
         if not header or header[0] == FORMAT:
             return props
         attempts = _attempts_of_deaths(self.amqp(header, ""))
@@ -204,7 +418,7 @@ class AmqpHeaders(HeaderCodec):
         try:
             raw = RawProperties(props)
         except PropertiesError:
-            return header  # nothing can be written into it; it goes its way all the same
+            return header  # nothing can be written into it
         exchange, key = split_address(address)
         headers = raw.headers()
         prefix = _prefix(header)
@@ -227,20 +441,20 @@ class AmqpHeaders(HeaderCodec):
     # ---- its route -----------------------------------------------------------------------------
 
     def amqp(self, header: bytes, queue: str) -> bytes:
-        """The header in this format, whichever it had. queue: as for `parts`."""
+        """Return the header in this format. queue: as for `parts`."""
         if header and header[0] & FORMAT_MASK == FORMAT:
             return header
         return _from_plain(header, queue)
 
     def headers(self, header: bytes) -> list[RawEntry]:
-        """The entries of its headers table, raw; none if it is damaged."""
+        """Return the entries of its headers table, raw; none if it is damaged."""
         try:
             return RawProperties(self.parts(header)[1]).headers()
         except PropertiesError:
             return []
 
     def keys(self, header: bytes) -> list[bytes]:
-        """Its routing keys: that of the publish, those in CC, and those that were in BCC."""
+        """Return its routing keys: that of the publish, those in CC, and those of BCC."""
         _, key = split_address(self.parts(header)[0])
         return [
             key,
@@ -249,7 +463,8 @@ class AmqpHeaders(HeaderCodec):
         ]
 
     def with_hidden(self, header: bytes, keys: list[bytes]) -> bytes:
-        """The header with these routing keys, which the consumer does not see (BCC)."""
+        """Return the header with these routing keys, which consumers do not see (BCC). Raises
+        HeaderError if they are longer than 65535 bytes."""
         prefix = _prefix(header)
         prefix.hidden = b"".join([short_string(key) for key in keys])
         if len(prefix.hidden) > 0xFFFF:
@@ -257,8 +472,8 @@ class AmqpHeaders(HeaderCodec):
         return prefix.encode() + header[prefix.at :]
 
     def readdressed(self, header: bytes, exchange: bytes, key: bytes | None) -> bytes:
-        """The header as if published to this exchange: with its own routing keys (None), or with
-        this one alone, CC and BCC taken away."""
+        """Return the header as if published to this exchange: with its own routing keys (None), or
+        with only this one, without CC and BCC."""
         prefix = _prefix(header)
         address, props = self.parts(header)
         if key is None:
@@ -271,12 +486,12 @@ class AmqpHeaders(HeaderCodec):
 
 
 def short_string(data: bytes) -> bytes:
-    """With its length before it. ValueError beyond 255 bytes."""
+    """Return the bytes with their length before them. Raises ValueError beyond 255 bytes."""
     return bytes((len(data),)) + data
 
 
 def split_address(address: bytes) -> tuple[bytes, bytes]:
-    """(exchange, routing key) of two short strings."""
+    """Return (exchange, routing key) of two short strings."""
     key_at = 1 + address[0]
     return address[1:key_at], address[key_at + 1 :]
 
@@ -292,7 +507,7 @@ def _short_strings(data: bytes) -> list[bytes]:
 
 
 def _priority_of(props: bytes) -> int:
-    """The priority in the properties, -1 if there is none."""
+    """Return the priority in the properties, or -1."""
     try:
         return RawProperties(props).priority
     except PropertiesError:
@@ -310,7 +525,7 @@ def _without_cc(props: bytes) -> bytes:
 
 
 def _from_plain(header: bytes, queue: str) -> bytes:
-    """A header of this format for one of the embedded library. HeaderError: it is none."""
+    """Return a header of this format for one of the embedded library. Raises HeaderError."""
     prefix = Prefix()
     prefix.attempts = _PLAIN.attempts(header)
     prefix.expiry_ms = _PLAIN.expiry_ms(header)
@@ -321,7 +536,7 @@ def _from_plain(header: bytes, queue: str) -> bytes:
 
 
 def _prefix(header: bytes) -> Prefix:
-    """What stands before the exchange. HeaderError if the header ends within it."""
+    """Return the part before the exchange. Raises HeaderError if the header ends within it."""
     prefix = Prefix()
     flags = header[0]
     at = 1
@@ -357,7 +572,7 @@ def _packed(attempts: list[int]) -> bytes:
 
 
 def _attempts_of_deaths(header: bytes) -> list[int]:
-    """As `add_death` returned them."""
+    """Return the numbers as `add_death` returned them."""
     if not header[0] & _DEATHS:
         return NO_ATTEMPTS
     data = _prefix(header).deaths

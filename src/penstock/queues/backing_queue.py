@@ -1,37 +1,36 @@
-"""BackingQueue: the contract of whatever holds a queue's messages, after RabbitMQ's of that name.
+"""BackingQueue: the contract of what holds a queue's messages, after RabbitMQ's of that name.
 
-Who owns one (the embedded library, the broker's queue) says what is to happen to messages; what
-stands behind the contract decides where they are: in RAM, on disk, in several parts. Two exist: the
-VariableQueue, and the PriorityQueue made of several.
+The owner (the embedded library, the broker's queue) decides what happens to messages; a
+BackingQueue decides where they are: in RAM, on disk, in several parts. There are two:
+VariableQueue, and PriorityQueue, which is made of several.
 
-What every implementation promises (`tests/contracts/backing_queue.py` asks each):
+Every implementation promises (tests/contracts/backing_queue.py tests each):
 
-* **Order.** Messages leave in the order of their seqs. A message that is requeued keeps its seq and
-  so its place; priorities order before seqs.
+* **Order.** Messages leave in the order of their seqs. A requeued message keeps its seq and so its
+  place; priorities order before seqs.
 * **Ready or pending.** A message that was fetched (or dropped) with `ack_required` is *pending*
   until `ack`, `requeue`, `move` or `forget`. `len` counts the ready, `depth` both.
 * **A tag is a place**: the seq, with the number of the part in the byte above 56 bits.
-* **Leased** messages are a reader's, by a record of the log: neither ready nor pending, untouched
-  by purges, and counted in `depth` alone.
-* **Bounded RAM.** `ram_bytes` counts all that a queue holds there, pending included, and stays
-  under the smallest of its limits as far as paging in steps allows: a publish pages out at most
+* **Leased** messages belong to a reader, by a record of the log: neither ready nor pending, not
+  purged, and counted in `depth` only.
+* **Bounded RAM.** `ram_bytes` counts all that a queue holds in RAM, pending included, and stays
+  below the smallest of its limits as far as paging in steps allows: a publish pages out at most
   four messages besides its own bytes and stops after the one that passes 64 KiB; `resume` does the
   rest.
-* **Nothing is confirmed here.** Every change is a record of the engine's log; who asked confirms it
-  once `engine.settled(mode)` has reached `engine.last_lsn` as it was then. `drain_confirmed` does
-  that bookkeeping for whoever published with `needs_confirming`.
+* **Nothing is confirmed here.** Every change is a record of the engine's log; the caller confirms
+  it once `engine.settled(mode)` has reached `engine.last_lsn` as it was then.
 * **Held messages.** What a transaction or a move brought is delivered only once its record is
-  settled, and so is a first delivery beyond the settled delivered mark: `fetch` gives None while
-  the head is held, and `held` says for what to wait.
+  settled, and so is a first delivery beyond the settled delivered mark: `fetch` returns None while
+  the head is held, and `held` returns what to wait for.
 
-Callbacks of RabbitMQ's contract that are not here, and where they went: start, stop and recovery
-are the engine's (one log for all queues); needs_timeout and timeout are its group commit; invoke
-and handle_info are `resume` and `inhale`, called by the owner when there is time; is_duplicate,
-discard and zip_msgs_and_acks were for mirrors. Messages that go to several queues are published
-once, by `engine.publish` to the `index` of each: the engine hands them to the queue (its Holder).
+RabbitMQ's contract has more callbacks. start, stop and recovery are the engine's here (one log for
+all queues); needs_timeout and timeout are its group commit; invoke and handle_info are `resume` and
+`inhale`, which the owner calls when there is time; is_duplicate, discard and zip_msgs_and_acks were
+for mirrors. Messages for several queues are published once, by `engine.publish` to the `index` of
+each: the engine passes them to the queue (its Holder).
 
-Errors: what the engine raises (DiskFullError, StoppedError, CorruptionError ...). A paging write
-that fails leaves its messages in RAM and is an event, never an error of the caller.
+Errors are the engine's (DiskFullError, StoppedError, CorruptionError ...). A paging write that
+fails leaves its messages in RAM and is an event, never an error of the caller.
 """
 
 from abc import ABC, abstractmethod
@@ -52,8 +51,8 @@ A = TypeVar("A")
 
 @mypyc_attr(acyclic=True)
 class Delivery:
-    """A message on its way to a consumer. attempts: how often it was delivered before and came
-    back (of REQUEUE records; what a header carries of earlier lives is its owner's to add)."""
+    """A message for a consumer. attempts: how often it was delivered before and came back, by
+    REQUEUE records; the owner adds those in its header."""
 
     __slots__ = ("attempts", "is_redelivered", "message", "tag")
 
@@ -66,7 +65,7 @@ class Delivery:
 
 @mypyc_attr(acyclic=True)
 class Head:
-    """What is known of a ready message without its body: size in bytes, expiry_ms (0: never)."""
+    """A ready message without its body: size in bytes, expiry_ms (0: never)."""
 
     __slots__ = ("expiry_ms", "id", "size", "tag")
 
@@ -79,7 +78,7 @@ class Head:
 
 @mypyc_attr(acyclic=True)
 class NewMessage:
-    """One of a batch to be published. expiry_ms: since 1970, 0 for never."""
+    """A message of a batch to be published. expiry_ms: since 1970, 0 for never."""
 
     __slots__ = ("body", "expiry_ms", "header", "priority")
 
@@ -92,263 +91,245 @@ class NewMessage:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BackingQueue(ABC):
-    """See the head of this module. `mode` is always a durability mode of storage/durability.py."""
+    """See the head of this module. `mode` is a durability mode of storage/durability.py."""
 
     # ---- arrival -------------------------------------------------------------------------------
 
     @abstractmethod
     def index(self, priority: int = 0) -> QueueIndex:
-        """The QueueIndex that a message of this priority is published to; a priority above the
-        highest counts as the highest."""
+        """Return the QueueIndex that a message of this priority is published to; a priority above
+        the highest counts as the highest."""
 
     @abstractmethod
     def indexes(self) -> list[QueueIndex]:
-        """Those of all its parts, the lowest priority first; nothing is opened for it."""
+        """Return the indexes of all parts, the lowest priority first, without opening any."""
 
     @abstractmethod
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
-        """Publish to this queue alone; returns the tag. NONE, or a queue that is not durable: the
-        message is transient."""
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
+        """Publish to this queue alone and return the tag. The message is transient if the mode is
+        NONE or the queue is not durable."""
 
     @abstractmethod
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
-        """As many publishes; paging is done once, at the end, for all of them. Their tags."""
-
-    @abstractmethod
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        """Publish to an empty queue what a consumer gets at once: it is pending. ValueError if the
-        queue is not empty."""
+        """Publish several messages and return their tags. Paging is done once, at the end."""
 
     @abstractmethod
     def hold(self, tag: int, lsn: int, mode: int) -> None:
-        """The message of this tag, which has just arrived, and all behind it are delivered only
-        once `engine.settled(mode)` has reached `lsn`."""
+        """Deliver the message of this tag, which has just arrived, and all after it only once
+        `engine.settled(mode)` has reached `lsn`."""
 
     @abstractmethod
     def held(self) -> tuple[int, int] | None:
-        """(lsn, mode) that the head waits for; None if it may be delivered, or there is none."""
+        """Return (lsn, mode) that the head waits for; None if it may be delivered, or the queue is
+        empty."""
 
     # ---- delivery ------------------------------------------------------------------------------
 
     @abstractmethod
     def fetch(self, *, ack_required: bool = True, in_pieces: bool = False) -> Delivery | None:
-        """The head, which becomes pending, or is dequeued at once (without `ack_required`; its body
-        is in RAM before that is logged). None if there is none, or it is held. in_pieces: of a
-        large message (message.is_large) the body stays in the store, and `message.body` is None;
-        the caller opens it (engine.open_body) before the message is settled. It needs
-        `ack_required`."""
+        """Return the head, which becomes pending, or is dequeued at once without `ack_required`
+        (after its body is in RAM). None if the queue is empty or the head is held. in_pieces, with
+        `ack_required`: the body of a large message (message.is_large) stays in the store and
+        `message.body` is None; the caller opens it (engine.open_body) before the message is
+        settled."""
 
     @abstractmethod
     def count_crashes(self) -> None:
-        """From now on a delivery of what may have been delivered before the last crash is counted
-        as an attempt when it is made, not when it comes back: so a message that kills its consumer
-        and this process with it is found out. An implementation may do nothing."""
+        """From now on, count a delivery of what may have been delivered before the last crash as an
+        attempt when it is made, not when it comes back, so that a message that kills the process is
+        found. An implementation may do nothing."""
 
     @abstractmethod
     def drop(self, *, ack_required: bool = True) -> Head | None:
-        """As fetch, held or not, but the body is never read."""
+        """Remove the head as `fetch` does, held or not, without reading the body."""
 
     @abstractmethod
     def head(self) -> Head | None:
-        """The head as it is known in RAM; nothing is read."""
+        """Return the head as it is known in RAM, without reading anything."""
 
     @abstractmethod
     def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
-        """Dequeue heads while the predicate says so; the first that it refused stays the head and
-        is returned, None if the queue has run empty."""
-
-    @abstractmethod
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        """Fetch heads (they become pending) while the predicate says so, and fold `fun` over them.
-        As dropwhile, with the last `acc`."""
+        """Dequeue heads while the predicate is true. Return the first that it refused, which stays
+        the head; None if the queue is empty."""
 
     # ---- settling ------------------------------------------------------------------------------
 
     @abstractmethod
     def ack(self, tags: list[int], mode: int) -> list[int]:
-        """Pending messages die. Their ids, in the order of the tags; unknown tags are ignored."""
+        """Acknowledge pending messages. Return their ids, in the order of the tags; unknown tags
+        are ignored."""
 
     @abstractmethod
     def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
-        """Pending messages become ready at their old places. attempted: the delivery counts, which
-        is remembered durably (REQUEUE). Their ids, ascending by tag; unknown tags are ignored."""
+        """Make pending messages ready at their old places. attempted: the delivery counts, and a
+        record (REQUEUE) keeps the count. Return their ids, ascending by tag; unknown tags are
+        ignored."""
 
     @abstractmethod
     def move(
         self, tag: int, targets: list[QueueIndex], header: bytes, mode: int, expiry_ms: int = 0
     ) -> int:
-        """A pending message dies here and lives at the end of the targets, with a new header, in
-        one record; no targets: it dies. Returns the LSN; the new message's places are the targets'
-        last seqs, and the owner sees to it that they are held. KeyError: not pending."""
+        """Move a pending message to the end of the targets, with a new header, in one record;
+        without targets it is dropped. Return the LSN. The new message's places are the targets'
+        last seqs, which the caller must hold. Raises KeyError if the message is not pending."""
 
     @abstractmethod
     def pending(
         self, tag: int, *, with_header: bool = False, with_body: bool = False
     ) -> Delivery | None:
-        """A pending message, None if the tag is unknown. with_header: read the header if it left
-        RAM, and with it a body that is not large; with_body: read any body that left RAM."""
+        """Return a pending message, or None. with_header: read the header if it left RAM, and with
+        it a body that is not large. with_body: read any body that left RAM."""
 
     @abstractmethod
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
-        """The persistent ones of these pending messages, per part and ascending, as a transaction's
-        `dequeue` wants them. They stay pending. KeyError names an unknown tag."""
+        """Return the persistent ones of these pending messages, per part and ascending, for a
+        transaction's `dequeue`. They stay pending. Raises KeyError for an unknown tag."""
 
     @abstractmethod
     def forget(self, tags: list[int]) -> None:
-        """A transaction has dequeued these pending messages; transient ones are released."""
-
-    @abstractmethod
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        """Fold over pending messages, with their bodies, which stay pending."""
+        """Remove pending messages that a transaction has dequeued."""
 
     @abstractmethod
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         """Fold over all messages, ready and pending, in order: `fun(delivery, is_pending, acc)`
-        returns whether to go on, and the next acc. Nothing changes, no body stays in RAM for it."""
+        returns whether to continue, and the next acc. Nothing changes, and no body stays in RAM for
+        it."""
 
     @abstractmethod
     def browse(self, after: int | None, n: int) -> list[Delivery]:
-        """The next n ready messages behind the one of tag `after` (None: from the head), in the
-        order of delivery, with their bodies; nothing changes. For looking at a queue in pieces
-        while it goes on: whatever came or went in between, nothing is shown twice."""
+        """Return the next n ready messages after the one of tag `after` (None: from the head), in
+        the order of delivery, with their bodies. Nothing changes. Messages may come and go between
+        calls; no message is returned twice."""
 
     @abstractmethod
     def purge(self, mode: int) -> int:
-        """All ready messages die; how many there were."""
+        """Delete all ready messages. Return how many."""
 
     @abstractmethod
     def purge_acks(self, mode: int) -> int:
-        """All pending messages die; how many there were."""
+        """Delete all pending messages. Return how many."""
 
     # ---- leases --------------------------------------------------------------------------------
 
     @abstractmethod
     def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
-        """Heads leave the queue to be leased, with their bodies: at most so many, and as many bytes
+        """Remove heads to be leased, with their bodies: at most so many messages, and so many bytes
         or one message; none that is held, or expired at `now_ms`. They are neither ready nor
-        pending: the caller ends with `leased`, or with `untake`, and calls nothing in between."""
+        pending: the caller must call `leased` or `untake` next."""
 
     @abstractmethod
     def may_take(self) -> bool:
-        """Whether there is a head, and it is not held. (The delivered mark does not hold it: the
-        record of a lease raises it.)"""
+        """Return whether there is a head that is not held. (The delivered mark does not hold it:
+        the record of a lease raises the mark.)"""
 
     @abstractmethod
     def leased_count(self) -> int:
-        """How many messages are leased, by all readers."""
+        """Return how many messages are leased, by all readers."""
 
     @abstractmethod
     def untake(self, taken: list[Taken]) -> None:
-        """What was taken was not leased: it is ready where it was."""
+        """Return taken messages to their places, because they were not leased."""
 
     @abstractmethod
     def leased(self, taken: list[Taken], lsn: int) -> None:
-        """What was taken is leased, by the record with this LSN: the queue knows it no more."""
+        """Forget taken messages, because the record with this LSN leased them."""
 
     @abstractmethod
     def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
-        """Rows of leased messages of one segment, ascending, which are about to be released; those
-        that are damaged are left out. OSError."""
+        """Return the rows of leased messages of one segment, ascending, that are about to be
+        released, without damaged ones. Raises OSError."""
 
     @abstractmethod
     def readmit(self, index: QueueIndex, seqs: list[int], rows: list[Row]) -> None:
-        """These, ascending, are leased no more: they are ready at their old places. rows: what
-        `returning` gave of them. All that one record released of an index comes at once."""
-
-    @abstractmethod
-    def drain_confirmed(self) -> list[int]:
-        """Ids of messages published with `needs_confirming` that are confirmed since last time."""
+        """Make messages, ascending, that are not leased any more ready at their old places. rows:
+        what `returning` returned. All messages of an index that one record released must come in
+        one call."""
 
     # ---- counts --------------------------------------------------------------------------------
 
     @abstractmethod
     def len(self) -> int:
-        """Ready messages."""
+        """Return the number of ready messages."""
 
     @abstractmethod
     def depth(self) -> int:
-        """Ready, pending and leased messages."""
+        """Return the number of ready, pending and leased messages."""
 
     @abstractmethod
     def body_bytes(self) -> int:
-        """Bytes of the bodies of all ready messages."""
+        """Return the bytes of the bodies of all ready messages."""
 
     @abstractmethod
     def info(self) -> dict[str, int | float | str]:
-        """Counters, as docs/memory.md lists them: len, depth, bytes, unacked_bytes, ram_bytes,
-        ram_messages, alphas, betas, gammas, delta, pending, paged_pending, leased, leased_bytes,
-        q1 ... q4, is_flowed, target_bytes, disk_reads, disk_writes, four rates per second, mode.
-        unacked_bytes: of pending and leased messages. elsewhere_bytes: see the call."""
+        """Return counters, as docs/memory.md lists them: len, depth, bytes, unacked_bytes,
+        ram_bytes, ram_messages, alphas, betas, gammas, delta, pending, paged_pending, leased,
+        leased_bytes, q1 ... q4, is_flowed, target_bytes, disk_reads, disk_writes, four rates per
+        second, mode. unacked_bytes: of pending and leased messages. elsewhere_bytes: see the
+        method."""
 
     # ---- memory --------------------------------------------------------------------------------
 
     @abstractmethod
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM: alphas with header, body and object, packed rows, pending ones; of
-        a body that other queues hold too, a part."""
+        """Return the bytes counted in RAM: alphas with header, body and object, packed rows,
+        pending messages; a part of each body that other queues hold, too."""
 
     @abstractmethod
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
-        """The queue's own limits: above max messages are paged out, below min read ahead.
-        UNLIMITED for none. ValueError unless 0 <= min <= max."""
+        """Set the queue's own limits: above max messages are paged out, below min read ahead.
+        UNLIMITED for none. Raises ValueError unless 0 <= min <= max."""
 
     @abstractmethod
     def set_share(self, share_bytes: int) -> None:
-        """The queue's share of the whole budget, from the memory monitor."""
+        """Set the queue's share of the whole budget. For the memory monitor."""
 
     @abstractmethod
     def set_ram_duration_target(self, seconds: float) -> None:
-        """For how long the messages in RAM shall last at the present rates (float("inf"): any
-        length), from the memory monitor."""
+        """Set for how many seconds the messages in RAM should last at the present rates
+        (float("inf"): no limit). For the memory monitor."""
 
     @abstractmethod
     def ram_duration(self) -> float:
-        """For how long they do last: seconds, float("inf") for an idle queue. Updates the rates;
-        meant to be called every few seconds."""
+        """Return for how many seconds the messages in RAM last, float("inf") for an idle queue.
+        Updates the rates; to be called every few seconds."""
 
     @abstractmethod
     def out_bytes_per_s(self) -> float:
-        """Bytes of RAM that what is fetched in a second takes, at the rate that `ram_duration` has
-        updated last and with the average size of what is ready; 0.0 for an empty queue."""
+        """Return the bytes of RAM that are fetched in a second, at the rate of the last
+        `ram_duration` and with the average size of ready messages; 0.0 for an empty queue."""
 
     @abstractmethod
     def elsewhere_bytes(self) -> int:
-        """Of bodies that it holds in RAM and other queues do, too: what those count for them.
-        `ram_bytes` is without it."""
+        """Return the bytes of shared bodies that other queues count; `ram_bytes` does not contain
+        them."""
 
     @abstractmethod
     def unshare(self) -> None:
-        """It is about to be gone without an orderly end: what it shares with other queues is
-        theirs alone."""
+        """Stop sharing bodies: the queue is about to disappear without an orderly end."""
 
     @abstractmethod
     def set_queue_mode(self, mode: str) -> None:
-        """ "default" or "lazy" (everything goes to disk at once). ValueError."""
+        """Set "default" or "lazy" (everything goes to disk at once). Raises ValueError."""
 
     @abstractmethod
     def resume(self) -> bool:
-        """A slice of paging out, at most 256 messages; True if there is more to do."""
+        """Page out a slice of at most 256 messages. Return True if there is more to do."""
 
     @abstractmethod
     def inhale(self, *, at_rest: bool = False) -> bool:
-        """Submit a read of what comes next, if less than the minimum is in RAM or all of it would
-        fit; True if a read is under way, which the next one follows by itself up to the maximum.
-        at_rest: nobody consumes just now, so it is for queues that are over their limit or were and
-        are not all back."""
+        """Start to read the next messages, if less than the minimum is in RAM or all would fit.
+        Return True if a read is under way; further reads follow by themselves up to the maximum.
+        at_rest: nobody consumes now, so only queues that are or were over their limit read."""
 
     # ---- life ----------------------------------------------------------------------------------
 
     @abstractmethod
     def terminate(self) -> None:
-        """Orderly stop, right before the engine's `close`: what is pending will be ready again."""
+        """Stop in order, right before the engine's `close`: pending messages will be ready
+        again."""
 
     @abstractmethod
     def delete_and_terminate(self, mode: int) -> int:
-        """Delete the queue with all that it holds; the LSN."""
+        """Delete the queue with all its messages. Return the LSN."""

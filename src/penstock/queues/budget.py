@@ -1,26 +1,24 @@
-"""Budget: how much memory there is, how a size is written, how much the process has taken.
+"""Budget: how much memory there is, how a size is written, how much memory the process uses.
 
-A container's limit is not what the machine has, and the kernel kills who goes over it. So the whole
-is the smallest of the machine's RAM and the limits of this process's own control groups, and a
-budget may be given as a fraction of that.
+A container's limit is less than the machine has, and the kernel kills a process that exceeds it. So
+the whole is the smallest of the machine's RAM and the limits of this process's own control groups,
+and a budget may be given as a fraction of that.
 
-What is read, all of it through the FileSystem that is handed in (Linux; elsewhere it is missing):
+Files that are read, through the given FileSystem (Linux; they are missing elsewhere):
 
-* `/proc/meminfo`: "MemTotal:  24684084 kB", the machine's RAM. Where nobody tells, 2 GiB are
-  assumed, and whoever asked is told that they are.
+* `/proc/meminfo`: "MemTotal:  24684084 kB", the machine's RAM. If it is missing, 2 GiB are assumed,
+  which the result reports.
 * `/proc/self/cgroup`, one line per hierarchy, "number:controllers:path": the process's own groups.
   "0::path" is cgroup v2, a line whose controllers name `memory` is v1; a machine may have both.
 * `/proc/self/mountinfo`: where those hierarchies are mounted, and which group is the root of the
   mount: in a container that is often the process's own group, or one above it.
 * `memory.max` (v2) or `memory.limit_in_bytes` (v1) of that group and of every group above it up to
-  the mount: each limits all that is below it. "max" is no limit, and v1 writes none as a number of
-  some exabytes: what is not smaller than the RAM limits nothing, nor does a zero.
+  the mount: each limits all that is below it. "max" is no limit, and v1 writes no limit as some
+  exabytes: a value that is not smaller than the RAM limits nothing, nor does a zero.
 * `/proc/self/statm`: the resident pages, second number. `/proc/self/auxv`: the size of a page
-  (entry 6), for it is not 4 KiB everywhere.
+  (entry 6), which is not 4 KiB everywhere.
 
-A file that is missing, forbidden or in another shape is left out; nothing here fails for it.
-
-Not here: what the budget is spent on (memory_monitor), the options of a queue (queue_options).
+A file that is missing, forbidden or has another format is skipped.
 """
 
 import struct
@@ -50,11 +48,12 @@ UNITS: Final[dict[str, int]] = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
-SHOWN: Final = ("KiB", "MiB", "GiB", "TiB")
+LARGE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
 def machine_memory(fs: FileSystem) -> tuple[int, str]:
-    """Bytes that this process can have, and what says so: the path of the file, or "assumed"."""
+    """Return the bytes that this process can have, and the path of the file that limits them, or
+    "assumed"."""
     limits = [(ram, "/proc/meminfo")] if (ram := _ram_bytes(fs)) else []
     for path in _limit_paths(_text(fs, "/proc/self/cgroup"), _text(fs, "/proc/self/mountinfo")):
         limit = _text(fs, path).strip()
@@ -64,7 +63,7 @@ def machine_memory(fs: FileSystem) -> tuple[int, str]:
 
 
 def rss_bytes(fs: FileSystem) -> int | None:
-    """Bytes of RAM that this process occupies now; None where nobody tells."""
+    """Return the bytes of RAM that this process occupies now, or None if unknown."""
     fields = _text(fs, "/proc/self/statm").split()
     if len(fields) < 2 or not fields[1].isdecimal():
         return None
@@ -72,12 +71,12 @@ def rss_bytes(fs: FileSystem) -> int | None:
 
 
 def parse_bytes(name: str, given: str | int | float, whole_bytes: int) -> int:
-    """Bytes of a size as people write it.
+    """Return the bytes of a size as people write it.
 
     A whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB, MiB, GiB, TiB by 1024, in
     letters of either case. A number with a point and no unit is a fraction of `whole_bytes`, from
-    0.0 to 1.0; "max" is all of it. OptionError(name, given, what was expected) for anything else,
-    for what is negative, and for 2**62 bytes or more.
+    0.0 to 1.0; "max" is all of it. Raises OptionError(name, given, what was expected) for anything
+    else, for negative numbers, and for 2**62 bytes or more.
     """
     if isinstance(given, bool):
         raise OptionError(name, given, EXPECTED)
@@ -93,15 +92,16 @@ def parse_bytes(name: str, given: str | int | float, whole_bytes: int) -> int:
 
 
 def format_bytes(number: int) -> str:
-    """As people read it: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5 GiB"."""
+    """Return a size for people: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5
+    GiB"."""
     if number < 1024:
         return f"{number} B"
     value = float(number)
-    unit = SHOWN[0]
-    for shown in SHOWN:
+    unit = LARGE_UNITS[0]
+    for larger in LARGE_UNITS:
         value /= 1024
-        unit = shown
-        if value < 1023.95:  # the next would be shown as 1024
+        unit = larger
+        if value < 1023.95:  # rounds to less than 1024
             break
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
@@ -111,7 +111,7 @@ def format_bytes(number: int) -> str:
 
 
 def _parsed(text: str, whole_bytes: int) -> int:
-    """Bytes, -1 if the text is no size."""
+    """Return the bytes, -1 if the text is not a size."""
     if text.lower() == "max":
         return whole_bytes
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -128,7 +128,7 @@ def _parsed(text: str, whole_bytes: int) -> int:
 
 
 def _fraction(fraction: float, whole_bytes: int) -> int:
-    """That part of the whole, -1 if it is none: not a number, or not from 0 to 1."""
+    """Return that part of the whole, -1 if the fraction is not a number from 0 to 1."""
     return int(fraction * whole_bytes) if 0.0 <= fraction <= 1.0 else -1
 
 
@@ -137,7 +137,7 @@ def _fraction(fraction: float, whole_bytes: int) -> int:
 
 
 def _text(fs: FileSystem, path: str) -> str:
-    """The file as text, "" if it cannot be read."""
+    """Return the file as text, "" if it cannot be read."""
     try:
         return fs.read(path).decode("utf-8", "replace")
     except OSError:
@@ -145,7 +145,7 @@ def _text(fs: FileSystem, path: str) -> str:
 
 
 def _ram_bytes(fs: FileSystem) -> int:
-    """Of the machine, 0 if nobody tells."""
+    """Return the machine's RAM, 0 if unknown."""
     for line in _text(fs, "/proc/meminfo").splitlines():
         fields = line.split()
         if len(fields) == 3 and fields[0] == "MemTotal:" and fields[1].isdecimal():
@@ -154,7 +154,7 @@ def _ram_bytes(fs: FileSystem) -> int:
 
 
 def _page_bytes(fs: FileSystem) -> int:
-    """Size of a page, by what the kernel tells each process at its start."""
+    """Return the size of a page, from what the kernel gives each process at its start."""
     try:
         table = fs.read("/proc/self/auxv")
     except OSError:
@@ -167,7 +167,7 @@ def _page_bytes(fs: FileSystem) -> int:
 
 
 def _limit_paths(groups: str, mounts: str) -> list[str]:
-    """The files that may limit this process: of its groups and of all above them."""
+    """Return the files that may limit this process: of its groups and of all above them."""
     paths: list[str] = []
     for line in groups.splitlines():
         number, _, rest = line.partition(":")
@@ -184,7 +184,7 @@ def _limit_paths(groups: str, mounts: str) -> list[str]:
 
 
 def _mounted(mounts: str, kind: str) -> list[tuple[str, str]]:
-    """(group that is the mount's root, mount point) of each mount of a memory hierarchy."""
+    """Return (group that is the mount's root, mount point) of each mount of a memory hierarchy."""
     found: list[tuple[str, str]] = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -197,15 +197,15 @@ def _mounted(mounts: str, kind: str) -> list[tuple[str, str]]:
 
 
 def _unescape(field: str) -> str:
-    """A field of the table as it is meant: blanks stand there as octal 040."""
+    """Return a field of the table without escapes: blanks are octal 040 there."""
     return field.replace("\\040", " ").replace("\\134", "\\")
 
 
 def _below(group: str, root: str) -> str:
-    """The group as seen from the root of a mount, "" for the root itself.
+    """Return the group as seen from the root of a mount, "" for the root itself.
 
-    A group outside the mount is shown as "/../..", or by the path it has on the host: then the
-    mount's root is the nearest that can be seen.
+    A group outside the mount is written as "/../..", or as its path on the host: then the mount's
+    root is the nearest that can be seen.
     """
     root = root.rstrip("/")
     group = group.rstrip("/")
@@ -216,7 +216,7 @@ def _below(group: str, root: str) -> str:
 
 
 def _upwards(below: str) -> list[str]:
-    """The group and all above it: "/a/b" gives "/a/b", "/a", ""."""
+    """Return the group and all above it: "/a/b" gives "/a/b", "/a", ""."""
     groups = [below]
     while below:
         below = below.rpartition("/")[0]

@@ -1,33 +1,30 @@
-"""Dead letters: where a message goes that expired, was rejected, did not fit, or failed too often.
+"""Dead letters: moves messages that expired, were rejected, did not fit, or failed too often.
 
-It moves: one record takes it out of its queue and appends it to the target, so no crash loses or
-doubles it. (RabbitMQ publishes first and acknowledges then, and promises neither.) Several targets
-are one record as well. Its header is told where, why and when it died, and forgets what belonged to
-the life before: attempts and expiry. RabbitMQ removes the expiry for the same reason: it would
-expire again at once.
+One record of the log takes the message out of its queue and appends it to all its targets, so no
+crash loses or doubles it. (RabbitMQ publishes first and then acknowledges, and promises neither.)
+The header gets where, why and when it died, and loses attempts and expiry, which belonged to the
+old queue; RabbitMQ removes the expiry too, or the message would expire again at once.
 
-Where to is asked of a `DeadLetterRoute` at the moment of death. The embedded library has one queue
-by name (`QueueRoute`); the broker asks its exchanges.
+A `DeadLetterRoute` finds the targets at the moment of death: one queue by name in the embedded
+library (`QueueRoute`), through exchanges in the broker.
 
-A message may come back to a queue that it died in, if somebody rejected it on the way: a decision
-was made each time. A cycle of nothing but automatic deaths would turn for ever, so it ends where
-RabbitMQ ends it: the message is dropped. `is_cycle` is its rule. A chain of queues without a cycle
-ends, too: after HOPS_MAX deaths in a row that nobody decided the message is dropped. RabbitMQ has
-no such limit; its queues are processes, while here one chain would hold up all clients of a vhost.
+A message may return to a queue in which it died if somebody rejected it on the way. A cycle of
+automatic deaths would never end, so the message is dropped, as in RabbitMQ (`is_cycle`). It is also
+dropped after HOPS_MAX automatic deaths in a row. RabbitMQ has no such limit: its queues are
+processes, but here one long chain would delay all clients of a vhost.
 
-A queue that gets dead letters keeps its limits, so a message may at once die there, too, and move
-on. NESTED_HOPS_MAX of these steps are done in one call, so that a chain needs no stack of its
-length; the queue where it stops goes on at its next tick.
+A target keeps its own limits, so a dead letter may die there at once and move on. One call makes
+NESTED_HOPS_MAX of these steps, so that the stack stays small; the queue where it stops continues at
+its next tick.
 
-Without a target, or when the target does not exist, the message is dropped too. What is dropped is
+Without a target, or if the target does not exist, the message is dropped. Dropped messages are
 counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle,
 dead_letter_hops.
 
-What is not durable gets its copy in RAM. If some targets are durable and others not, the durable
-ones share the record, and the others get theirs then: a crash in between takes nothing from them
-that it would have left. A stream gets a record of its own, in the same record of the log.
-
-Not here: the target's limits (it keeps them itself, and never refuses a dead letter), exchanges.
+Targets that are not durable get a copy in RAM. If some targets are durable and others are not, the
+durable ones share the record, and the others get their copies then; a crash in between loses
+nothing that it would have kept. A stream gets a record of the message, in the same record of the
+log.
 """
 
 from abc import ABC, abstractmethod
@@ -51,8 +48,8 @@ HOPS_MAX: Final = 128  # queues that a message dies in without a reject on the w
 NESTED_HOPS_MAX: Final = 8  # that one call makes
 
 
-class Landing:
-    """Where a message that moves comes to lie: in a part of a queue, with this header; expiry_ms:
+class Destination:
+    """Where a moved message is appended: a part of a queue. header: the message's there. expiry_ms:
     since 1970, 0 for never."""
 
     __slots__ = ("backing", "expiry_ms", "header", "part")
@@ -66,63 +63,65 @@ class Landing:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Target(ABC):
-    """What messages of other queues may move to."""
+    """A queue or stream that dead letters can move to."""
 
     @abstractmethod
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
-        """Publish here what another queue refused. Returns the LSN (0: transient)."""
+        """Publish a message that another queue refused. Return the LSN (0: transient)."""
 
     @abstractmethod
     def after_dead_letters(self, hops: int = 0) -> None:
-        """Dead letters have come: keep the limits, wake who waits. hops: how many times messages
-        have moved on in this call already; from NESTED_HOPS_MAX on the limits wait for a tick."""
+        """Apply the limits and wake consumers after dead letters arrived. hops: moves so far in
+        this call; from NESTED_HOPS_MAX on the limits wait for a tick."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Taker(Target):
+class QueueTarget(Target):
     """A queue: the message itself moves there."""
 
     @abstractmethod
-    def landing(self, header: bytes, priority: int) -> Landing:
-        """Where a message of this header and priority would come to lie, now. It is delivered once
-        the record of its move is settled."""
+    def destination(self, header: bytes, priority: int) -> Destination:
+        """Return where a message of this header and priority would be appended now. It is delivered
+        once the record of its move is settled."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class StreamTaker(Target):
+class StreamTarget(Target):
     """A stream: it gets a record of the message."""
 
     @abstractmethod
-    def enter(self, transaction: Transaction, header: bytes, body: bytes) -> None:
-        """Have the transaction append the record."""
+    def append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
+        """Add the record to the transaction."""
 
 
 class Routed:
-    """Where a dead message goes, and with which header. kind, text: of an event to tell, if it goes
-    to fewer queues than somebody may think; "" for none."""
+    """The targets of a dead message and its new header. kind, text: of the event to report if a
+    target is missing or the message went too far; "" for none."""
 
-    __slots__ = ("header", "kind", "takers", "text")
+    __slots__ = ("header", "kind", "targets", "text")
 
-    def __init__(self, header: bytes, takers: list[Target], kind: str = "", text: str = "") -> None:
+    def __init__(
+        self, header: bytes, targets: list[Target], kind: str = "", text: str = ""
+    ) -> None:
         self.header: bytes = header
-        self.takers: list[Target] = takers
+        self.targets: list[Target] = targets
         self.kind: str = kind
         self.text: str = text
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DeadLetterRoute(ABC):
-    """Where the dead letters of one queue go."""
+    """Finds where the dead letters of one queue go."""
 
     @abstractmethod
     def route(self, header: bytes, reason: str) -> Routed:
-        """For a message that has just died; the header says so already. Each taker is there once.
-        Never raises for what the message says."""
+        """Return the targets, each once, of a message that has just died; its header contains the
+        death. Never raises because of the message's content."""
 
 
 def is_cycle(target: str, deaths: list[Death]) -> bool:
-    """Whether the message, whose deaths these are (the last first), would come back to a queue that
-    it died in, and nobody rejected it since."""
+    """Return whether the message, whose deaths these are (the last first), would return to a queue
+    in which it died, and nobody rejected it since."""
     for death in deaths:
         if death.reason == REJECTED:
             return False
@@ -132,7 +131,7 @@ def is_cycle(target: str, deaths: list[Death]) -> bool:
 
 
 def is_too_far(deaths: list[Death]) -> bool:
-    """Whether the message died in HOPS_MAX queues (the last death first), and nobody rejected it
+    """Return whether the message died in HOPS_MAX queues (the last first), and nobody rejected it
     since."""
     if len(deaths) < HOPS_MAX:
         return False
@@ -140,15 +139,15 @@ def is_too_far(deaths: list[Death]) -> bool:
 
 
 def far_text(queue: str) -> str:
-    """The text of the event."""
+    """Return the text of the event for a message that went too far."""
     return f"a dead letter died in {HOPS_MAX} queues, last in {queue!r}: dropped"
 
 
 class QueueRoute(DeadLetterRoute):
-    """To the queue named `target`, which `find` finds if it exists."""
+    """Routes to the queue named `target`, if `find` finds it."""
 
     def __init__(
-        self, target: str, headers: HeaderCodec, find: Callable[[bytes], Taker | None]
+        self, target: str, headers: HeaderCodec, find: Callable[[bytes], QueueTarget | None]
     ) -> None:
         self._target = target
         self._headers = headers
@@ -163,15 +162,15 @@ class QueueRoute(DeadLetterRoute):
                 return Routed(header, [], CYCLE, text)
             if is_too_far(deaths):
                 return Routed(header, [], HOPS, far_text(deaths[0].queue))
-        taker = self._find(target.encode("utf-8", "surrogateescape"))
-        if taker is None:
+        queue = self._find(target.encode("utf-8", "surrogateescape"))
+        if queue is None:
             return Routed(header, [], MISSING, f"no queue {target!r} for dead letters: dropped")
-        return Routed(header, [taker])
+        return Routed(header, [queue])
 
 
 class DeadLetters:
-    """The dead letters of one queue. `route`: where they go, or None. `counts`: how many died for
-    each reason; `dropped`: how many of them nobody got."""
+    """The dead letters of one queue. `route`: finds their targets, or None. `counts`: how many died
+    for each reason; `dropped`: how many of them had no target."""
 
     def __init__(
         self, queue: str, headers: HeaderCodec, engine: StorageEngine,
@@ -180,66 +179,64 @@ class DeadLetters:
         self.route: DeadLetterRoute | None = None
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
-        self.hops: int = 0  # that led to what the queue buries now; set by the queue
+        self.hops: int = 0  # moves before this one in the call; set by the queue
         self._queue = queue
         self._headers = headers
         self._engine = engine
         self._on_event = on_event
         self._last_event: str = ""
 
-    def bury(
+    def send(
         self, source: BackingQueue, delivery: Delivery, priority: int, reason: str, attempts: int,
         mode: int,
     ) -> int:  # fmt: skip
-        """A pending message of `source`, with its header, dies for this reason after so many
-        deliveries: it moves to its targets, or is dropped. Returns the LSN of its record."""
+        """Move a pending message of `source` to its targets, or drop it. attempts: how often it was
+        delivered. Return the LSN of the record."""
         routed = self._routed(delivery.message.header, reason, attempts)
-        if not routed.takers:
+        if not routed.targets:
             source.ack([delivery.tag], mode)
-            self._count_dropped(reason)
+            self.counts[reason] += 1
+            self.dropped += 1
             return 0
         header = routed.header
-        landings: list[Landing] = []
-        streams: list[StreamTaker] = []
-        for taker in routed.takers:
-            if isinstance(taker, StreamTaker):
-                streams.append(taker)
+        destinations: list[Destination] = []
+        streams: list[StreamTarget] = []
+        for target in routed.targets:
+            if isinstance(target, StreamTarget):
+                streams.append(target)
             else:
-                assert isinstance(taker, Taker), "there is no third kind"
-                landings.append(taker.landing(header, priority))
-        move = Move(landings, streams, header, source, delivery)
+                assert isinstance(target, QueueTarget)
+                destinations.append(target.destination(header, priority))
+        move = Move(destinations, streams, header, source, delivery)
         lsn = move.run(max(mode, OS), self._engine)
         self._count_taken(reason, routed)
         return lsn
 
-    def bury_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
-        """A message that did not get into the queue goes to its targets, or nowhere. Its LSN."""
+    def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
+        """Publish a message that the queue refused to its targets, or drop it. Return the LSN."""
         routed = self._routed(header, reason, 0)
-        if not routed.takers:
-            self._count_dropped(reason)
+        if not routed.targets:
+            self.counts[reason] += 1
+            self.dropped += 1
             return 0
         lsn = 0
         engine = self._engine
-        with engine.share(engine.share_of(body, len(routed.takers))):
-            for taker in routed.takers:
-                lsn = max(lsn, taker.accept(routed.header, body, priority, mode))
+        with engine.share(engine.share_of(body, len(routed.targets))):
+            for target in routed.targets:
+                lsn = max(lsn, target.accept(routed.header, body, priority, mode))
         self._count_taken(reason, routed)
         return lsn
 
     def count(self, reason: str, n: int) -> None:
-        """So many died that nobody was to get."""
+        """Count n messages that died without a route."""
         self.counts[reason] += n
-
-    def _count_dropped(self, reason: str) -> None:
-        self.counts[reason] += 1
-        self.dropped += 1
 
     def _count_taken(self, reason: str, routed: Routed) -> None:
         self.counts[reason] += 1
         if not routed.kind:
             self._last_event = ""
-        for taker in routed.takers:
-            taker.after_dead_letters(self.hops + 1)
+        for target in routed.targets:
+            target.after_dead_letters(self.hops + 1)
 
     def _routed(self, header: bytes, reason: str, attempts: int) -> Routed:
         if self.route is None:
@@ -259,39 +256,40 @@ class DeadLetters:
 
 
 class Move:
-    """A pending message of `source` on its way to where it lands, at the end of each, held there
-    until its record is settled; and to streams, with this header."""
+    """Moves a pending message of `source` to the end of each destination, where it is held until
+    its record is settled, and into streams with this header."""
 
-    __slots__ = ("body", "delivery", "header", "landings", "source", "streams")
+    __slots__ = ("body", "delivery", "destinations", "header", "source", "streams")
 
     def __init__(
-        self, landings: list[Landing], streams: list[StreamTaker], header: bytes,
+        self, destinations: list[Destination], streams: list[StreamTarget], header: bytes,
         source: BackingQueue, delivery: Delivery,
     ) -> None:  # fmt: skip
-        self.landings: list[Landing] = landings
-        self.streams: list[StreamTaker] = streams
+        self.destinations: list[Destination] = destinations
+        self.streams: list[StreamTarget] = streams
         self.header: bytes = header
         self.source: BackingQueue = source
         self.delivery: Delivery = delivery
         self.body: bytes | None = delivery.message.body
 
     def run(self, mode: int, engine: StorageEngine) -> int:
-        """Do it; the LSN, or 0. A persistent message for queues that are not durable is published
-        there and then acknowledged: a crash may leave it in the source, never in neither."""
+        """Move the message and return the LSN, or 0. A persistent message for queues that are not
+        durable is published there and then acknowledged: a crash may leave it in the source, never
+        in neither."""
         message = self.delivery.message
         source = self.source
-        landings = self.landings
+        destinations = self.destinations
         tag = self.delivery.tag
-        durable = [each for each in landings if _index(each).is_durable]
+        durable = [each for each in destinations if _index(each).is_durable]
         is_lost = message.persistent and not durable
-        if not self.streams and not is_lost and _is_even(landings):
-            targets = [_index(each) for each in landings]
-            lsn = source.move(tag, targets, landings[0].header, mode, landings[0].expiry_ms)
+        if not self.streams and not is_lost and _is_even(destinations):
+            targets = [_index(each) for each in destinations]
+            lsn = source.move(tag, targets, destinations[0].header, mode, destinations[0].expiry_ms)
         elif self._goes_by_reference(is_lost=is_lost):
             lsn = self._copy(durable, mode, engine)
         else:
             body = self._load_body()  # while the source still has it
-            with engine.share(engine.share_of(body, len(landings), message)):
+            with engine.share(engine.share_of(body, len(destinations), message)):
                 lsn = self._copy(durable, mode, engine)
         if message.persistent:
             for each in durable:
@@ -300,14 +298,15 @@ class Move:
         return lsn
 
     def _goes_by_reference(self, *, is_lost: bool) -> bool:
-        """Return whether its large body stays on disk: only transient copies of it are made."""
+        """Return whether its large body stays on disk, because only transient copies of it are
+        made."""
         message = self.delivery.message
         if self.body is not None or not is_large(message) or self.streams:
             return False
         return is_lost or not message.persistent
 
-    def _copy(self, durable: list[Landing], mode: int, engine: StorageEngine) -> int:
-        """Publish it to each where it lands, and acknowledge it. The LSN, or 0."""
+    def _copy(self, durable: list[Destination], mode: int, engine: StorageEngine) -> int:
+        """Publish the message to each destination and acknowledge it. Return the LSN, or 0."""
         is_persistent = self.delivery.message.persistent
         if self.streams:
             lsn = self._apart(durable if is_persistent else [], mode, engine)
@@ -330,13 +329,13 @@ class Move:
         return body
 
     def _publish_copies(self, engine: StorageEngine, *, durable: bool = True) -> None:
-        """What lands in RAM; durable=False: without those queues that are durable."""
+        """Publish the copies that live in RAM; durable=False: without durable queues."""
         message = self.delivery.message
         mode = DISK if message.persistent else NONE
         if self.body is None and is_large(message):
             self._share_copies(engine, durable=durable)
             return
-        for each in self.landings:
+        for each in self.destinations:
             if durable or not _index(each).is_durable:
                 each.backing.publish(
                     each.header, self._load_body(), mode, expiry_ms=each.expiry_ms,
@@ -344,29 +343,29 @@ class Move:
                 )  # fmt: skip
 
     def _share_copies(self, engine: StorageEngine, *, durable: bool) -> None:
-        """The same, of a large message: what lands shares one body, in the transient store."""
+        """Publish copies of a large message that share one body, in the transient store."""
         stored: Message | None = None
-        for each in self.landings:
+        for each in self.destinations:
             index = _index(each)
             if durable or not index.is_durable:
                 if stored is None:
                     stored = engine.in_transient(self.delivery.message)
                 engine.publish_stored([index], each.header, stored, each.expiry_ms)
 
-    def _apart(self, landings: list[Landing], mode: int, engine: StorageEngine) -> int:
+    def _apart(self, destinations: list[Destination], mode: int, engine: StorageEngine) -> int:
         """Move to queues that give the message different headers or expiries, and to streams, in
-        one record. Those that agree share a message."""
+        one record. Destinations that agree share a message."""
         body = self._load_body()
         source = self.source
         groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
-        for each in landings:
+        for each in destinations:
             groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
         transaction = engine.begin()
         try:
             for (header, expiry_ms), targets in groups.items():
                 transaction.publish(targets, header, body, expiry_ms)
             for stream in self.streams:
-                stream.enter(transaction, self.header, body)
+                stream.append(transaction, self.header, body)
             for index, entries in source.entries([self.delivery.tag]):
                 transaction.dequeue(index, entries)
             lsn = transaction.commit(mode)
@@ -378,21 +377,21 @@ class Move:
 
 
 def move_to(
-    landings: list[Landing], source: BackingQueue, delivery: Delivery, mode: int,
+    destinations: list[Destination], source: BackingQueue, delivery: Delivery, mode: int,
     engine: StorageEngine,
 ) -> int:  # fmt: skip
-    """Move a pending message of `source` to where it lands; see Move."""
-    return Move(landings, [], b"", source, delivery).run(mode, engine)
+    """Move a pending message of `source` to these destinations; see Move."""
+    return Move(destinations, [], b"", source, delivery).run(mode, engine)
 
 
-def _is_even(landings: list[Landing]) -> bool:
-    """Whether one header and one expiry are for all."""
-    first = landings[0]
-    for each in landings:
+def _is_even(destinations: list[Destination]) -> bool:
+    """Return whether all destinations have the same header and expiry."""
+    first = destinations[0]
+    for each in destinations:
         if each.header != first.header or each.expiry_ms != first.expiry_ms:
             return False
     return True
 
 
-def _index(landing: Landing) -> QueueIndex:
-    return landing.backing.index(landing.part)
+def _index(destination: Destination) -> QueueIndex:
+    return destination.backing.index(destination.part)

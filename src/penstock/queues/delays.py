@@ -1,29 +1,28 @@
-"""Delays: messages that are not to be had before a given moment, however many, in bounded RAM.
+"""Delays: messages that must not be delivered before a given moment, any number, in bounded RAM.
 
-The idea is the hashed and hierarchical timing wheel, with queues for slots. Each *bucket* is a
-BackingQueue of its own that holds what is due within one second, one minute or one hour; it is
-declared when the first message comes and deleted when the last has gone. So a delayed message is on
-disk like any other, pages like any other, and a million of them cost no timers.
+This is a hashed and hierarchical timing wheel with queues as slots. Each *bucket* is a BackingQueue
+of its own that holds what is due within one second, one minute or one hour; it is declared when the
+first message comes and deleted when the last has gone. So a delayed message is on disk like any
+other and pages like any other, and a million of them need no timers.
 
     name of a bucket: the queue's name | NUL | "d" | level, s m or h | number, decimal
     number: the due time in ms since 1970, divided by 1000, 60,000 or 3,600,000
 
 A message due within a minute goes to a second's bucket, within an hour to a minute's, else to an
-hour's. Shortly before an hour begins its bucket is dealt out to minutes, and a minute's to seconds:
-each time by a MOVE, one record that takes it out here and puts it in there. To become due is a MOVE
-too, into the queue itself. So no crash loses or doubles a message wherever it is on its way; after
-a restart the buckets are found by their names and go on.
+hour's. Shortly before an hour begins its bucket is distributed to minutes, and a minute's to
+seconds, each time by a MOVE: one record takes the message out here and appends it there. A message
+that becomes due moves into the queue in the same way. So no crash loses or doubles a message on its
+way; after a restart the buckets are found by their names and continue.
 
-While a message waits, the expiry of its entry is its due time: that stands in the row, so nothing
-is read to see what comes next. Its own expiry is in its header meanwhile (headers.py).
+While a message waits, the expiry of its entry is its due time, which is in the row, so nothing is
+read to find the next one. Its own expiry is in its header meanwhile (headers.py).
 
-Never early: nothing moves into the queue before its due time has come by the wall clock. Within the
-second that is running, messages are delivered to the ms and in the order of their due times, as far
-as HEAP_MAX of them are looked at together; what is overdue (a busy owner, a restart) follows in
-slices.
+A message never moves into the queue before its due time by the wall clock. Within the current
+second, messages are delivered to the ms and in the order of their due times, as far as HEAP_MAX of
+them are known at a time; overdue messages (a busy owner, a restart) follow in slices.
 
 Memory: a second's bucket may hold a fixed part of the queue's memory, and at most 63 exist; minutes
-and hours are lazy, they keep nothing.
+and hours are lazy and keep nothing in RAM.
 """
 
 import heapq
@@ -39,12 +38,12 @@ SECOND: Final = 0
 MINUTE: Final = 1
 HOUR: Final = 2
 SPAN_MS: Final = (1000, 60_000, 3_600_000)
-LEAD_MS: Final = (0, 2_000, 60_000)  # how long before it begins a bucket is dealt out
+LEAD_MS: Final = (0, 2_000, 60_000)  # how long before it begins a bucket is distributed
 LETTERS: Final = b"smh"
 MARK: Final = b"\0d"
 
 SLICE: Final = 256  # messages that one call may move
-HEAP_MAX: Final = 1024  # messages of the running second that are looked at together
+HEAP_MAX: Final = 1024  # messages of the current second that are ordered together
 MEMORY_BYTES: Final = 16 << 20  # of a queue that has no limit of its own
 SHARE: Final = 128  # a second's bucket may hold one part in so many of the queue's memory
 SHARE_BYTES_MIN: Final = 32 << 10
@@ -54,9 +53,9 @@ Arrive = Callable[[BackingQueue, Delivery, bytes, int], None]
 
 
 class Bucket:
-    """What is due in one second, minute or hour. heap: (due, tag) of messages taken out of the part
-    to be looked at; they are pending there. pins: publishes planned for it, that are still to come.
-    stuck: pending messages that cannot be read."""
+    """The messages due in one second, minute or hour. heap: (due, tag) of messages fetched from the
+    part, pending there. pins: planned publishes that are still to come. stuck: pending messages
+    that cannot be read."""
 
     __slots__ = ("acts_ms", "end_ms", "heap", "level", "name", "number", "part", "pins", "stuck")
 
@@ -73,8 +72,9 @@ class Bucket:
 
 
 class Delays:
-    """The wheel of one queue. open_part(name, is_durable): the BackingQueue of a bucket, declared
-    or recovered. close_part: is told of a part before it goes. on_event: corruption, and what."""
+    """The wheel of one queue. open_part(name, is_durable): returns the BackingQueue of a bucket,
+    declared or recovered. close_part(part): called before a part is deleted or terminated.
+    on_event(kind, text): corruption."""
 
     def __init__(
         self, queue: bytes, headers: HeaderCodec, *, is_durable: bool,
@@ -90,8 +90,8 @@ class Delays:
         self._arrive = arrive
         self._on_event = on_event
         self._buckets: dict[bytes, Bucket] = {}
-        self._fresh: dict[bytes, Bucket] = {}  # have got messages that may have to be paged out
-        self._next_ms: int = 0  # see next_ms; -1: to be found out
+        self._fresh: dict[bytes, Bucket] = {}  # those with messages that may have to be paged out
+        self._next_ms: int = 0  # see next_ms; -1: to be computed
         self._memory_bytes: int = MEMORY_BYTES
 
     # ---- arrival -------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Delays:
         self, source: BackingQueue, delivery: Delivery, header: bytes, mode: int, due_ms: int,
         now_ms: int, expiry_ms: int,
     ) -> int:  # fmt: skip
-        """Move a pending message of the queue here. Returns the LSN of the record, 0 if it is
+        """Move a pending message of the queue here. Return the LSN of the record, 0 if it is
         transient."""
         bucket = self.bucket(due_ms, now_ms)
         target = bucket.part.index()
@@ -117,11 +117,11 @@ class Delays:
         return lsn
 
     def header(self, header: bytes, expiry_ms: int) -> bytes:
-        """The header of a message while it waits."""
+        """Return the header of a message while it waits."""
         return self._headers.with_(header, expiry_ms=expiry_ms) if expiry_ms else header
 
     def bucket(self, due_ms: int, now_ms: int) -> Bucket:
-        """The bucket for what is due then; it is declared if there is none."""
+        """Return the bucket for this due time, which is declared if necessary."""
         level, number = place(due_ms, now_ms)
         name = b"%s%s%c%d" % (self._queue, MARK, LETTERS[level], number)
         bucket = self._buckets.get(name)
@@ -141,7 +141,7 @@ class Delays:
         return bucket
 
     def touched(self, bucket: Bucket, now_ms: int) -> None:
-        """Messages have come into the bucket."""
+        """Note that messages have arrived in the bucket."""
         self._fresh[bucket.name] = bucket
         if bucket.level == SECOND and bucket.acts_ms <= now_ms:
             self._fill(bucket)
@@ -158,7 +158,8 @@ class Delays:
     # ---- becoming due --------------------------------------------------------------------------
 
     def next_ms(self) -> int:
-        """When `step` has something to do: ms since 1970, in the past if at once, 0 for never."""
+        """Return when `step` has something to do: ms since 1970, in the past if at once, 0 for
+        never."""
         if self._next_ms < 0:
             times = [_due(bucket) for bucket in self._buckets.values()]
             self._next_ms = min((time for time in times if time), default=0)
@@ -179,7 +180,7 @@ class Delays:
         return 0 < self.next_ms() <= now_ms
 
     def _run(self, bucket: Bucket, now_ms: int, quota: int) -> int:
-        """Move messages of one bucket that has begun; what is left of the quota."""
+        """Move messages of one bucket that has begun. Return what is left of the quota."""
         heap = bucket.heap
         while quota:
             self._fill(bucket)
@@ -191,7 +192,7 @@ class Delays:
                 self._move_on(bucket, tag, due_ms, now_ms)
                 is_done = True
             except CorruptionError as error:
-                is_done = True  # it stays pending, out of the way; a salvage may still find it
+                is_done = True  # it stays pending; a salvage may still find it
                 bucket.stuck += 1
                 self._on_event("corruption", f"a delayed message cannot be read: {error}")
             finally:
@@ -231,7 +232,8 @@ class Delays:
     # ---- memory, counts, life ------------------------------------------------------------------
 
     def set_memory(self, max_bytes: int | None) -> None:
-        """The queue's own limit, None if it has none; a part of it is for each second."""
+        """Set the queue's own memory limit, None if it has none; each second's bucket gets a part
+        of it."""
         self._memory_bytes = MEMORY_BYTES if max_bytes is None else max_bytes
         for bucket in self._buckets.values():
             if bucket.level == SECOND:
@@ -242,22 +244,22 @@ class Delays:
         bucket.part.set_limits(most, most // 2)
 
     def resume(self) -> bool:
-        """A slice of paging out in each bucket that has got messages; True if there is more."""
+        """Page out a slice in each bucket that has new messages. Return True if there is more."""
         for name, bucket in list(self._fresh.items()):
             if not bucket.part.resume():
                 self._fresh.pop(name, None)
         return bool(self._fresh)
 
     def parts(self) -> list[BackingQueue]:
-        """The backing queue of each bucket."""
+        """Return the backing queue of each bucket."""
         return [bucket.part for bucket in self._buckets.values()]
 
     def count(self) -> int:
-        """Messages that wait, with those that cannot be read."""
+        """Return how many messages wait, with those that cannot be read."""
         return sum(bucket.part.depth() for bucket in self._buckets.values())
 
     def purge(self, mode: int) -> int:
-        """All that wait die; how many there were."""
+        """Delete all waiting messages. Return how many."""
         n = 0
         for bucket in self._buckets.values():
             n += bucket.part.purge(mode) + bucket.part.purge_acks(mode)
@@ -267,13 +269,13 @@ class Delays:
         return n
 
     def delete(self, mode: int) -> None:
-        """All buckets go, with all that they hold."""
+        """Delete all buckets with their messages."""
         for bucket in list(self._buckets.values()):
             self._close(bucket)
             bucket.part.delete_and_terminate(mode)
 
     def terminate(self) -> None:
-        """Orderly stop: what waits waits on disk."""
+        """Stop in order; messages wait on disk."""
         for bucket in list(self._buckets.values()):
             self._close(bucket)
             bucket.part.terminate()
@@ -287,8 +289,8 @@ class Delays:
 
 
 def place(due_ms: int, now_ms: int) -> tuple[int, int]:
-    """Level and number of the bucket for what is due then. What a bucket is dealt out to, once its
-    time has come, is always of a lower level."""
+    """Return level and number of the bucket for this due time. A bucket is always distributed to
+    buckets of a lower level."""
     wait_ms = due_ms - now_ms
     level = SECOND if wait_ms <= SPAN_MS[MINUTE] else MINUTE if wait_ms <= SPAN_MS[HOUR] else HOUR
     while level and due_ms // SPAN_MS[level] * SPAN_MS[level] - LEAD_MS[level] <= now_ms:
@@ -297,7 +299,7 @@ def place(due_ms: int, now_ms: int) -> tuple[int, int]:
 
 
 def find_parts(names: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Of all queues' names those of buckets, by the name of the queue that they belong to."""
+    """Return the names of buckets among all queues' names, by the queue that they belong to."""
     found: dict[bytes, list[bytes]] = {}
     for name in names:
         queue, mark, rest = name.rpartition(MARK)
@@ -307,7 +309,7 @@ def find_parts(names: Iterable[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def _due(bucket: Bucket) -> int:
-    """When something is to be done with the bucket, 0 for never."""
+    """Return when the bucket needs work, 0 for never."""
     if bucket.heap and bucket.level == SECOND:
         return bucket.heap[0][0] or bucket.acts_ms
     if bucket.heap or bucket.part.len():

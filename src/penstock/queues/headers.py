@@ -1,18 +1,16 @@
-"""Headers: what a message carries besides its body, behind a seam that two formats will share.
+"""Headers: what a message carries besides its body, in one of two formats.
 
-To queues a header is opaque bytes, until something is to be known of one message or changed in it:
-how often it was tried in an earlier life, its priority, its expiry while it waits for a delay, in
-which queues it died. `HeaderCodec` is that seam: every answer comes from the bytes, every change
-gives new bytes. The broker's codec will read and write AMQP's content header; the library's is
-`PlainHeaders`, here. Most messages have nothing of the kind: b"" is all defaults and costs nothing,
-on disk or in time.
+Queues treat a header as opaque bytes and use a `HeaderCodec` to read or change what they need: the
+number of earlier deliveries, the priority, the expiry while the message waits for a delay, and its
+deaths. The broker's codec is amqp_headers.py; the library's is `PlainHeaders`, here. Most messages
+have none of these: b"" means all defaults, and costs nothing on disk or in time.
 
-Format of PlainHeaders, big-endian; what is at its default is left out, and nothing at all is b"":
+Format of PlainHeaders, big-endian; parts at their default are omitted, and no parts at all is b"":
 
     version 1 (=1) | flags 1 | the parts whose bits are set, in this order
-    1  attempts 4           deliveries in earlier lives
+    1  attempts 4           earlier deliveries, from before the message was moved
     2  priority 1
-    4  expiry 8             ms since 1970: its own, while it waits in a part for delayed messages
+    4  expiry 8             ms since 1970: the message's own, while it waits for a delay
     8  first death          queue (length 2, UTF-8) | reason 1
        deaths 2 x           queue | reason 1 | count 4 | attempts 4 | time 8 (ms since 1970)
     16 headers 2 x          name (length 2, UTF-8) | type 1 | value
@@ -20,11 +18,11 @@ Format of PlainHeaders, big-endian; what is at its default is left out, and noth
                             t true, n false (no bytes)
     reason: 0 rejected, 1 expired, 2 maxlen, 3 delivery_limit
 
-Deaths are as RabbitMQ's x-death: the last first, one per queue and reason, with how often. Which
-was the very first is kept apart, as x-first-death-queue and -reason are: counting moves them.
+Deaths are as in RabbitMQ's x-death: the last first, one per queue and reason, with a count. The
+very first is kept apart, as x-first-death-queue and -reason are, because counting reorders them.
 
-Bytes that are no such header are a HeaderError (a ValueError) that says what was expected. The
-engine's checksums have found them intact: they were not written by this codec.
+Bytes that are not such a header raise HeaderError (a ValueError) with what was expected. They
+passed the engine's checksums, so they were not written by this codec.
 """
 
 import struct
@@ -62,13 +60,13 @@ U32_MAX: Final = (1 << 32) - 1
 
 
 class HeaderError(ValueError):
-    """Bytes are no header of this codec, or a value fits into none."""
+    """Bytes are not a header of this codec, or a value does not fit into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """That a message died in a queue for a reason: how often (`count`), when for the first time
-    (ms since 1970), and how often it had been delivered when it last did (`attempts`)."""
+    """A message's deaths in one queue for one reason: how often (`count`), when first (ms since
+    1970), and how often it had been delivered when it last died (`attempts`)."""
 
     queue: str
     reason: str
@@ -79,44 +77,45 @@ class Death:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeaderCodec(ABC):
-    """Reads and changes the header of one message. Every header may be b"": all defaults. Errors:
+    """Reads and changes the header of one message. Every header may be b"": all defaults. Raises
     HeaderError for bytes of another format."""
 
     @abstractmethod
     def attempts(self, header: bytes) -> int:
-        """Deliveries that came back before the message was moved, >= 0."""
+        """Return how often the message came back before it was moved."""
 
     @abstractmethod
     def priority(self, header: bytes) -> int:
-        """0 to 255; 0 if nothing is said."""
+        """Return 0 to 255; 0 if none is set."""
 
     @abstractmethod
     def expiry_ms(self, header: bytes) -> int:
-        """The message's own expiry while it waits for a delay: ms since 1970, 0 for never."""
+        """Return the message's own expiry while it waits for a delay: ms since 1970, 0 for
+        never."""
 
     @abstractmethod
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
         expiry_ms: int | None = None,
     ) -> bytes:  # fmt: skip
-        """The header with these changed; None leaves one as it is."""
+        """Return the header with these changed; None keeps a value."""
 
     @abstractmethod
     def with_death(self, header: bytes, death: Death) -> bytes:
-        """The header with one more death. One of that queue and reason already there is counted
-        and comes first again, keeping its time."""
+        """Return the header with one more death. One of the same queue and reason is counted and
+        comes first again, keeping its time."""
 
     @abstractmethod
     def deaths(self, header: bytes) -> list[Death]:
-        """The last first."""
+        """Return the deaths, the last first."""
 
     @abstractmethod
     def first_death(self, header: bytes) -> tuple[str, str] | None:
-        """Queue and reason of the very first death; None if it never died."""
+        """Return queue and reason of the very first death, or None."""
 
 
 class Plain:
-    """A PlainHeaders header, taken apart."""
+    """The fields of a PlainHeaders header."""
 
     __slots__ = ("attempts", "deaths", "expiry_ms", "first", "priority", "values")
 
@@ -136,7 +135,7 @@ class PlainHeaders(HeaderCodec):
         if not header:
             return 0
         if header[0] == VERSION and len(header) > 1 and not header[1] & ~(_ALL ^ _ATTEMPTS):
-            return 0  # asked of every message with a header, and most have none
+            return 0  # the usual case, without parsing
         return _parse(header).attempts
 
     def priority(self, header: bytes) -> int:
@@ -177,15 +176,15 @@ class PlainHeaders(HeaderCodec):
     def first_death(self, header: bytes) -> tuple[str, str] | None:
         return _parse(header).first
 
-    # ---- what people attach --------------------------------------------------------------------
+    # ---- values that the publisher attached ----------------------------------------------------
 
     def values(self, header: bytes) -> dict[str, HeaderValue]:
-        """The headers that whoever put the message attached to it."""
+        """Return the headers that the publisher attached."""
         return _parse(header).values if header else {}
 
     def with_values(self, header: bytes, values: Mapping[str, HeaderValue]) -> bytes:
-        """The header with these in place of those. HeaderError for a name or value of another type,
-        for integers beyond 64 bits, and names beyond 65535 bytes."""
+        """Return the header with these values instead. Raises HeaderError for a name or value of
+        another type, an integer beyond 64 bits, or a name beyond 65535 bytes."""
         _check_values(values)
         plain = _parse(header)
         plain.values = dict(values)
@@ -193,7 +192,8 @@ class PlainHeaders(HeaderCodec):
 
 
 def _check_values(values: Any) -> None:
-    """HeaderError that names what is wrong; compiled code would say less, and a TypeError."""
+    """Raise a HeaderError that names the wrong value; compiled code would raise a vague
+    TypeError."""
     for name, value in values.items():
         if not isinstance(name, str):
             raise HeaderError(f"a header's name is a str, not {type(name).__name__}")
@@ -245,7 +245,7 @@ def _name(name: str) -> bytes:
 
 
 def _value(name: str, value: HeaderValue) -> bytes:
-    if isinstance(value, bool):  # before int, which it is as well
+    if isinstance(value, bool):  # bool is an int, too
         return b"t" if value else b"n"
     if isinstance(value, int):
         if not -1 << 63 <= value < 1 << 63:

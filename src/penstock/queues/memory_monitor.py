@@ -1,8 +1,8 @@
-"""MemoryMonitor: one budget of RAM for all queues, after RabbitMQ's monitor and Qpid's shares.
+"""MemoryMonitor: divides one budget of RAM among all queues, after RabbitMQ and Qpid.
 
-Every 2.5 s, in a round over all queues, each hands up what it needs, how fast it is consumed and
-for how long what it holds in RAM lasts, and gets two limits back. The queue obeys the smaller, or
-its own maximum if that is smaller still.
+Every 2.5 s a round visits all queues. Each reports what it needs, how fast it is consumed and for
+how long its messages in RAM last, and gets two limits. It obeys the smaller, or its own maximum if
+that is smaller still.
 
 1. **A share**, in bytes, of 0.9 of the budget. The rest is for what is not counted: the
    allocator's own, buffers of the log, the message that passes a limit.
@@ -15,8 +15,8 @@ its own maximum if that is smaller still.
        then     what is left of it, in proportion to the need that is not met; or, if all is met,
                 equally
 
-   So RAM that nobody needs is used by who does, long queues get more than short ones, and of two
-   equally long ones the one with the faster consumers gets more.
+   So queues that need RAM get what others do not need, long queues get more than short ones, and of
+   two equally long queues the one with faster consumers gets more.
 2. **A duration**, RabbitMQ's rule, for when shares do not suffice. With ratio = counted bytes /
    budget, and sum and count over the queues whose duration is finite:
 
@@ -24,38 +24,39 @@ its own maximum if that is smaller still.
        ratio < 0.95, or count = 0     infinity: shares are enough
        else                           sum / count / ratio; a sum below 1e-6 is zero
 
-* **Disagreement with RabbitMQ**: it sends durations from a ratio of 0.5 on, and has no shares. Its
-  queues report half the time that their RAM lasts, so that rule comes to rest at half of the
-  budget; with two busy queues it held 16 % of it here. What it is for, that a busy queue holds more
-  than an idle one and that all together stay below the limit, is what shares do.
-* **Shrinking before growing.** In a round first those shares are sent that are smaller than before,
-  then the larger, and these only as far as the room goes that is left when each queue is counted
-  with its share or with what it still holds, whichever is more. The rest follows in later rounds.
-  So shares never promise more than there is while others have yet to page out.
-* What has changed by less than a tenth is not sent; while alarmed, all is.
-* **A full disk**: `disk_alarm(True)` tells all queues at once that there is no limit, for to page
-  out onto a full disk cannot succeed. The budget rules again in the round after it is over.
-* **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not give pages
-  back, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of it,
-  which the shares alone reach: they come to 0.9 of the budget. `is_alarmed` says what publishers
-  are to be told; consumers and acks never wait for it. (With a watermark below 0.95 it ends only
-  with what leaves the queues.)
-* A round goes in slices: `step(until)` returns when the time is over, and the next goes on. With
-  10,000 queues no call takes more than a few ms.
+* **Difference from RabbitMQ**: it sends durations from a ratio of 0.5 on, and has no shares. Its
+  queues report half the time that their RAM lasts, so its rule settles at half of the budget; with
+  two busy queues it used 16 % of it here. Shares achieve its purpose: a busy queue holds more than
+  an idle one, and all together stay below the limit.
+* **Shrinking before growing.** A round first sends the shares that became smaller, then the larger
+  ones, and these only as far as there is room when each queue is counted with its share or what it
+  still holds, whichever is more. Later rounds send the rest. So shares never promise more than
+  there is while other queues have yet to page out.
+* Changes of less than a tenth are not sent, except while alarmed.
+* **A full disk**: `disk_alarm(True)` removes all limits at once, because paging out onto a full
+  disk cannot succeed. The round after it is over sets them again.
+* **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not return
+  memory, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of
+  it, which the shares alone reach, as they add up to 0.9 of the budget. `is_alarmed`: publishers
+  are to be blocked; consumers and acks never wait for it. (With a watermark below 0.95 it ends only
+  when messages leave the queues.)
+* A round goes in slices: `step(until)` returns when the time is over, and the next call continues.
+  With 10,000 queues no call takes more than a few ms.
 
-Not here: how a queue pages (paging), what is counted (variable_queue), how large the budget is
-(budget), who is blocked by an alarm (the owner).
+**Own limits.** Queues may have memory limits of their own, which should fit the budget together. A
+declare checks one more (`check_limits`). A start checks all (`limits_beyond`), because the budget
+may be smaller than before: in the order of declaration, a queue that does not fit beside those
+before it does not fit at all, and smaller ones after it still may.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import OptionError
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
-from penstock.queues.rates import INFINITY
-from penstock.queues.vq_state import ALPHA_BYTES
+from penstock.queues.queue_ram import ALPHA_BYTES, INFINITY
 
 INTERVAL_S: Final = 2.5
 DURATION_RATIO: Final = 0.95  # from it on durations are sent
@@ -78,7 +79,7 @@ GROWING: Final = 4
 
 
 class ManagedQueue:
-    """A queue, and what the monitor knows of it. All bytes are of the current or last round."""
+    """A queue and the monitor's numbers about it. All bytes are of the current or last round."""
 
     def __init__(self, queue: BackingQueue, own_max_bytes: int) -> None:
         self.queue: BackingQueue = queue
@@ -96,9 +97,9 @@ class ManagedQueue:
 class MemoryMonitor:
     """Divides `budget_bytes` among the queues that are registered.
 
-    interval_s: seconds between the beginnings of two rounds. watermark: at which part of the budget
-    counted bytes raise the alarm, above 0 and at most 1. on_event(kind, text): told of
-    "memory_alarm" and "memory_free". OptionError if a value is out of range.
+    interval_s: seconds between the beginnings of two rounds. watermark: the part of the budget at
+    which counted bytes raise the alarm, above 0 and at most 1. on_event(kind, text): called for
+    "memory_alarm" and "memory_free". Raises OptionError if a value is out of range.
     """
 
     def __init__(
@@ -151,10 +152,9 @@ class MemoryMonitor:
     # ---- queues --------------------------------------------------------------------------------
 
     def register(self, queue: BackingQueue, max_bytes: int = UNLIMITED) -> None:
-        """Manage this queue, whose own limit is `max_bytes`. At once it gets as much as all others
-        would on average, as far as nobody has it, but SPARE_BYTES in any case: enough to begin,
-        and too little to matter when many come at once; a round is due soon. A second call
-        changes the limit."""
+        """Manage this queue, whose own limit is `max_bytes`. At once it gets an average share as
+        far as there is room, and SPARE_BYTES in any case, which is too little to matter when many
+        queues come at once; a round follows soon. A second call changes the limit."""
         known = self._managed.get(id(queue))
         if known is not None:
             known.own_max_bytes = max_bytes
@@ -169,7 +169,7 @@ class MemoryMonitor:
         self._due_s = min(self._due_s, soon_s)
 
     def unregister(self, queue: BackingQueue) -> None:
-        """Manage it no longer; its limits stay as they are. Unknown queues are ignored."""
+        """Stop managing a queue; its limits stay as they are. Unknown queues are ignored."""
         managed = self._managed.pop(id(queue), None)
         if managed is not None:
             managed.is_registered = False
@@ -179,11 +179,11 @@ class MemoryMonitor:
     def check_limits(
         self, new_max_bytes: int, *, strict: bool = False, others_bytes: int = 0
     ) -> str | None:
-        """Whether the queues' own maxima, with this one, fit the budget. others_bytes: those of
+        """Check that the queues' own limits and this one fit the budget. others_bytes: limits of
         queues that are not registered.
 
-        None if they do (80 % at most; UNLIMITED is no maximum and asks for nothing), else a
-        warning. With `strict` a sum above the whole budget is an OptionError.
+        Return None if they do (80 % at most; UNLIMITED is no limit), else a warning. With `strict`,
+        raise OptionError if they exceed the budget.
         """
         if new_max_bytes >= UNLIMITED:
             return None
@@ -191,21 +191,18 @@ class MemoryMonitor:
         for managed in self._managed.values():
             if managed.own_max_bytes < UNLIMITED:
                 total += managed.own_max_bytes
-        if total <= self.budget_bytes * WARN_PART:
-            return None
-        budget = format_bytes(self.budget_bytes)
         if strict and total > self.budget_bytes:
             left = max(0, self.budget_bytes - total + new_max_bytes)
-            expected = f"at most the {format_bytes(left)} that other queues leave of {budget}"
+            expected = limit_expected(left, self.budget_bytes)
             raise OptionError("max_memory", format_bytes(new_max_bytes), expected)
-        part = f"{100 * total / self.budget_bytes:.0f} % of it" if self.budget_bytes else "too much"
-        return f"the queues' own memory limits come to {format_bytes(total)}, {part}: {budget}"
+        return limits_text(total, self.budget_bytes)
 
     # ---- rounds --------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> bool:
-        """Begin a round if one is due, and go on with it for at most 2 ms. now_s: of the monotonic
-        clock. True if the round goes on: call `step` when there is time, or tick again."""
+        """Begin a round if one is due, and continue it for at most 2 ms. now_s: of the monotonic
+        clock. Return True while the round is not finished: call `step` when there is time, or tick
+        again."""
         if self._phase == RESTING:
             if now_s < self._due_s:
                 return False
@@ -215,8 +212,8 @@ class MemoryMonitor:
         return self.step(now_s + SLICE_S)
 
     def step(self, until_s: float) -> bool:
-        """Go on with the round under way until the monotonic clock shows `until_s`, at least by a
-        few queues. True if it is not finished."""
+        """Continue the round until the monotonic clock shows `until_s`, by at least a few queues.
+        Return True if it is not finished."""
         while self._phase != RESTING:
             if self._next == len(self._order):
                 self._next = 0
@@ -231,7 +228,8 @@ class MemoryMonitor:
         return False
 
     def disk_alarm(self, is_full: bool) -> None:
-        """The disk is full: at once no queue has a limit of ours. It is not: a round is due."""
+        """Remove all limits at once, because the disk is full; or start a round, because it
+        is not."""
         if is_full == self.is_disk_full:
             return
         self.is_disk_full = is_full
@@ -243,8 +241,9 @@ class MemoryMonitor:
                 self._send(managed, INFINITY, UNLIMITED)
 
     def info(self) -> dict[str, int | float]:
-        """Counters of the last round: budget_bytes, watermark_bytes, counted_bytes, other_bytes,
-        ratio, desired_s (seconds, infinity for none), is_alarmed, is_disk_full, queues, rounds."""
+        """Return counters of the last round: budget_bytes, watermark_bytes, counted_bytes,
+        other_bytes, ratio, desired_s (seconds, infinity for none), is_alarmed, is_disk_full,
+        queues, rounds."""
         return {
             "budget_bytes": self.budget_bytes,
             "watermark_bytes": self.watermark_bytes,
@@ -314,20 +313,20 @@ class MemoryMonitor:
         self._out_sum += managed.out_bytes_per_s
 
     def _judge(self) -> None:
-        """All queues have told: what follows for the duration, and for the alarm."""
+        """Set the duration and the alarm from what all queues reported."""
         self.counted_bytes = self._ram_sum + self.other_bytes
         if self._duration_sum < SUM_S_MIN:
             self._duration_sum = 0.0
         self.desired_s = self._desired()
         if not self.is_alarmed and self.counted_bytes >= self.watermark_bytes:
             self.is_alarmed = True
-            self._tell("memory_alarm", "has reached the watermark of")
+            self._report("memory_alarm", "has reached the watermark of")
         elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
             self.is_alarmed = False
-            self._tell("memory_free", "is below the watermark of")
+            self._report("memory_free", "is below the watermark of")
 
     def _desired(self) -> float:
-        """The duration that each queue shall have, in seconds."""
+        """Return the duration for each queue, in seconds."""
         ratio = self._ratio()
         if self.is_disk_full:
             return INFINITY
@@ -338,7 +337,7 @@ class MemoryMonitor:
         return self._duration_sum / self._duration_count / ratio
 
     def _level(self, managed: ManagedQueue) -> None:
-        """The first dealing: half by need, half by the speed of consumers."""
+        """Deal first: half by need, half by the speed of consumers."""
         need = managed.need_bytes
         half = self._rest_bytes // 2
         given = half * need // self._need_sum if need else 0
@@ -349,7 +348,7 @@ class MemoryMonitor:
         self._unmet_sum += need - managed.first_bytes
 
     def _shrink(self, managed: ManagedQueue) -> None:
-        """Send what is smaller than before; add up what the others want."""
+        """Send limits that became smaller; add up what the other queues want."""
         wanted = self._share(managed)
         managed.share_wanted = wanted
         sent = managed.share_sent
@@ -363,7 +362,7 @@ class MemoryMonitor:
         self._committed_sum += max(managed.share_sent, managed.ram_bytes)
 
     def _grow(self, managed: ManagedQueue) -> None:
-        """Send what is larger than before, as far as there is room."""
+        """Send limits that became larger, as far as there is room."""
         sent, wanted = managed.share_sent, managed.share_wanted
         share = sent
         if wanted > sent and wanted - sent >= sent * CHANGE_PART:
@@ -375,8 +374,8 @@ class MemoryMonitor:
         self._send(managed, duration_s, share)
 
     def _share(self, managed: ManagedQueue) -> int:
-        """Bytes of the budget that are this queue's: its floor, what the first dealing gave, and
-        its part of what that has left."""
+        """Return this queue's bytes of the budget: its floor, the first dealing, and its part of
+        the rest."""
         left = max(self._left_bytes, 0)
         if self._unmet_sum <= left:
             return (
@@ -396,8 +395,8 @@ class MemoryMonitor:
         return self.counted_bytes / self.budget_bytes
 
     def _send(self, managed: ManagedQueue, duration_s: float, share_bytes: int) -> None:
-        """Tell the queue what it was not told yet; that there is no limit while the disk is full,
-        which may turn out in the first of these calls."""
+        """Send the limits that have changed; no limits while the disk is full, which the first of
+        these calls may find out."""
         if self.is_disk_full:
             duration_s = INFINITY
         if duration_s != managed.duration_sent:
@@ -413,17 +412,16 @@ class MemoryMonitor:
             managed.share_sent = share_bytes
             managed.queue.set_share(share_bytes)
 
-    def _tell(self, kind: str, verb: str) -> None:
+    def _report(self, kind: str, verb: str) -> None:
         if self._on_event is not None:
             counted, limit = format_bytes(self.counted_bytes), format_bytes(self.watermark_bytes)
             self._on_event(kind, f"memory: {counted} counted in RAM {verb} {limit}")
 
 
 def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
-    """The share with which all its messages would be in RAM and the queue not be flowed; leased
-    ones never come to RAM. Of pending ones only the number is known without a walk: they count as
-    much as the ready ones do on average. What other queues count of bodies that it shares with
-    them, it does not need."""
+    """Return the share with which all messages would be in RAM and the queue not be flowed. Leased
+    messages never come to RAM. Pending ones are only counted, and taken as large as ready ones on
+    average. Bodies that other queues count are not needed again."""
     ready = queue.len()
     body_bytes = queue.body_bytes()
     count = queue.depth() - queue.leased_count()
@@ -432,3 +430,60 @@ def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
     elsewhere = queue.elsewhere_bytes()
     whole = max(body_bytes + count * ALPHA_BYTES - elsewhere, ram_bytes)
     return whole * 8 // 7 + SPARE_BYTES
+
+
+# ---- queues' own limits --------------------------------------------------------------------------
+
+NAMED_MAX: Final = 5  # queues that a warning names
+# The stored arguments of a queue with a limit of its own contain one of these.
+MARKS: Final = (b'"x-queue-max-memory-bytes"', b'"flow_to_disk"')
+
+
+def may_have_limit(arguments: bytes) -> bool:
+    """Return whether a queue with these stored arguments may have a limit of its own."""
+    return any(mark in arguments for mark in MARKS)
+
+
+def limits_beyond(limits: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
+    """Return the queues whose own limits do not fit, with the bytes that were left for each.
+    limits: of all queues that have one, oldest first."""
+    left = budget_bytes
+    found: dict[str, int] = {}
+    for name, limit in limits.items():
+        if limit > left:
+            found[name] = left
+        else:
+            left -= limit
+    return found
+
+
+def limit_expected(left_bytes: int, budget_bytes: int) -> str:
+    """Return which limit a queue may have, for an OptionError."""
+    return (
+        f"at most the {format_bytes(left_bytes)} that other queues leave of "
+        f"{format_bytes(budget_bytes)}"
+    )
+
+
+def limits_text(total: int, budget_bytes: int) -> str | None:
+    """Return a warning if own limits of this sum exceed 80 % of the budget, or None."""
+    if total <= budget_bytes * WARN_PART:
+        return None
+    part = f"{100 * total / budget_bytes:.0f} % of it" if budget_bytes else "too much"
+    budget = format_bytes(budget_bytes)
+    return f"the queues' own memory limits come to {format_bytes(total)}, {part}: {budget}"
+
+
+def limits_warning(limits: Mapping[str, int], budget_bytes: int) -> str | None:
+    """Return a warning as `limits_text` does, with the largest of the limits, or None."""
+    text = limits_text(sum(limits.values()), budget_bytes)
+    if text is None:
+        return None
+    largest = sorted(limits.items(), key=_most_first)
+    named = ", ".join(f"{name!r} {format_bytes(limit)}" for name, limit in largest[:NAMED_MAX])
+    more = f", and {len(largest) - NAMED_MAX} more" if len(largest) > NAMED_MAX else ""
+    return f"{text}; {named}{more}"
+
+
+def _most_first(one: tuple[str, int]) -> tuple[int, str]:
+    return -one[1], one[0]

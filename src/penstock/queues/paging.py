@@ -73,6 +73,7 @@ from typing import Final
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.queue_ram import ALPHA_BYTES, QueueRam, alpha_bytes, high_mark, low_mark
 from penstock.queues.rows import (
     AT_ENTRY,
     AT_STORE,
@@ -84,7 +85,6 @@ from penstock.queues.rows import (
     Row,
     Rows,
 )
-from penstock.queues.vq_state import ALPHA_BYTES, VQState, alpha_bytes, high_mark, low_mark
 from penstock.storage import queue_segment
 from penstock.storage.dump_text import queue_title
 from penstock.storage.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
@@ -97,20 +97,20 @@ SLICE_BYTES: Final = 1 << 20
 ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
 
 
-def is_over(state: VQState) -> bool:
-    """Whether there is anything to page out."""
+def is_over(state: QueueRam) -> bool:
+    """Return whether there is anything to page out."""
     if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
     return state.is_flowed and _is_batch(state) and not state.fits()
 
 
-def _is_batch(state: VQState) -> bool:
+def _is_batch(state: QueueRam) -> bool:
     return len(state.q1) >= PUBLISH_MESSAGES or state.q1_bytes >= PUBLISH_BYTES
 
 
-def step(state: VQState, messages: int, bytes_max: int) -> bool:
-    """Page out until the target is met, at most so many messages, and none after the one with which
-    the bytes are passed. True if there is more to do. OSError: nothing has changed place."""
+def step(state: QueueRam, messages: int, bytes_max: int) -> bool:
+    """Page out until the target is met, at most so many messages, and none after the one that
+    passes bytes_max. Return True if there is more to do. Raises OSError: nothing has moved."""
     written = _Step(state, messages, bytes_max)
     if state.becomes_lazy:
         return _step_to_lazy(state, written)
@@ -136,9 +136,9 @@ def step(state: VQState, messages: int, bytes_max: int) -> bool:
 
 
 class _Step:
-    """What is left of the quota of one step."""
+    """The remaining quota of one step."""
 
-    def __init__(self, state: VQState, messages: int, bytes_max: int) -> None:
+    def __init__(self, state: QueueRam, messages: int, bytes_max: int) -> None:
         self._state = state
         self._bytes_before: int = state.alpha_bytes + state.pending_bytes
         self._bytes_max: int = bytes_max
@@ -146,42 +146,44 @@ class _Step:
         self.has_moved: bool = False
 
     def excess(self) -> int:
-        """Bytes over the target."""
+        """Return the bytes over the target."""
         return self._state.ram_bytes() - self._state.target_bytes
 
     def wanted(self) -> int:
-        """Messages to page out: what the excess is on average, and four more, so that the next few
-        publishes have room and paging goes in fours."""
+        """Return how many messages to page out: the excess by their average size, and four more, so
+        that the next few publishes have room and paging goes in fours."""
         state = self._state
         average = state.ram_average() or ALPHA_BYTES
         return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
 
     def bytes_left(self) -> int:
-        """Of the bytes of this step."""
+        """Return the bytes left in this step's quota."""
         moved = self._bytes_before - self._state.alpha_bytes - self._state.pending_bytes
         return self._bytes_max - moved
 
     def roll(self, writes: int) -> bool:
-        """Roll what are too many rows; so many slots may be written. True if any was rolled."""
+        """Roll rows that are too many, writing at most so many slots. Return whether any was
+        rolled."""
         state = self._state
         before = state.delta.count
         self.messages -= roll(state, writes)
         return state.delta.count > before
 
     def note(self, left: int) -> None:
-        """`left` of the messages are left."""
+        """Set how many messages of the quota are left."""
         self.has_moved = self.has_moved or left < self.messages
         self.messages = left if self.bytes_left() > 0 else 0
 
 
-def make_room(state: VQState, room_bytes: int) -> None:
-    """Page out pending messages until so many bytes are free below the target, or none is left in
-    RAM: a consumer that holds many must not make each read a read of one message."""
+def make_room(state: QueueRam, room_bytes: int) -> None:
+    """Page out pending messages until so many bytes are free below the target, or none is
+    left in RAM. Otherwise a consumer with many pending messages would make each read a read
+    of one message."""
     while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
         push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
 
 
-def _acks_grow(state: VQState) -> bool:
+def _acks_grow(state: QueueRam) -> bool:
     rates = state.rates
     return rates.ack_in - rates.ack_out > rates.in_ - rates.out
 
@@ -190,10 +192,10 @@ def _acks_grow(state: VQState) -> bool:
 
 
 def push_alphas_to_betas(
-    state: VQState, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
+    state: QueueRam, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
 ) -> int:
-    """RabbitMQ's composite: one quota, q1 first, then q4, until `target` alphas are left. What is
-    left of the quota."""
+    """Page out q1 first, then back and q4, until `target` alphas are left. Return what is left of
+    the quota."""
     left = min(quota, max(0, state.ram_messages() - target))
     unused = quota - left
     before = state.alpha_bytes
@@ -206,18 +208,18 @@ def push_alphas_to_betas(
 
 
 def push_q1(
-    state: VQState, quota: int, *, bytes_max: int = UNLIMITED, goes_on: bool = False
+    state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED, goes_on: bool = False
 ) -> int:
-    """q1 from its front to the rear of q2, or of q3 if delta is empty; with `goes_on` straight into
-    delta, if they are gammas and nothing is between. What is left of the quota; 0 once the bytes
-    are passed."""
+    """Move q1 from its front to the rear of q2, or of q3 if delta is empty; with `goes_on` into
+    delta, if they are gammas and nothing is between. Return what is left of the quota; 0 once the
+    bytes are passed."""
     rows, left = _page_out_q1(state, quota, bytes_max)
     if goes_on and state.delta.count and not state.q2.count and _are_gammas(rows):
         roll_rows(state, rows)
         return left
-    behind = state.q2 if state.delta.count else state.q3
+    part = state.q2 if state.delta.count else state.q3
     for row in rows:
-        behind.append(row)
+        part.append(row)
     return left
 
 
@@ -225,9 +227,8 @@ def _are_gammas(rows: list[Row]) -> bool:
     return all(row.flags & ON_SLOT for row in rows)
 
 
-def push_back(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
-    """What came back and is in RAM becomes rows, which still stand beside q4. What is left of the
-    quota; 0 once the bytes are passed."""
+def push_back(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """Move `back` to back_rows. Return what is left of the quota; 0 once the bytes are passed."""
     taken: list[Entry] = []
     moved = 0
     order = state.back_order
@@ -251,9 +252,9 @@ def push_back(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
     return quota if moved < bytes_max else 0
 
 
-def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
-    """q4 from its rear to the front of q3, and the rows beside it that come after what is left of
-    it; nothing is in `back`. What is left of the quota; 0 once the bytes are passed."""
+def push_q4(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """Move q4 from its rear to the front of q3, and the rows of back_rows that come after the rest
+    of q4; `back` must be empty. Return what is left of the quota; 0 once the bytes are passed."""
     if not state.q4:
         return quota
     taken, moved, left = _take(state.q4, quota, bytes_max, from_rear=True)
@@ -273,8 +274,8 @@ def push_q4(state: VQState, quota: int, *, bytes_max: int = UNLIMITED) -> int:
 def _take(
     alphas: deque[Entry], quota: int, bytes_max: int, *, from_rear: bool
 ) -> tuple[list[Entry], int, int]:
-    """Entries from one end, ascending; the bytes they are counted for; what is left of the quota, 0
-    once the bytes are passed."""
+    """Take entries from one end. Return them, ascending; the bytes they are counted for; what is
+    left of the quota, 0 once the bytes are passed."""
     taken: list[Entry] = []
     moved = 0
     while quota > 0 and alphas and moved < bytes_max:
@@ -287,8 +288,8 @@ def _take(
     return taken, moved, quota if moved < bytes_max else 0
 
 
-def _page_out_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Row], int]:
-    """The front of q1, as rows, and what is left of the quota."""
+def _page_out_q1(state: QueueRam, quota: int, bytes_max: int) -> tuple[list[Row], int]:
+    """Page out the front of q1. Return its rows and what is left of the quota."""
     taken, moved, left = _take(state.q1, quota, bytes_max, from_rear=False)
     try:
         rows = page_out(state, taken)
@@ -300,8 +301,8 @@ def _page_out_q1(state: VQState, quota: int, bytes_max: int) -> tuple[list[Row],
     return rows, left
 
 
-def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
-    """Pending messages, the largest seq first, become rows. What is left of the quota."""
+def push_pending(state: QueueRam, quota: int, bytes_max: int = UNLIMITED) -> int:
+    """Page out pending messages, the largest seq first. Return what is left of the quota."""
     taken: list[Entry] = []
     moved = 0
     while quota > 0 and state.ram_pending and moved < bytes_max:
@@ -323,7 +324,7 @@ def push_pending(state: VQState, quota: int, bytes_max: int = UNLIMITED) -> int:
     return quota if moved < bytes_max else 0
 
 
-def _largest_pending(state: VQState) -> Entry:
+def _largest_pending(state: QueueRam) -> Entry:
     order = state.pending_order
     if order is None or len(order) > 2 * len(state.ram_pending) + 64:
         order = [-seq for seq in state.ram_pending]
@@ -338,9 +339,9 @@ def _largest_pending(state: VQState) -> Entry:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
-    """See to it that entries, ascending, are on disk, and give their rows. What is there already, a
-    slot or a section of the checkpoint, is not written again. OSError: they stay as they are."""
+def page_out(state: QueueRam, entries: list[Entry]) -> list[Row]:
+    """Write entries, ascending, to disk unless they are there already (on a slot, or in a section
+    of the checkpoint), and return their rows. Raises OSError: they stay as they are."""
     index = state.index
     section = index.section
     fresh: list[Entry] = []
@@ -374,8 +375,8 @@ def page_out(state: VQState, entries: list[Entry]) -> list[Row]:
     return rows
 
 
-def _write_bodies(state: VQState, entries: list[Entry]) -> None:
-    """Bodies of transient messages, without slots."""
+def _write_bodies(state: QueueRam, entries: list[Entry]) -> None:
+    """Write bodies of transient messages, without slots."""
     index = state.index
     start = 0
     for i in range(1, len(entries) + 1):
@@ -389,8 +390,9 @@ def _write_bodies(state: VQState, entries: list[Entry]) -> None:
             start = i
 
 
-def _row(state: VQState, entry: Entry, known: int) -> Row:
-    """known: the position of its entry in .qs, if that was written just now."""
+def _row(state: QueueRam, entry: Entry, known: int) -> Row:
+    """Return the row of an entry. known: the position of its entry in .qs, if that was just
+    written."""
     message = entry.message
     flags = 0
     place = 0
@@ -421,9 +423,9 @@ def _row(state: VQState, entry: Entry, known: int) -> Row:
 # ---- betas to delta ------------------------------------------------------------------------------
 
 
-def permitted_betas(state: VQState, target: int, segment: int) -> int:
-    """How many betas and gammas may stay rows with `target` alphas in RAM; at least one segment
-    (rows), of what there is."""
+def permitted_betas(state: QueueRam, target: int, segment: int) -> int:
+    """Return how many betas and gammas may stay rows with `target` alphas in RAM; at least one
+    segment of rows, if there are so many."""
     if not state.len:
         return UNLIMITED
     if not target:
@@ -432,21 +434,21 @@ def permitted_betas(state: VQState, target: int, segment: int) -> int:
     return max(segment, d - d * d // (d + target))
 
 
-def segment_rows(state: VQState) -> int:
-    """Rows that one load brings, and that may always stay: a segment, or what a quarter of a small
-    target holds."""
+def segment_rows(state: QueueRam) -> int:
+    """Return how many rows one load brings, and may always stay: a segment, or what a quarter of a
+    small target holds."""
     return min(state.index.slots, max(16, state.target_bytes // (4 * ROW_BYTES)))
 
 
-def load_rows(state: VQState) -> int:
-    """Rows that stand in q3 for what is in delta: a few, where a fetch reads on from the slots
-    themselves; else a segment, as in variable_queue.md."""
+def load_rows(state: QueueRam) -> int:
+    """Return how many rows q3 gets of delta: a few if a fetch continues from the slots themselves,
+    else a segment, as in variable_queue.md."""
     return FEW_ROWS if state.reads_runs else segment_rows(state)
 
 
-def roll(state: VQState, writes: int) -> int:
-    """Roll what are too many betas into delta; `writes`: slots that may be written for it. How many
-    were."""
+def roll(state: QueueRam, writes: int) -> int:
+    """Roll betas that are too many into delta, writing at most `writes` slots. Return how many were
+    written."""
     if state.target_bytes >= UNLIMITED and not state.eager:
         return 0
     state.join_rows()
@@ -456,8 +458,8 @@ def roll(state: VQState, writes: int) -> int:
     return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes) if over > 0 else 0
 
 
-def _too_many_rows(state: VQState) -> int:
-    """How many rows of q2 and q3 the ratio does not permit; 0 or less: none."""
+def _too_many_rows(state: QueueRam) -> int:
+    """Return how many rows of q2 and q3 the ratio does not permit, 0 or less for none."""
     rows = state.q2.count + state.q3.count
     if not rows:
         return 0
@@ -465,9 +467,9 @@ def _too_many_rows(state: VQState) -> int:
     return rows - permitted_betas(state, target, segment_rows(state))
 
 
-def _border(state: VQState) -> int:
-    """Below this q3 is never rolled: the segment border behind its head, or, if a small target
-    allows fewer rows than a segment has, as many behind its head."""
+def _border(state: QueueRam) -> int:
+    """Return the seq below which q3 is never rolled: the end of its head's segment, or, if a small
+    target allows fewer rows than a segment has, that many after its head."""
     first = state.q3.first_seq()
     border = state.segment_end(first)
     if state.target_bytes < UNLIMITED:
@@ -475,9 +477,9 @@ def _border(state: VQState) -> int:
     return border
 
 
-def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) -> int:
-    """q3 from its rear, never below the segment border behind its head, then q2 from its front;
-    `writes`: how many of them may need a slot written. How many did."""
+def push_betas_to_deltas(state: QueueRam, quota: int, writes: int = UNLIMITED) -> int:
+    """Roll q3 from its rear, never below its border, then q2 from its front. writes: how many of
+    them may need a slot written. Return how many did."""
     q3, q2 = state.q3, state.q2
     written = 0
     if q3.count:
@@ -504,8 +506,9 @@ def push_betas_to_deltas(state: VQState, quota: int, writes: int = UNLIMITED) ->
     return written
 
 
-def _roll_gammas(state: VQState, quota: int) -> None:
-    """The policy of 2011: gammas at the rear of q3, above the border, and at the front of q2."""
+def _roll_gammas(state: QueueRam, quota: int) -> None:
+    """Roll gammas at the rear of q3, above the border, and at the front of q2: the policy of
+    2011."""
     q3, q2 = state.q3, state.q2
     if q3.count:
         border = _border(state)
@@ -522,9 +525,9 @@ def _roll_gammas(state: VQState, quota: int) -> None:
     roll_rows(state, taken)
 
 
-def roll_rows(state: VQState, rows: list[Row]) -> None:
-    """Rows, ascending, become part of delta; transient betas get their slots. OSError cannot leave
-    them nowhere: they go to the side of delta that they are on."""
+def roll_rows(state: QueueRam, rows: list[Row]) -> None:
+    """Move rows, ascending, into delta, after writing slots of transient betas. If that raises
+    OSError, they go to the side of delta that they are on."""
     if not rows:
         return
     try:
@@ -539,29 +542,29 @@ def roll_rows(state: VQState, rows: list[Row]) -> None:
         _add_to_delta(state, row)
 
 
-def _add_to_delta(state: VQState, row: Row) -> None:
+def _add_to_delta(state: QueueRam, row: Row) -> None:
     if not row.flags & PERSISTENT:
         state.mark_transient(row.seq)
     state.delta.add(row.seq)
     state.in_hand.discard(row.seq)
 
 
-def _put_back(state: VQState, rows: list[Row]) -> None:
-    """Rows without slots stay rows, on the side of delta that they are on."""
+def _put_back(state: QueueRam, rows: list[Row]) -> None:
+    """Keep rows without slots as rows, on their side of delta."""
     if not state.delta.count or rows[-1].seq < state.delta.start:
         for row in rows:
             state.q3.append(row)
     elif rows[0].seq >= state.delta.end:
         for row in reversed(rows):
             state.q2.append_left(row)
-    else:  # requeued, between what is in delta: that far delta becomes q3
+    else:  # requeued, within delta: delta becomes q3 up to there
         while state.delta.count and state.delta.start <= rows[-1].seq:
             load_segment(state, state.index.slots)
         for row in rows:
             state.q3.insert(row)
 
 
-def _write_missing_slots(state: VQState, rows: list[Row]) -> None:
+def _write_missing_slots(state: QueueRam, rows: list[Row]) -> None:
     index = state.index
     slots: list[Slot] = []
     for row in rows:
@@ -577,15 +580,15 @@ def _write_missing_slots(state: VQState, rows: list[Row]) -> None:
         index.write_slots(slots)
     state.disk_writes += len(rows)
     for row in rows:
-        if not row.flags & HAS_ENTRY:  # nothing of it was in the segment's files until now
+        if not row.flags & HAS_ENTRY:  # it was not in the segment's files before
             index.keep_transients(row.seq // index.slots, 1)
 
 
 # ---- lazy ----------------------------------------------------------------------------------------
 
 
-def _step_to_lazy(state: VQState, written: _Step) -> bool:
-    """Everything in RAM on its way into q3 and delta; the last step makes the queue lazy."""
+def _step_to_lazy(state: QueueRam, written: _Step) -> bool:
+    """Move everything in RAM towards q3 and delta; the last step makes the queue lazy."""
     written.note(push_alphas_to_betas(state, written.messages, bytes_max=written.bytes_left()))
     state.join_rows()
     if state.q2.count:
@@ -598,23 +601,23 @@ def _step_to_lazy(state: VQState, written: _Step) -> bool:
 
 
 RUN_BYTES_MAX: Final = 256 << 10
-FEW_ROWS: Final = 16  # that stand in q3 before delta, where a fetch reads on from the slots
+FEW_ROWS: Final = 16  # in q3 before delta, if a fetch continues from the slots
 
 
 # ---- delta to q3 ---------------------------------------------------------------------------------
 
 
-def deltas_to_betas(state: VQState, rows_max: int) -> None:
-    """Delta's next segment, at most so many rows, becomes the rear of q3, which is empty; holes and
-    damaged slots are skipped, until there is a row or delta is empty. Then q2 joins q3."""
+def deltas_to_betas(state: QueueRam, rows_max: int) -> None:
+    """Fill q3, which is empty, with delta's next segment, at most so many rows, skipping holes and
+    damaged slots until there is a row or delta is empty. Then q2 joins q3."""
     while state.delta.count and not state.q3.count:
         load_segment(state, rows_max)
     if not state.delta.count and state.q2.count:
         state.q3.extend(state.q2)
 
 
-def load_segment(state: VQState, rows_max: int) -> None:
-    """The next rows of delta, at most so many and of one segment, become the rear of q3."""
+def load_segment(state: QueueRam, rows_max: int) -> None:
+    """Append the next rows of delta, at most so many and of one segment, to q3."""
     delta, index = state.delta, state.index
     stop = min(state.segment_end(delta.start), delta.end)
     seqs = state.ready_on_disk(delta.start, stop)
@@ -638,10 +641,10 @@ def load_segment(state: VQState, rows_max: int) -> None:
 
 
 def rows_on_disk(
-    state: VQState, seqs: list[int], transients: set[int], *, is_fetching: bool = False
+    state: QueueRam, seqs: list[int], transients: set[int], *, is_fetching: bool = False
 ) -> list[Row]:
-    """Rows of these seqs, ascending, of one segment, from its slots or a section of the checkpoint.
-    Damaged ones are left out, and set aside if somebody is fetching them."""
+    """Return rows of these seqs, ascending, of one segment, from its slots or a section of the
+    checkpoint, without damaged ones, which are set aside if is_fetching."""
     index = state.index
     section = index.section
     on_slot = seqs if not section else [seq for seq in seqs if seq not in section]
@@ -659,8 +662,8 @@ def rows_on_disk(
     return rows
 
 
-def _good_slots(state: VQState, seqs: list[int], *, is_fetching: bool) -> list[Slot]:
-    """One by one; what fails its check is set aside."""
+def _good_slots(state: QueueRam, seqs: list[int], *, is_fetching: bool) -> list[Slot]:
+    """Read slots one by one; a damaged one is set aside if is_fetching."""
     found: list[Slot] = []
     files = state.index.files(seqs[0] // state.index.slots)
     for seq in seqs:
@@ -687,7 +690,7 @@ def _row_of_slot(slot: Slot, *, is_persistent: bool) -> Row:
 
 
 def _row_of_message(seq: int, message: Message) -> Row:
-    """Of one that stands in a section of the checkpoint; its body is in the store."""
+    """Return the row of a message in a section of the checkpoint; its body is in the store."""
     flags = PERSISTENT | ON_SLOT
     if message.store_file:
         flags |= IN_STORE | AT_STORE
@@ -699,9 +702,9 @@ def _row_of_message(seq: int, message: Message) -> Row:
 # ---- q3 to q4 ------------------------------------------------------------------------------------
 
 
-def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
-    """A run of bodies from the front of q3 to the rear of q4: what lies in one segment, at most so
-    many bytes and messages, but one at least. False if all of it was damaged and set aside."""
+def betas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool:
+    """Read a run of bodies from the front of q3 to the rear of q4: of one segment, at most so many
+    bytes and messages, but at least one. Return False if all were damaged and set aside."""
     entries = _read_run(state, state.q3, run_bytes, messages_max)
     for entry in entries:
         state.q4.append(entry)
@@ -709,14 +712,14 @@ def betas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> bool:
     return bool(entries)
 
 
-def back_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
-    """The same of the first of the rows that came back: into q4 or back."""
+def back_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None:
+    """Read a run of back_rows in the same way into q4 or back."""
     state.place(_read_run(state, state.back_rows, run_bytes, messages_max))
 
 
-def _read_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Entry]:
-    """The entries of a run from the front of a part; what is damaged is set aside. OSError: all is
-    where it was."""
+def _read_run(state: QueueRam, part: Rows, run_bytes: int, messages_max: int) -> list[Entry]:
+    """Return the entries of a run from the front of a part; damaged ones are set aside. Raises
+    OSError: nothing has moved."""
     rows = _take_run(state, part, run_bytes, messages_max)
     damaged: list[tuple[Row, CorruptionError]] = []
     try:
@@ -730,10 +733,10 @@ def _read_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> 
     return entries
 
 
-def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
-    """A run goes on in delta, while q3 is empty: what comes next, of one segment, straight from its
-    slots to the rear of q4. Whatever is not plain (damaged, in a section of the checkpoint) is left
-    to the way by rows."""
+def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None:
+    """Continue a run in delta, while q3 is empty: read the next messages, of one segment, from
+    their slots to the rear of q4. Leaves anything special (damaged, in a section of the checkpoint)
+    to the way through q3."""
     delta, index = state.delta, state.index
     if not delta.count or index.section:
         return
@@ -745,7 +748,7 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
     try:
         messages = _plain_messages(state, seqs, run_bytes)
     except CorruptionError:
-        return  # by rows it is found out which
+        return  # the way through q3 finds the damaged one
     n = len(messages)
     if not n:
         return
@@ -771,9 +774,9 @@ def deltas_to_alphas(state: VQState, run_bytes: int, messages_max: int) -> None:
             state.q3.extend(state.q2)
 
 
-def _mark_transients(state: VQState, seqs: list[int], messages: list[Message], stop: int) -> None:
-    """Those of the messages that are transient, which the seqs begin with; delta loses all seqs
-    below `stop`."""
+def _mark_transients(state: QueueRam, seqs: list[int], messages: list[Message], stop: int) -> None:
+    """Mark the transient ones of the messages, which the seqs begin with, and remove all seqs below
+    `stop` from delta."""
     transients = set(state.transients_between(seqs[0], stop))
     for seq, message in zip(seqs, messages, strict=False):
         if seq in transients:
@@ -781,8 +784,8 @@ def _mark_transients(state: VQState, seqs: list[int], messages: list[Message], s
     state.clear_transients(state.delta.start, stop)
 
 
-def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Message]:
-    """The first of these messages, with bodies, that are no more than so many bytes."""
+def _plain_messages(state: QueueRam, seqs: list[int], run_bytes: int) -> list[Message]:
+    """Return the first of these messages, with bodies, up to so many bytes."""
     index = state.index
     files = index.files(seqs[0] // index.slots)
     slots = files.slots(seqs)
@@ -800,7 +803,7 @@ def _plain_messages(state: VQState, seqs: list[int], run_bytes: int) -> list[Mes
 
 
 def _load_good(
-    state: VQState, rows: list[Row], damaged: list[tuple[Row, CorruptionError]]
+    state: QueueRam, rows: list[Row], damaged: list[tuple[Row, CorruptionError]]
 ) -> list[Entry]:
     try:
         return load(state, rows)
@@ -814,7 +817,7 @@ def _load_good(
         return entries
 
 
-def _take_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> list[Row]:
+def _take_run(state: QueueRam, part: Rows, run_bytes: int, messages_max: int) -> list[Row]:
     rows = [part.pop_first()]
     taken = rows[0].size + ALPHA_BYTES
     border = state.segment_end(rows[0].seq)
@@ -829,11 +832,11 @@ def _take_run(state: VQState, part: Rows, run_bytes: int, messages_max: int) -> 
 
 
 def load(
-    state: VQState, rows: list[Row], *, stays: bool = True, has_large: bool = False
+    state: QueueRam, rows: list[Row], *, stays: bool = True, has_large: bool = False
 ) -> list[Entry]:
-    """The entries, with bodies, of rows of one segment, ascending. stays: they are to be in RAM
-    instead; else somebody looks at them, and the rows stay. has_large: also with large bodies,
-    which are in RAM only while somebody looks at them. CorruptionError."""
+    """Return the entries, with bodies, of rows of one segment, ascending. stays: they will be in
+    RAM instead of the rows; else the rows stay. has_large: with large bodies, too. Raises
+    CorruptionError."""
     engine, index = state.engine, state.index
     section = index.section
     state.disk_reads += 1
@@ -857,7 +860,7 @@ def load(
     return entries
 
 
-def _load_run(state: VQState, rows: list[Row]) -> list[Message]:
+def _load_run(state: QueueRam, rows: list[Row]) -> list[Message]:
     index = state.index
     files = index.files(rows[0].seq // index.slots)
     unknown = [row.seq for row in rows if not row.flags & AT_ENTRY and row.flags & ON_SLOT]
@@ -875,8 +878,8 @@ def _load_run(state: VQState, rows: list[Row]) -> list[Message]:
     return files.entries_of(slots)
 
 
-def _load_one_by_one(state: VQState, rows: list[Row]) -> list[Message]:
-    """Some of them stand in a section of the checkpoint."""
+def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[Message]:
+    """Load rows of which some are in a section of the checkpoint."""
     return [
         state.index.read([row.seq])[0] if row.seq in state.index.section
         else _load_run(state, [row])[0]
@@ -885,7 +888,7 @@ def _load_one_by_one(state: VQState, rows: list[Row]) -> list[Message]:
 
 
 def slot_of(row: Row) -> Slot:
-    """The slot that a row with the position of its entry, or without any entry, stands for."""
+    """Return the slot of a row that has the position of its entry, or no entry."""
     flags = queue_segment.USED
     if row.flags & HAS_ENTRY:
         flags |= queue_segment.HAS_ENTRY
@@ -896,8 +899,9 @@ def slot_of(row: Row) -> Slot:
     )
 
 
-def store_file_of(state: VQState, row: Row) -> int:
-    """The store file of a row's body; 0 if it is not in the store. CorruptionError."""
+def store_file_of(state: QueueRam, row: Row) -> int:
+    """Return the store file of a row's body, 0 if it is not in the store. Raises
+    CorruptionError."""
     if not row.flags & IN_STORE:
         return 0
     if row.flags & AT_STORE:
@@ -905,8 +909,8 @@ def store_file_of(state: VQState, row: Row) -> int:
     return _load_run(state, [row])[0].store_file
 
 
-def entry_of(state: VQState, row: Row) -> Entry:
-    """What the engine needs to know of a paged message, without header and body."""
+def entry_of(state: QueueRam, row: Row) -> Entry:
+    """Return a paged message as the engine needs it, without header and body."""
     is_persistent = row.flags & PERSISTENT != 0
     try:
         store_file = store_file_of(state, row)
@@ -920,26 +924,27 @@ def entry_of(state: VQState, row: Row) -> Entry:
 
 
 def as_entry(row: Row) -> Entry:
-    """What is known of a row without looking anywhere."""
+    """Return a paged message from its row alone."""
     is_persistent = row.flags & PERSISTENT != 0
     message = Message(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
     return Entry(row.seq, message, row.flags & ON_SLOT != 0)
 
 
-def take_entry(state: VQState, row: Row) -> Entry:
-    """The same, of a row that is in no part of the queue any more."""
+def take_entry(state: QueueRam, row: Row) -> Entry:
+    """Return `entry_of` a row that is in no part of the queue any more."""
     if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
         state.places[row.seq] = row.place
     return entry_of(state, row)
 
 
 def is_in_files(row: Row) -> int:
-    """1 if the files of its segment hold something of a transient row, for which they are kept."""
+    """Return 1 if the files of its segment contain part of a transient row and must be kept
+    for it."""
     return 1 if row.flags & (ON_SLOT | AT_ENTRY) else 0
 
 
-def set_aside(state: VQState, seq: int, size: int, error: CorruptionError) -> None:
-    """A ready message is damaged: it is not delivered, and stays alive for salvage."""
+def set_aside(state: QueueRam, seq: int, size: int, error: CorruptionError) -> None:
+    """Set a damaged ready message aside: it is not delivered, and stays for salvage."""
     state.set_aside[seq] = str(error)
     state.set_aside_events.append(f"seq {seq} of queue {state.index.number} set aside: {error}")
     state.len -= 1
@@ -949,8 +954,8 @@ def set_aside(state: VQState, seq: int, size: int, error: CorruptionError) -> No
 # ---- q1 to q4 ------------------------------------------------------------------------------------
 
 
-def settle(state: VQState, rows_max: int) -> None:
-    """After something has left q3: delta refills it; when all between is empty q1 becomes q4."""
+def settle(state: QueueRam, rows_max: int) -> None:
+    """Refill q3 from delta; if both are empty, move q1 to q4."""
     if state.q3.count or state.is_lazy:
         state.read_error = None
         return
@@ -958,7 +963,7 @@ def settle(state: VQState, rows_max: int) -> None:
         try:
             deltas_to_betas(state, rows_max)
         except OSError as error:
-            state.read_error = error  # whoever fetches next tries again, and is told
+            state.read_error = error  # the next fetch tries again, and raises it
             return
     state.read_error = None
     q3 = state.q3
@@ -972,21 +977,22 @@ def settle(state: VQState, rows_max: int) -> None:
 
 
 class Inhaler:
-    """Reads ahead for one queue: one run at a time, off the owner's thread."""
+    """Reads ahead for one queue: one run at a time, on a worker thread."""
 
-    def __init__(self, state: VQState) -> None:
+    def __init__(self, state: QueueRam) -> None:
         self._state = state
         self.is_reading: bool = False
-        self._bad_seq: int = -1  # of a row that could not be taken over: not read ahead again
+        self._bad_seq: int = -1  # of a row that could not be read: not read ahead again
 
     def begin(
         self, room_bytes: int, rows_max: int, arrived: Callable[[], None],
         failed: Callable[[str], None],
     ) -> bool:  # fmt: skip
-        """Submit the read of the next run of bodies in q3 that lie in one .qs, if there are any.
-        Where q3 has few rows those of delta's next segment, at most rows_max, join it first; its
-        last row stays there while delta holds anything. What is in the store or in a section is
-        not read so. room_bytes: of RAM, for all of that. OSError: of what is read at once."""
+        """Submit the read of the next run of bodies in q3 that are in one .qs, if there are any.
+        Return whether a read is under way. If q3 has few rows, those of delta's next segment, at
+        most rows_max, join it first; its last row stays there while delta is not empty. Bodies in
+        the store or in a section are not read. room_bytes: of RAM, for all of that. Raises OSError
+        for what is read at once."""
         state = self._state
         if self.is_reading or not state.q3.count or state.index.section:
             return self.is_reading
@@ -1022,7 +1028,8 @@ class Inhaler:
         return True
 
     def _load_rows(self, room_bytes: int, rows_max: int) -> int:
-        """If q3 has few rows, more of them from delta; the bytes that they take in RAM. OSError."""
+        """Load rows of delta if q3 has few. Return the bytes that they take in RAM. Raises
+        OSError."""
         state = self._state
         q3 = state.q3
         before = q3.count
@@ -1037,7 +1044,8 @@ class Inhaler:
         return loaded * ROW_BYTES
 
     def _next_run(self, room_bytes: int) -> list[Row]:
-        """The next rows, with the positions of their entries, for which there is room. OSError."""
+        """Return the next rows, with the positions of their entries, for which there is room.
+        Raises OSError."""
         state = self._state
         rows: list[Row] = []
         border = state.segment_end(state.q3.first_seq())
@@ -1057,15 +1065,15 @@ class Inhaler:
         return _run_of(rows)
 
     def _find_entries(self, rows: list[Row]) -> None:
-        """Of rows whose slot knows where their entry is and they do not, put it down in them; from
-        the first on that has no good slot, rows are dropped. OSError."""
+        """Set the positions of entries that only the slots have; drop rows from the first on whose
+        slot is damaged. Raises OSError."""
         unknown = [row for row in rows if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY]
         if not unknown:
             return
         index = self._state.index
         try:
             slots = index.files(unknown[0].seq // index.slots).slots([row.seq for row in unknown])
-        except CorruptionError:  # whoever fetches it finds out which
+        except CorruptionError:  # a fetch finds out which
             self._bad_seq = unknown[0].seq
             del rows[rows.index(unknown[0]) :]
             return
@@ -1074,7 +1082,7 @@ class Inhaler:
             row.place = slot.where
 
     def _arrived(self, rows: list[Row], start: int, data: bytes) -> None:
-        """Take over what is still at the front of q3; bad entries are left for `fetch` to judge."""
+        """Move rows that are still at the front of q3 to q4. Bad entries are left to `fetch`."""
         state = self._state
         if state.is_lazy or not state.q3.count or state.engine.failed is not None:
             return
@@ -1085,7 +1093,7 @@ class Inhaler:
             if first > row.seq:
                 continue  # fetched meanwhile
             if first != row.seq:
-                return  # all of q3 is gone, or something was requeued before it
+                return  # q3 was emptied, or something was requeued before it
             if state.q3.count == 1 and state.delta.count:
                 break
             try:
@@ -1108,7 +1116,7 @@ class Inhaler:
 
 
 def _run_of(rows: list[Row]) -> list[Row]:
-    """The first of these rows, whose entries ascend and lie close enough for one read."""
+    """Return the first of these rows whose entries ascend and lie close enough for one read."""
     start = last = -1
     for n, row in enumerate(rows):
         if not row.flags & HAS_ENTRY:
@@ -1122,7 +1130,7 @@ def _run_of(rows: list[Row]) -> list[Row]:
 
 
 def _extent(rows: list[Row]) -> tuple[int, int]:
-    """Where their entries begin and end; the same twice if there are none."""
+    """Return where their entries begin and end; (0, 0) if there are none."""
     start = end = 0
     for row in rows:
         if row.flags & HAS_ENTRY:
@@ -1132,7 +1140,8 @@ def _extent(rows: list[Row]) -> tuple[int, int]:
 
 
 def _message(files: SegmentFiles, row: Row, data: bytes, at: int) -> Message:
-    """The message of a row, whose entry, if it has one, begins at `at`. CorruptionError."""
+    """Return the message of a row, whose entry, if it has one, begins at `at`. Raises
+    CorruptionError."""
     if not row.flags & HAS_ENTRY:
         return Message(row.id, b"", b"", 0, row.time, row.expiry_ms)
     return files.parse(slot_of(row), data, at)
@@ -1145,9 +1154,10 @@ INFINITY: Final = float("inf")
 
 
 class Paging:
-    """Of one queue. on_event(kind, text): flowed, recovered, page_out_failed, corruption."""
+    """Pages one queue out and in. on_event(kind, text): flowed, recovered, page_out_failed,
+    corruption."""
 
-    def __init__(self, state: VQState, on_event: Callable[[str, str], None] | None) -> None:
+    def __init__(self, state: QueueRam, on_event: Callable[[str, str], None] | None) -> None:
         self._state = state
         self._on_event = on_event
         self._inhaler: Inhaler = Inhaler(state)
@@ -1164,24 +1174,24 @@ class Paging:
     # ---- limits --------------------------------------------------------------------------------
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
-        """The queue's own limits."""
+        """Set the queue's own limits. Raises ValueError unless 0 <= min <= max."""
         if not 0 <= min_bytes <= max_bytes:
             raise ValueError(f"min {min_bytes} and max {max_bytes}: expected 0 <= min <= max")
         self._max_bytes, self._min_bytes = max_bytes, min_bytes
         self._set_target()
 
     def set_share(self, share_bytes: int) -> None:
-        """Its share of the whole budget."""
+        """Set its share of the whole budget."""
         self._share_bytes = max(share_bytes, 0)
         self._set_target()
 
     def set_duration(self, seconds: float) -> None:
-        """For how long what is in RAM shall last."""
+        """Set for how many seconds the messages in RAM should last."""
         self._duration_s = seconds
         self._set_target()
 
     def duration(self) -> float:
-        """For how long it does last; the rates are updated, and the target with them."""
+        """Update the rates and the target. Return for how many seconds the messages in RAM last."""
         state = self._state
         state.rates.update(state.engine.clock.monotonic())
         ram, pending = state.ram_messages(), len(state.ram_pending)
@@ -1197,7 +1207,7 @@ class Paging:
         if self._duration_s != INFINITY:
             target = min(target, self._bytes_for(int(state.rates.target(self._duration_s))))
         if target < UNLIMITED and (state.q3.count or state.delta.count):
-            state.is_flowed = True  # opened with a backlog
+            state.is_flowed = True  # the queue was opened with a backlog
         shrinks = target < state.target_bytes
         state.target_bytes = target
         if shrinks:
@@ -1206,8 +1216,8 @@ class Paging:
             self.note_recovered()
 
     def info(self) -> dict[str, int | float | str]:
-        """Its limits, UNLIMITED and infinity for none, and which of them makes it page (`paged_by`:
-        "max_memory", "share", "duration", "lazy", or "" while it is not flowed)."""
+        """Return its limits, UNLIMITED and infinity for none, and which of them makes it page
+        (`paged_by`: "max_memory", "share", "duration", "lazy", or "" while it is not flowed)."""
         return {
             "max_bytes": self._max_bytes,
             "min_bytes": self._lowest(),
@@ -1227,7 +1237,8 @@ class Paging:
         return "share" if state.target_bytes == self._share_bytes else "duration"
 
     def _bytes_for(self, messages: int) -> int:
-        """What so many alphas of the queue's average take, and the rows that may stay with them."""
+        """Return the bytes of so many alphas of the queue's average, with the rows that may stay
+        with them."""
         state = self._state
         average = state.average_bytes()
         alphas = state.ram_messages()
@@ -1239,7 +1250,7 @@ class Paging:
     # ---- out -----------------------------------------------------------------------------------
 
     def step(self, messages: int, bytes_max: int) -> bool:
-        """Page out so much at most, if there is a reason; True if there is more to do."""
+        """Page out at most so much, if there is a reason. Return True if there is more to do."""
         state = self._state
         if not is_over(state):
             return False
@@ -1247,7 +1258,7 @@ class Paging:
             return False
         if not state.is_flowed and not state.becomes_lazy:
             state.is_flowed = True
-            self.tell("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
+            self.report("flowed", f"{state.ram_bytes()} bytes in RAM, {state.target_bytes} allowed")
         try:
             more = step(state, messages, bytes_max)
         except (OSError, SyncFailedError) as error:
@@ -1259,18 +1270,18 @@ class Paging:
         return more
 
     def failed(self, error: OSError | SyncFailedError) -> None:
-        """A page-out failed: what should have gone stays in RAM for now; a sync in it: the engine
-        stops [10]."""
+        """Handle a failed page-out: messages stay in RAM for now. A failed sync stops the engine
+        [10]."""
         if isinstance(error, SyncFailedError):
             self._state.engine.stop(error)
             return
         self._retry_at = self._state.engine.clock.monotonic() + RETRY_S
         if not self._has_failed:
             self._has_failed = True
-            self.tell("page_out_failed", f"messages stay in RAM: {error}")
+            self.report("page_out_failed", f"messages stay in RAM: {error}")
 
     def note_recovered(self) -> None:
-        """The queue is not flowed any more once nothing of it is out."""
+        """Report that the queue is not flowed any more, once all of it is in RAM."""
         state = self._state
         if (
             state.is_flowed
@@ -1281,10 +1292,11 @@ class Paging:
             and state.ram_bytes() <= state.target_bytes
         ):
             state.is_flowed = False
-            self.tell("recovered", f"{state.len} messages, all in RAM")
+            self.report("recovered", f"{state.len} messages, all in RAM")
 
     def room_for(self, run_bytes: int) -> int:
-        """Bytes free below the target, for a read of that many; pending messages make room."""
+        """Return the bytes free below the target, for a read of run_bytes; pending messages make
+        room."""
         state = self._state
         room = state.target_bytes - state.ram_bytes()
         if room < run_bytes and state.ram_pending and not self._is_resting():
@@ -1296,7 +1308,7 @@ class Paging:
         return max(room, 0)
 
     def _is_resting(self) -> bool:
-        """Nothing is paged out while the disk is full, nor right after it failed."""
+        """Return whether paging out must wait: the disk is full, or a write failed a moment ago."""
         engine = self._state.engine
         return engine.blocked or (
             self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at
@@ -1305,8 +1317,8 @@ class Paging:
     # ---- in ------------------------------------------------------------------------------------
 
     def inhale(self, *, at_rest: bool = False) -> bool:
-        """Submit a read if there is a reason; True while one is under way. at_rest: nobody has
-        consumed just now, so only a flowed queue reads."""
+        """Submit a read if there is a reason. Return True while one is under way. at_rest: nobody
+        has consumed just now, so only a flowed queue reads."""
         state = self._state
         if self._inhaler.is_reading:
             return True
@@ -1321,7 +1333,8 @@ class Paging:
         return self._is_inhaling
 
     def _read_on(self) -> bool:
-        """Submit the next read, if there is room and anything to read."""
+        """Submit the next read, if there is room and anything to read. Return whether it is under
+        way."""
         state = self._state
         if state.is_lazy or state.becomes_lazy or state.engine.failed is not None:
             return False
@@ -1340,8 +1353,8 @@ class Paging:
         return False
 
     def _read_at_once(self, room: int) -> None:
-        """A run of what no worker reads, bodies in the store and sections of the checkpoint, as a
-        fetch would; once in a tick, and only of a queue that comes back whole."""
+        """Read a run that no worker reads (bodies in the store, sections of the checkpoint), as a
+        fetch would; once in a tick, and only if the whole queue fits in RAM."""
         state = self._state
         if not state.is_flowed or not state.q3.count or not state.fits():
             return
@@ -1349,7 +1362,7 @@ class Paging:
             return
         betas_to_alphas(state, min(room, RUN_BYTES_MAX), AT_ONCE_MESSAGES)
         settle(state, load_rows(state))
-        self.tell_set_aside()
+        self.report_set_aside()
         self.note_recovered()
 
     def _arrived(self) -> None:
@@ -1359,7 +1372,7 @@ class Paging:
 
     def _not_read(self, text: str) -> None:
         self._is_inhaling = False
-        self.tell("page_in_failed", text)
+        self.report("page_in_failed", text)
 
     def _lowest(self) -> int:
         target = self._state.target_bytes
@@ -1367,19 +1380,19 @@ class Paging:
             return READ_AHEAD_BYTES
         return min(self._min_bytes, low_mark(target))
 
-    # ---- telling -------------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
-    def tell(self, kind: str, text: str) -> None:
-        """An event, for people; the text begins with the queue."""
+    def report(self, kind: str, text: str) -> None:
+        """Report an event; the text begins with the queue."""
         if self._on_event is not None:
             index = self._state.index
             self._on_event(kind, f"queue {queue_title(index.name)!r}: {text}")
 
-    def tell_set_aside(self) -> None:
-        """Messages were found damaged since the last time."""
+    def report_set_aside(self) -> None:
+        """Report messages that were found damaged since the last call."""
         events = self._state.set_aside_events
         if events:
             self._state.set_aside_events = []
             for text in events:
-                self.tell("corruption", text)
+                self.report("corruption", text)
             self.note_recovered()  # they may have been the last that were out

@@ -3,7 +3,7 @@
 As in RabbitMQ's rabbit_priority_queue, a fetch returns the first message of the highest priority
 that has any. Nothing is ever sorted: a part is an ordinary queue with an index of its own, and is
 paged, recovered and checked like any other. To users it is one queue: what is done to it as a whole
-(purge, delete; factory.py declares it) is one record of the log, so no crash leaves half of it.
+(declare, purge, delete) is one record of the log, so no crash leaves half of it.
 
 **Parts.** A tag is the part's number << 56 | seq; the VariableQueue of a part uses plain seqs, and
 `Part` translates. A bitmap, an int of up to 256 bits, says which parts have anything ready: its
@@ -42,12 +42,23 @@ the budget always goes to the pool, so paging is mostly done when there is time 
 publishes. A deal costs something for each part. PriorityQueue makes one when its owner has time and
 anything has happened since the last; an arrival makes one only if there is no room and an eighth of
 the budget was asked for in vain. Lowering a limit pages nothing out by itself.
+
+**Names.** A queue without priorities is one VariableQueue over one QueueIndex of the queue's own
+name. One with priorities 0 to n has n + 1 parts, each with an index named as RabbitMQ names them:
+
+    jobs NUL 0 | jobs NUL 1 | ... | jobs NUL n        n in decimal, without leading zeros
+
+So no queue name may contain NUL; names with NUL and another suffix are parts, too (delays.py).
+`base_names` returns the names of whole queues. Arguments and flags are stored with the first part.
+The number of priorities follows from the parts and cannot be changed: messages would have to be
+sorted again. `open_backing` declares or opens the VariableQueue or PriorityQueue of a name.
 """
 
 from bisect import insort
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from penstock.errors import OptionError, UnknownQueueError
 from penstock.message import Entry
 from penstock.queues.backing_queue import (
     PART_SHIFT,
@@ -58,13 +69,15 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
+from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES, alpha_bytes
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import Holder
 from penstock.storage.lease_engine import Taken
 from penstock.storage.queue_index import QueueIndex
+from penstock.storage.routing_table import DurableQueue
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 
@@ -72,8 +85,8 @@ A = TypeVar("A")
 
 
 class Part:
-    """One priority: its queue, and what was last known of it. opened: its queue, None before there
-    was a message. open_queue(part): makes it."""
+    """One priority: its queue, and its counts as last seen. opened: its queue, None before the
+    first message. open_queue(part): makes it."""
 
     def __init__(
         self, number: int, index: QueueIndex, open_queue: Callable[["Part"], VariableQueue]
@@ -84,7 +97,7 @@ class Part:
         self._open_queue: Callable[[Part], VariableQueue] = open_queue
         self.base: int = number << PART_SHIFT  # of its tags
         self.bit: int = 1 << number
-        # As they were when PriorityQueue last looked.
+        # As of PriorityQueue's last `count`.
         self.len: int = 0
         self.in_hand: int = 0
         self.body_bytes: int = 0
@@ -92,36 +105,36 @@ class Part:
         self.max_bytes: int = UNLIMITED
         self.min_bytes: int = UNLIMITED
         self.due_bytes: int = 0
-        # What it takes of the budget: the limit, or what was in RAM when that was lowered.
+        # Its part of the budget: the limit, or what was in RAM when that was lowered.
         self.charged_bytes: int = 0
 
     @property
     def queue(self) -> VariableQueue:
-        """Its queue, opened if it was not."""
+        """Return its queue, which is opened if necessary."""
         opened = self.opened
         return opened if opened is not None else self._open_queue(self)
 
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM."""
+        """Return the bytes counted in RAM."""
         return 0 if self.opened is None else self.opened.ram_bytes()
 
     def delivery(self, delivery: Delivery) -> Delivery:
-        """Given to us: with the tag that it has to the outside."""
+        """Change the delivery's tag to the one that callers see, and return it."""
         delivery.tag = self.base | delivery.tag
         return delivery
 
-    def shown(self, delivery: Delivery) -> Delivery:
-        """Shown to us, for the part may look at it again: another one, with that tag."""
+    def copied(self, delivery: Delivery) -> Delivery:
+        """Return a copy with the tag that callers see; the part may use the original again."""
         tag = self.base | delivery.tag
         return Delivery(tag, delivery.message, delivery.is_redelivered, delivery.attempts)
 
     def head(self, head: Head) -> Head:
-        """Another one, with the tag that it has to the outside."""
+        """Return a copy with the tag that callers see."""
         return Head(self.base | head.tag, head.id, head.size, head.expiry_ms)
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
-        """Tell the queue, if that is news. Nothing is paged out here: its target is lowered first,
-        so to `set_limits` it is lowered already."""
+        """Set the queue's limits, if they have changed, without paging out: its target is lowered
+        first, so `VariableQueue.set_limits` does not act."""
         if max_bytes == self.max_bytes and min_bytes == self.min_bytes:
             return
         self.max_bytes = max_bytes
@@ -129,7 +142,7 @@ class Part:
         self.apply_limits()
 
     def apply_limits(self) -> None:
-        """See to it that the queue, if there is one, has the limits of its part."""
+        """Set the limits of the part for its queue, if it is open."""
         queue = self.opened
         if queue is None:
             return
@@ -138,7 +151,7 @@ class Part:
         queue.set_limits(self.max_bytes, self.min_bytes)
 
     def give_back(self) -> int:
-        """Lower the limit to what is in RAM; how much less of the budget it takes."""
+        """Lower the limit to what is in RAM. Return how much less of the budget it takes."""
         used = self.ram_bytes()
         max_bytes = min(self.max_bytes, used)
         self.set_limits(max_bytes, min(self.min_bytes, max_bytes))
@@ -147,7 +160,8 @@ class Part:
         return given
 
     def page_out(self, n_bytes: int) -> None:
-        """Page out so many bytes, but no more than one publish may. `give_back` comes next."""
+        """Page out so many bytes, but no more than one publish may. The caller calls `give_back`
+        next."""
         queue = self.queue
         target = queue.state.target_bytes
         queue.state.target_bytes = min(target, max(queue.ram_bytes() - n_bytes, 0))
@@ -155,23 +169,19 @@ class Part:
         queue.state.target_bytes = target
 
     def has_ram(self) -> bool:
-        """Whether any message is in RAM, ready or pending."""
+        """Return whether any message is in RAM, ready or pending."""
         if self.opened is None:
             return False
         state = self.opened.state
         return state.alpha_bytes + state.pending_bytes > 0
 
     def asking(self, predicate: Callable[[Head], bool]) -> Callable[[Head], bool]:
-        """For this part, of a predicate that is to see the tags of the outside."""
+        """Return a predicate over heads of this part that passes the tags that callers see."""
         return lambda head: predicate(self.head(head))
-
-    def showing(self, fun: Callable[[Delivery, A], A]) -> Callable[[Delivery, A], A]:
-        """The same for what folds over deliveries."""
-        return lambda delivery, acc: fun(self.shown(delivery), acc)
 
 
 class PartFold(Generic[A]):
-    """A fold over one part, that knows whether it was cut short."""
+    """A fold over one part. goes_on: whether it was not cut short."""
 
     def __init__(self, part: Part, fun: Callable[[Delivery, bool, A], tuple[bool, A]]) -> None:
         self._part = part
@@ -179,8 +189,8 @@ class PartFold(Generic[A]):
         self.goes_on: bool = True
 
     def step(self, delivery: Delivery, is_pending: bool, acc: A) -> tuple[bool, A]:
-        """One message."""
-        self.goes_on, acc = self._fun(self._part.shown(delivery), is_pending, acc)
+        """Pass one message on."""
+        self.goes_on, acc = self._fun(self._part.copied(delivery), is_pending, acc)
         return self.goes_on, acc
 
 
@@ -189,7 +199,7 @@ RESERVE_SHIFT: Final = 4  # a sixteenth of the budget, for what is more urgent t
 
 
 class PriorityBudget:
-    """See the head of this module. parts: lowest priority first."""
+    """The budget of a PriorityQueue; see the head of this module. parts: lowest priority first."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -202,7 +212,7 @@ class PriorityBudget:
         self.pool_bytes: int = 0
 
     def info(self, *, is_flowed: bool) -> dict[str, int | str]:
-        """The limits of the whole, as Paging.info gives them of a queue."""
+        """Return the limits of the whole, as Paging.info returns them of a queue."""
         by = "max_memory" if self._max_bytes <= self._share_bytes else "share"
         return {
             "max_bytes": self._max_bytes,
@@ -212,7 +222,7 @@ class PriorityBudget:
         }
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
-        """The queue's own limits. ValueError unless 0 <= min <= max."""
+        """Set the queue's own limits. Raises ValueError unless 0 <= min <= max."""
         if not 0 <= min_bytes <= max_bytes:
             raise ValueError(
                 f"limits must be 0 <= min <= max, not min {min_bytes}, max {max_bytes}"
@@ -222,7 +232,7 @@ class PriorityBudget:
         self._set()
 
     def set_share(self, share_bytes: int) -> None:
-        """The share of the whole machine's budget."""
+        """Set the share of the whole machine's budget."""
         self._share_bytes = max(share_bytes, 0)
         self._set()
 
@@ -231,7 +241,7 @@ class PriorityBudget:
         self.deal()
 
     def make_room(self, part: Part, entry: Entry) -> None:
-        """An entry is about to arrive at a part: see to it that the part has room, if possible."""
+        """Give the part room for an entry that is about to arrive, if possible."""
         if part.max_bytes >= UNLIMITED:
             return
         if part.number < self._lowest:
@@ -251,20 +261,20 @@ class PriorityBudget:
             self._charge(part, part.max_bytes)
 
     def _charge(self, part: Part, n_bytes: int) -> None:
-        """The part takes so much of the budget, if it does not already."""
+        """Charge the part for so much of the budget, if it is not charged already."""
         if n_bytes > part.charged_bytes:
             self.pool_bytes -= n_bytes - part.charged_bytes
             part.charged_bytes = n_bytes
 
     def _room_for(self, part: Part) -> int:
-        """What a part may take of the pool."""
+        """Return what a part may take of the pool."""
         if part.number > self._lowest:
             return self.pool_bytes
         return self.pool_bytes - (self.limit_bytes >> RESERVE_SHIFT)
 
     def fill_pool(self, part: Part) -> None:
-        """Something arrived at a part, which has paged out nothing: if the pool is low, the lowest
-        part that has anything in RAM pages out instead, at the worst the part itself."""
+        """Refill a low pool after an arrival for which the part paged nothing out: the lowest part
+        with anything in RAM pages out, at worst the part itself."""
         reserve = self.limit_bytes >> RESERVE_SHIFT
         if part.max_bytes >= UNLIMITED or self.pool_bytes >= reserve:
             return
@@ -300,7 +310,7 @@ class PriorityBudget:
                 useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
             part.due_bytes = min(useful, left)
             left -= part.due_bytes
-            # What it has in RAM is in use in any case: a limit up to that takes nothing.
+            # What it has in RAM is in use in any case: a limit up to that costs nothing.
             allowed = min(part.due_bytes, max(part.max_bytes, ram_bytes))
             part.set_limits(allowed, min(part.min_bytes, allowed))
             part.charged_bytes = max(ram_bytes, allowed)
@@ -325,7 +335,7 @@ class PriorityBudget:
 
 
 class PartHolder(Holder):
-    """Stands before the Holder of a part and sees what arrives."""
+    """A Holder in front of a part's own: reacts to messages that arrive."""
 
     def __init__(self, owner: "PriorityQueue", part: Part, holder: Holder) -> None:
         self._owner = owner
@@ -363,7 +373,7 @@ class PartHolder(Holder):
 def take_by_priority(
     queue: "PriorityQueue", messages_max: int, bytes_max: int, now_ms: int
 ) -> list[Taken]:
-    """See BackingQueue.take."""
+    """Take messages by priority; see BackingQueue.take."""
     found: list[Taken] = []
     while messages_max > 0 and (part := queue.highest()) is not None:
         try:
@@ -380,7 +390,7 @@ def take_by_priority(
             messages_max -= len(one.entries)
             bytes_max -= sum([entry.message.size for entry in one.entries])
         if part.len:
-            break  # enough, or the head is not to be taken now: nothing overtakes it
+            break  # enough, or the head cannot be taken now: nothing overtakes it
     return found
 
 
@@ -388,8 +398,8 @@ PARTS_MAX: Final = 256
 
 
 class PriorityQueue(BackingQueue):
-    """See the head of this module. indexes: 2 to 256, lowest priority first; ValueError for another
-    number of them. make: the only queue of an index."""
+    """See the head of this module. indexes: 2 to 256, lowest priority first; another number raises
+    ValueError. make: makes the queue of an index."""
 
     def __init__(
         self, engine: StorageEngine, indexes: list[QueueIndex],
@@ -398,7 +408,7 @@ class PriorityQueue(BackingQueue):
         if not 2 <= len(indexes) <= PARTS_MAX:
             raise ValueError(f"a priority queue has 2 to {PARTS_MAX} parts, not {len(indexes)}")
         self._engine = engine
-        self.on_opened: Callable[[], None] = _not_told  # a part was opened: it takes memory
+        self.on_opened: Callable[[], None] = _ignore  # a part was opened: it takes memory
         self._make: Callable[[QueueIndex], VariableQueue] = make
         self.parts: list[Part] = [
             Part(number, index, self._open) for number, index in enumerate(indexes)
@@ -411,7 +421,6 @@ class PriorityQueue(BackingQueue):
         self._ready: int = 0  # bits of the parts that have something ready
         self._busy: int = 0  # bits of the parts that may have something to page out
         self._stuck: int = 0  # bits of those that could not; `resume` tries again
-        self._confirming: int = 0  # bits of the parts that were ever asked for confirms
         self._len: int = 0
         self._in_hand: int = 0  # ready and pending; what is leased changes by itself
         self._body_bytes: int = 0
@@ -422,7 +431,7 @@ class PriorityQueue(BackingQueue):
                 self._open(part)
 
     def _open(self, part: Part) -> VariableQueue:
-        """Make the queue of a part that has none, with all that was said to the whole."""
+        """Make the queue of a part, with the settings of the whole."""
         queue = self._make(part.index)
         part.opened = queue
         insort(self.opened, part, key=_number_of)
@@ -448,16 +457,10 @@ class PriorityQueue(BackingQueue):
         return [part.index for part in self.parts]
 
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         part = self._part_for(priority)
-        if needs_confirming:
-            self._confirming |= part.bit
-        tag = part.queue.publish(
-            header, body, mode, expiry_ms=expiry_ms, needs_confirming=needs_confirming
-        )
-        return part.base | tag
+        return part.base | part.queue.publish(header, body, mode, expiry_ms=expiry_ms)
 
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
         batches: dict[int, list[int]] = {}
@@ -471,16 +474,6 @@ class PriorityQueue(BackingQueue):
             for i, tag in zip(places, published, strict=True):
                 tags[i] = part.base | tag
         return tags
-
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        if self._len:
-            raise ValueError(f"{self._len} messages are ready: the queue is not empty")
-        part = self._part_for(priority)
-        delivery = part.queue.publish_delivered(header, body, mode, expiry_ms=expiry_ms)
-        self.count(part)
-        return part.delivery(delivery)
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:
         part = self._part_of(tag)
@@ -498,19 +491,19 @@ class PriorityQueue(BackingQueue):
         return self.parts[self._number_for(priority)]
 
     def _part_of(self, tag: int) -> Part | None:
-        """The part that gave this tag, if there is one."""
+        """Return the part of this tag, or None."""
         number = tag >> PART_SHIFT
         if not 0 <= number < len(self.parts) or self.parts[number].opened is None:
             return None
         return self.parts[number]
 
     def highest(self) -> Part | None:
-        """The part to deliver from."""
+        """Return the part to deliver from, or None."""
         ready = self._ready
         return self.parts[ready.bit_length() - 1] if ready else None
 
     def count(self, part: Part) -> None:
-        """Something happened to a part (ours, and its PartHolder's, to call)."""
+        """Update the counts of the whole from a part. For this class and PartHolder."""
         queue = part.queue
         n = queue.len()
         if n != part.len:
@@ -575,18 +568,6 @@ class PriorityQueue(BackingQueue):
                 return self.head()
         return None
 
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        while (part := self.highest()) is not None:
-            head, acc = part.queue.fetchwhile(part.asking(predicate), part.showing(fun), acc)
-            self.count(part)
-            if head is not None:
-                return part.head(head), acc
-            if part.len:
-                return self.head(), acc
-        return None, acc
-
     # ---- settling ------------------------------------------------------------------------------
 
     def ack(self, tags: list[int], mode: int) -> list[int]:
@@ -648,13 +629,6 @@ class PriorityQueue(BackingQueue):
             part = self.parts[number]
             part.queue.forget(seqs)
             self.count(part)
-
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for tag in tags:  # one by one: they come in the order of the tags
-            part = self._part_of(tag)
-            if part is not None:
-                acc = part.queue.ackfold(part.showing(fun), acc, [tag & SEQ_MASK])
-        return acc
 
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         for number in range(len(self.parts) - 1, -1, -1):
@@ -745,16 +719,8 @@ class PriorityQueue(BackingQueue):
                 return part
         raise KeyError(f"queue {index.number} is no part of this one")
 
-    def drain_confirmed(self) -> list[int]:
-        ids: list[int] = []
-        if self._confirming:
-            for part in self.opened:
-                if self._confirming & part.bit:
-                    ids += part.queue.drain_confirmed()
-        return ids
-
     def _groups(self, tags: list[int]) -> dict[int, list[int]]:
-        """Seqs by part; a tag that no part can have given is left out."""
+        """Return the seqs by part, without tags that no part can have given."""
         groups: dict[int, list[int]] = {}
         for tag in tags:
             number = tag >> PART_SHIFT
@@ -861,7 +827,8 @@ class PriorityQueue(BackingQueue):
         return False
 
     def _deal(self) -> None:
-        """Deal the budget anew if anything has happened; count what may have changed by itself."""
+        """Deal the budget again if anything has happened, and update counts that changed by
+        themselves."""
         if not self._is_dealt:
             self.budget.deal()
             for part in self.opened:
@@ -869,7 +836,7 @@ class PriorityQueue(BackingQueue):
             self._is_dealt = True
 
     def check(self) -> None:
-        """Assert what this module promises (for tests)."""
+        """Assert the invariants of this module (for tests)."""
         parts = self.opened
         assert all(part.opened is not None or not part.index.count for part in self.parts)
         assert self._len == sum([part.queue.len() for part in parts])
@@ -894,5 +861,105 @@ def _number_of(part: Part) -> int:
     return part.number
 
 
-def _not_told() -> None:
+def _ignore() -> None:
     pass
+
+
+# ---- names and parts of queues -------------------------------------------------------------------
+
+SEPARATOR: Final = b"\0"
+PRIORITIES_MAX: Final = PARTS_MAX - 1
+
+
+def open_backing(
+    engine: StorageEngine,
+    name: bytes,
+    *,
+    arguments: bytes = b"",
+    flags: int = 0,
+    priorities: int = 0,
+    is_durable: bool = True,
+    mode: int = DISK,
+    policy: str = "eager",
+    on_event: Callable[[str, str], None] | None = None,
+) -> BackingQueue:
+    """Return what holds the messages of the queue `name`: the existing one if it is durable (then
+    arguments and flags are ignored), else a new one, which is stored once the engine's `last_lsn`
+    is settled.
+
+    priorities: the highest, 1 to 255; 0 for none. mode: of the records of its delivered marks.
+    policy, on_event: of its VariableQueues. is_durable=False: always a new one, that only the
+    caller knows. Raises OptionError if priorities are out of range or differ from the queue's, or
+    if the queue exists as a durable one and is_durable is False.
+    """
+    if not 0 <= priorities <= PRIORITIES_MAX:
+        raise OptionError("priorities", priorities, f"0 (none) to {PRIORITIES_MAX}")
+    known = priorities_of(engine, name)
+    names = part_names(name, priorities)
+    if not is_durable:
+        if known is not None:
+            raise OptionError("durable", False, f"True, as queue {_text(name)!r} is")
+        indexes = [engine.declare_queue(part, is_durable=False) for part in names]
+    elif known is None:
+        declared = [(part, b"", flags) for part in names]
+        declared[0] = (names[0], arguments, flags)
+        indexes = engine.declare_queues(declared)
+    elif known != priorities:
+        raise OptionError("priorities", priorities, f"{known}, as queue {_text(name)!r} has")
+    else:
+        indexes = [engine.queue(part) for part in names]
+
+    def make(index: QueueIndex) -> VariableQueue:
+        return VariableQueue(engine, index, mode=mode, policy=policy, on_event=on_event)
+
+    return PriorityQueue(engine, indexes, make) if priorities else make(indexes[0])
+
+
+def part_names(name: bytes, priorities: int) -> list[bytes]:
+    """Return the names of a queue's indexes, lowest priority first."""
+    if not priorities:
+        return [name]
+    return [b"%b%b%d" % (name, SEPARATOR, priority) for priority in range(priorities + 1)]
+
+
+def priorities_of(engine: StorageEngine, name: bytes) -> int | None:
+    """Return the highest priority of a durable queue, 0 if it has none; None if there is no such
+    queue."""
+    queues = engine.routing.queues
+    if name in queues:
+        return 0
+    highest = -1
+    while b"%b%b%d" % (name, SEPARATOR, highest + 1) in queues:
+        highest += 1
+    return highest if highest >= 0 else None
+
+
+def base_names(engine: StorageEngine) -> list[bytes]:
+    """Return the names of all queues, durable or not, oldest first."""
+    names = [index.name.partition(SEPARATOR)[0] for index in engine.queues.values()]
+    return list(dict.fromkeys(names))
+
+
+def stored(engine: StorageEngine, name: bytes) -> tuple[bytes, int]:
+    """Return arguments and flags of a durable queue. Raises UnknownQueueError."""
+    first = _first(engine, name)
+    return first.arguments, first.flags
+
+
+def store_arguments(engine: StorageEngine, name: bytes, arguments: bytes, mode: int = DISK) -> int:
+    """Change a durable queue's arguments. Return the LSN. Raises UnknownQueueError."""
+    first = _first(engine, name)
+    changed = DurableQueue(first.name, first.number, first.flags, arguments)
+    return engine.apply_topology(changed.record(), mode)
+
+
+def _first(engine: StorageEngine, name: bytes) -> DurableQueue:
+    queues = engine.routing.queues
+    first = queues.get(name) or queues.get(part_names(name, 1)[0])
+    if first is None:
+        raise UnknownQueueError(_text(name))
+    return first
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")

@@ -1,33 +1,31 @@
-"""QueueOptions: everything that can be asked of one queue, and how it is written down.
+"""QueueOptions: every option of a queue, and how options are stored.
 
-One frozen object, validated when it is made, so that whoever has one has a good one. It is stored
-as the queue's arguments in the topology: JSON with RabbitMQ's x-argument names wherever RabbitMQ
-has the option, keys sorted, defaults left out; so the same options are the same bytes, and a queue
-without any costs none. Both doors write the same: the embedded library makes QueueOptions from
-Python's keywords (`of`), the broker from a table of x-arguments (`from_arguments`).
+One frozen object, validated when it is made. It is stored as the queue's arguments in the topology:
+JSON with RabbitMQ's x-argument names wherever RabbitMQ has the option, keys sorted, defaults left
+out; so the same options are the same bytes, and a queue without options has none. The embedded
+library makes QueueOptions from Python's keywords (`of`), the broker from a table of x-arguments
+(`from_arguments`); both are stored alike.
 
-Two options are said otherwise on the wire than here:
+Two options differ on the wire:
   * dead_letter_to names a queue. RabbitMQ dead-letters to an exchange, so it is
     x-dead-letter-exchange "" (the default one) with the queue's name as x-dead-letter-routing-key.
-    Any other exchange is not for this class: it stays in `extra`, for a broker to act on.
-  * max_attempts counts deliveries. RabbitMQ's x-delivery-limit counts what comes after the first
-    one, so it is one less.
+    Any other exchange stays in `extra`, for a broker to act on.
+  * max_attempts counts deliveries. RabbitMQ's x-delivery-limit counts those after the first one, so
+    it is one less.
 
-Qpid's qpid.max_size, qpid.max_count and qpid.policy_type are other words for options here:
+Qpid's qpid.max_size, qpid.max_count and qpid.policy_type stand for options here:
 
     reject (default)   max_length_bytes, max_length; overflow "reject-publish"
     ring               the same; "drop-head"
     ring_strict        the same; "drop-head-strict"
-    flow_to_disk       max_memory_bytes is qpid.max_size; qpid.max_count asks for nothing, for what
-                       is counted in RAM is bytes
+    flow_to_disk       max_memory_bytes is qpid.max_size; qpid.max_count is ignored, because RAM is
+                       counted in bytes
 
-A limit of 0 is none there. Together with the x-argument that they stand for they are an
-OptionError; `arguments` gives x-arguments.
+A limit of 0 means none there. One of them together with its x-argument is an OptionError;
+`arguments` returns x-arguments.
 
-x-arguments that are not known here are kept in `extra` and given back. A value that is not allowed
-is an OptionError under the name that it was given by.
-
-Not here: what the options do (amq_queue.py and its parts), sizes like "16 MiB" (budget.py).
+Unknown x-arguments are kept in `extra` and returned. A value that is not allowed is an OptionError
+under the name by which it was given.
 """
 
 import json
@@ -43,6 +41,7 @@ REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 DROP_HEAD_STRICT: Final = "drop-head-strict"
 OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX, DROP_HEAD_STRICT)
 POLICIES: Final = ("ratio", "eager")
+QUEUE_MODES: Final = ("default", "lazy")
 
 # Qpid's words for what a queue does at qpid.max_size (bytes) and qpid.max_count.
 MAX_SIZE: Final = "qpid.max_size"
@@ -79,8 +78,11 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
     "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
 }
-# x-argument -> (low, high), for the broker's table of arguments
-NUMBER_RANGES: Final = {argument: (low, high) for argument, low, high in _NUMBERS.values()}
+# x-argument -> (least, greatest) on the wire, where x-delivery-limit is one less than max_attempts
+NUMBER_RANGES: Final = {
+    argument: (low - (name == "max_attempts"), high - (name == "max_attempts"))
+    for name, (argument, low, high) in _NUMBERS.items()
+}
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "overflow": ("x-overflow", OVERFLOWS),
     "policy": ("x-paging-policy", POLICIES),
@@ -155,7 +157,8 @@ class QueueOptions:
 
     @property
     def memory_bytes(self) -> tuple[int, int] | None:
-        """(max, min) of the queue's own memory, min derived if it was not given; None: no limit."""
+        """Return (max, min) of the queue's own memory, min derived if it was not given; None: no
+        limit."""
         most = self.max_memory_bytes
         if most is None:
             return None
@@ -163,13 +166,13 @@ class QueueOptions:
 
     @property
     def retry_delay_ms(self) -> tuple[int, int]:
-        """The delay of the first retry and the longest one."""
+        """Return the delay of the first retry and the longest one."""
         return self.retry_delay_ms_min, self.retry_delay_ms_max
 
     @property
     def dead_letter_exchange(self) -> tuple[str, str | None] | None:
-        """(exchange, routing key) for dead letters, as a broker sees it; key None: each message's
-        own. None: they go nowhere."""
+        """Return (exchange, routing key) for dead letters, as a broker sees it; key None: each
+        message's own. None: there is no dead-lettering."""
         if self.dead_letter_to is not None:
             return "", self.dead_letter_to
         extra = dict(self.extra)
@@ -178,11 +181,12 @@ class QueueOptions:
             return None
         return exchange, key if isinstance(key, str) else None
 
-    # ---- written down --------------------------------------------------------------------------
+    # ---- conversion ----------------------------------------------------------------------------
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "QueueOptions":
-        """From the names above; an unknown one is an OptionError that suggests the right one."""
+        """Return the options of these names. An unknown name raises an OptionError that suggests
+        the right one."""
         names = [f.name for f in fields(cls)]
         for name in values:
             if name not in names:
@@ -191,20 +195,20 @@ class QueueOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, object]) -> "QueueOptions":
-        """From x-arguments. OptionError names the x-argument that is wrong."""
+        """Return the options of these x-arguments. Raises OptionError, which names the wrong
+        x-argument."""
         left = _without_qpids(arguments)
         values: dict[str, object] = {}
-        for name, (x_name, low, high) in _NUMBERS.items():
+        for name, (x_name, _, _) in _NUMBERS.items():
             if x_name in left:
-                given = left.pop(x_name)
-                shift = 1 if name == "max_attempts" else 0  # see the head
-                number = _check_number(x_name, given, low - shift, high - shift, has_none=False)
-                values[name] = number + shift
+                low, high = NUMBER_RANGES[x_name]
+                number = _check_number(x_name, left.pop(x_name), low, high, has_none=False)
+                values[name] = number + (name == "max_attempts")
         for name, (x_name, choices) in _CHOICES.items():
             if x_name in left:
                 values[name] = _check_choice(x_name, left.pop(x_name), choices)
         if _MODE in left:
-            mode = _check_choice(_MODE, left.pop(_MODE), ("default", "lazy"))
+            mode = _check_choice(_MODE, left.pop(_MODE), QUEUE_MODES)
             values["lazy"] = mode == "lazy"
         key = left.get(_ROUTING_KEY)
         if left.get(_EXCHANGE) == "" and isinstance(key, str) and key and "\0" not in key:
@@ -213,11 +217,11 @@ class QueueOptions:
         values["extra"] = tuple(sorted(left.items()))
         try:
             return cls(**values)  # type: ignore[arg-type]
-        except OptionError as error:  # two that contradict each other
+        except OptionError as error:  # two options contradict each other
             raise OptionError(_x_name(error.name), error.given, error.expected) from None
 
     def arguments(self) -> dict[str, object]:
-        """The x-arguments: those that differ from their defaults, and `extra`."""
+        """Return the x-arguments: those that differ from their defaults, and `extra`."""
         found: dict[str, object] = {}
         for name, (x_name, _, _) in _NUMBERS.items():
             value = getattr(self, name)
@@ -235,7 +239,7 @@ class QueueOptions:
         return found
 
     def encode(self) -> bytes:
-        """The queue's arguments in the topology; b"" when everything is as it is by default."""
+        """Return the queue's arguments for the topology; b"" when everything has its default."""
         found = self.arguments()
         if not found:
             return b""
@@ -243,7 +247,8 @@ class QueueOptions:
 
     @classmethod
     def decode(cls, data: bytes) -> "QueueOptions":
-        """From what `encode` gave. ValueError if it is no such thing, OptionError for a value."""
+        """Return the options from `encode`'s result. Raises ValueError if it is none, OptionError
+        for a value."""
         if not data:
             return cls()
         found = json.loads(data)
@@ -268,8 +273,8 @@ def _check_number(name: str, given: object, low: int, high: int, *, has_none: bo
 
 
 def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments with x-arguments instead of Qpid's. OptionError: one of Qpid's is wrong, or is
-    said as an x-argument too."""
+    """Return the arguments with x-arguments instead of Qpid's. Raises OptionError if one of Qpid's
+    is wrong, or is also given as an x-argument."""
     left = dict(arguments)
     size, count = left.pop(MAX_SIZE, 0), left.pop(MAX_COUNT, 0)
     policy = _check_choice(POLICY_TYPE, left.pop(POLICY_TYPE, REJECT), POLICY_TYPES)
@@ -294,7 +299,7 @@ def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def _put(left: dict[str, object], name: str, given: object, x_name: str, value: object) -> None:
-    """The x-argument that stands for this one of Qpid's. OptionError: it is given too."""
+    """Add the x-argument for one of Qpid's. Raises OptionError if it is given, too."""
     if x_name in left:
         raise OptionError(name, given, f"nothing, as {x_name} is given")
     left[x_name] = value
@@ -307,7 +312,8 @@ def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:
 
 
 def _check_order(options: QueueOptions, lower: str, upper: str, *, is_strict: bool = False) -> None:
-    """The lower one, if given, needs the upper one and is not above it (strict: is below)."""
+    """Check that the lower one, if given, has an upper one and is not above it (strict: is
+    below)."""
     low, high = getattr(options, lower), getattr(options, upper)
     if low is None:
         return

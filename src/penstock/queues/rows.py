@@ -1,22 +1,22 @@
-"""Rows: what is known in RAM of messages whose bodies are not: 32 bytes each, and no object.
+"""Rows: messages whose bodies are not in RAM, as 32 bytes each, without objects.
 
 RabbitMQ keeps a record per message in RAM whatever is paged out, and its users' oldest complaint is
 the hundreds of bytes that this costs. Here a beta, a gamma, and a pending message that was paged
-out are each a row in a block of bytes; a `Row` object exists only while somebody looks at it.
+out are each a row in a block of bytes; a `Row` object exists only while it is used.
 
     seq and flags 8 (flags in the upper byte) | id 8 | size 4 | place 4 | expiry and header length 8
 
-All little-endian; nothing of it is ever written to disk. flags: PERSISTENT; IN_STORE (the body is
-in a message store); HAS_ENTRY (there is an entry in .qs: a header, a body, or both); ON_SLOT (the
-position is on disk too: a gamma); AT_ENTRY, AT_STORE: `place` is the position of the .qs entry, or
-the number of the store file; neither: ask the slot. expiry: ms since 1970 in the upper 7 bytes;
-header length: 255 is 255 or more. A transient row has its id's lower 40 bits only, and above them
-its time in seconds since `base_s`, for a slot that is still to be written; the upper bits of all
-transient ids are those of this start.
+All little-endian; nothing of it is written to disk. flags: PERSISTENT; IN_STORE (the body is in a
+message store); HAS_ENTRY (there is an entry in .qs: a header, a body, or both); ON_SLOT (the
+position is on disk, too: a gamma); AT_ENTRY, AT_STORE: `place` is the position of the .qs entry, or
+the number of the store file; neither: it is in the slot. expiry: ms since 1970 in the upper 7
+bytes; header length: 255 is 255 or more. A transient row has only the lower 40 bits of its id, and
+above them its time in seconds since `base_s`, for a slot that is still to be written; the upper
+bits of all transient ids are those of this start.
 
-Rows ascend by seq. They are kept in blocks of at most 512, so both ends and every insertion or
-removal in the middle cost a bounded number of bytes moved. Looking for a seq bisects the blocks,
-then guesses: without holes a seq's place in its block is arithmetic.
+Rows ascend by seq, in blocks of at most 512, so every insertion or removal moves a bounded number
+of bytes. A search bisects the blocks and then guesses: without holes, a seq's place in its block is
+arithmetic.
 """
 
 import struct
@@ -28,7 +28,7 @@ from penstock.native import mypyc_attr
 
 ROW_BYTES: Final = 32
 BLOCK_ROWS: Final = 512
-TRIM_ROWS: Final = 64  # free at the front of a block, and more than its rows: given back
+TRIM_ROWS: Final = 64  # free rows at the front of a block, if more than it holds, are trimmed
 BLOCK_BYTES: Final = BLOCK_ROWS * ROW_BYTES
 
 PERSISTENT: Final = 1
@@ -71,13 +71,13 @@ class Row:
 
 
 def seq_of_row(row: Row) -> int:
-    """What rows are sorted by."""
+    """Return the key by which rows are sorted."""
     return row.seq
 
 
 @mypyc_attr(acyclic=True)
 class Block:
-    """Rows lo to hi - 1 of `data` (which may be longer: room at both ends)."""
+    """Rows lo to hi - 1 of `data`, which may have room at both ends."""
 
     __slots__ = ("data", "hi", "lo")
 
@@ -89,7 +89,7 @@ class Block:
 
 class Rows:
     """Rows, ascending by seq. start: the start number of the message ids of this run of the engine;
-    base_s: its time in seconds since 1970. `count`: how many."""
+    base_s: its time in seconds since 1970. `count`: the number of rows."""
 
     def __init__(self, start: int, base_s: int) -> None:
         self.count: int = 0
@@ -121,7 +121,7 @@ class Rows:
     # ---- both ends -----------------------------------------------------------------------------
 
     def append(self, row: Row) -> None:
-        """Behind all others."""
+        """Append a row."""
         blocks = self._blocks
         packed = self._encode(row)
         if blocks:
@@ -142,7 +142,7 @@ class Rows:
         self.count += 1
 
     def append_left(self, row: Row) -> None:
-        """Before all others."""
+        """Insert a row before all others."""
         blocks = self._blocks
         packed = self._encode(row)
         if not blocks or blocks[0].hi - blocks[0].lo >= BLOCK_ROWS:
@@ -158,27 +158,27 @@ class Rows:
         self.count += 1
 
     def first(self) -> Row:
-        """The first row. There is one."""
+        """Return the first row. There must be one."""
         block = self._blocks[0]
         return self._decode(block.data, block.lo)
 
     def last(self) -> Row:
-        """The last row. There is one."""
+        """Return the last row. There must be one."""
         block = self._blocks[-1]
         return self._decode(block.data, block.hi - 1)
 
     def drop_first(self) -> None:
-        """Forget the first row. There is one."""
+        """Remove the first row. There must be one."""
         self._drop_front(0)
 
     def pop_first(self) -> Row:
-        """Take the first row out. There is one."""
+        """Remove and return the first row. There must be one."""
         row = self.first()
         self.drop_first()
         return row
 
     def pop_last(self) -> Row:
-        """Take the last row out. There is one."""
+        """Remove and return the last row. There must be one."""
         block = self._blocks[-1]
         block.hi -= 1
         row = self._decode(block.data, block.hi)
@@ -188,23 +188,23 @@ class Rows:
         return row
 
     def first_seq(self) -> int:
-        """The seq of the first row; -1 if there is none."""
+        """Return the seq of the first row, or -1."""
         return self._seq(self._blocks[0], self._blocks[0].lo) if self._blocks else -1
 
     def last_seq(self) -> int:
-        """The seq of the last row; -1 if there is none."""
+        """Return the seq of the last row, or -1."""
         return self._seq(self._blocks[-1], self._blocks[-1].hi - 1) if self._blocks else -1
 
     # ---- in the middle -------------------------------------------------------------------------
 
     def find(self, seq: int) -> Row | None:
-        """The row of this seq."""
+        """Return the row of this seq, or None."""
         at = self._block_of(seq)
         i = self._index_in(at, seq)
         return None if i < 0 else self._decode(self._blocks[at].data, i)
 
     def remove(self, seq: int) -> Row | None:
-        """Take the row of this seq out."""
+        """Remove and return the row of this seq, or return None."""
         at = self._block_of(seq)
         i = self._index_in(at, seq)
         if i < 0:
@@ -220,7 +220,7 @@ class Rows:
         return row
 
     def insert(self, row: Row) -> None:
-        """At its place; its seq is not there yet."""
+        """Insert a row whose seq is not there yet."""
         blocks = self._blocks
         at = self._block_of(row.seq)
         if at < 0:
@@ -243,14 +243,14 @@ class Rows:
         self.count += 1
 
     def rows(self, after: int = -1) -> Iterator[Row]:
-        """Those above a seq, ascending; nothing may change meanwhile."""
+        """Return the rows above a seq, ascending; nothing may change meanwhile."""
         for at in range(max(self._block_of(after + 1), 0), len(self._blocks)):
             block = self._blocks[at]
             for i in range(self._place(block, after + 1), block.hi):
                 yield self._decode(block.data, i)
 
     def count_without(self, flag: int) -> int:
-        """How many rows do not have this flag."""
+        """Return how many rows do not have this flag."""
         n = 0
         for block in self._blocks:
             for at in range(block.lo * ROW_BYTES + 7, block.hi * ROW_BYTES, ROW_BYTES):
@@ -258,11 +258,11 @@ class Rows:
         return n
 
     def seqs(self) -> list[int]:
-        """All seqs, ascending."""
+        """Return all seqs, ascending."""
         return [self._seq(b, i) for b in self._blocks for i in range(b.lo, b.hi)]
 
     def seqs_between(self, start: int, stop: int) -> list[int]:
-        """The seqs from start to stop - 1, ascending."""
+        """Return the seqs from start to stop - 1, ascending."""
         found: list[int] = []
         for at in range(max(self._block_of(start), 0), len(self._blocks)):
             block = self._blocks[at]
@@ -274,20 +274,20 @@ class Rows:
         return found
 
     def extend(self, other: "Rows") -> None:
-        """Move all rows of another, which come behind all of these, here."""
+        """Move here all rows of another, which come after all of these."""
         self._blocks += other._blocks
         self.count += other.count
         other.clear()
 
     def extend_left(self, other: "Rows") -> None:
-        """Move all rows of another, which come before all of these, here."""
+        """Move here all rows of another, which come before all of these."""
         self._blocks[0:0] = other._blocks
         self.count += other.count
         other.clear()
 
     def move_above(self, seq: int, to: "Rows") -> None:
-        """Move the rows above a seq to another, all of whose rows come after them: whole blocks,
-        and a part of one."""
+        """Move the rows above a seq to another, whose rows all come after them: whole blocks, and a
+        part of one."""
         blocks = self._blocks
         at = self._block_of(seq + 1)
         tail = blocks[at + 1 :]
@@ -307,12 +307,12 @@ class Rows:
         to.count += n
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._blocks = []
         self.count = 0
 
     def ram_bytes(self) -> int:
-        """Bytes that the blocks take."""
+        """Return the bytes of the blocks."""
         return sum(len(block.data) for block in self._blocks)
 
     def _seq(self, block: Block, i: int) -> int:
@@ -320,7 +320,8 @@ class Rows:
         return seq & SEQ_MASK
 
     def _drop_front(self, at: int) -> None:
-        """Forget the first row of a block; much room before the next is given back."""
+        """Remove the first row of a block, and trim the block if it has much free space in
+        front."""
         block = self._blocks[at]
         block.lo += 1
         self.count -= 1
@@ -332,7 +333,7 @@ class Rows:
             block.lo = 0
 
     def _index_in(self, at: int, seq: int) -> int:
-        """Where the row of this seq is in block `at`; -1 if it is not there."""
+        """Return the index of this seq's row in block `at`, or -1."""
         if at < 0:
             return -1
         block = self._blocks[at]
@@ -340,7 +341,7 @@ class Rows:
         return i if i < block.hi and self._seq(block, i) == seq else -1
 
     def _block_of(self, seq: int) -> int:
-        """The last block that begins at or before seq; -1 if there is none."""
+        """Return the last block that begins at or before seq, or -1."""
         blocks = self._blocks
         if not blocks or seq < self._seq(blocks[0], blocks[0].lo):
             return -1
@@ -349,7 +350,7 @@ class Rows:
         return bisect_right(blocks, seq, key=lambda block: self._seq(block, block.lo)) - 1
 
     def _place(self, block: Block, seq: int) -> int:
-        """Where seq is in the block, or would be."""
+        """Return the index of seq in the block, or where it would be."""
         first = self._seq(block, block.lo)
         if seq <= first:
             return block.lo

@@ -38,9 +38,9 @@ import struct
 from collections import deque
 from typing import Final
 
-from penstock.queues import raw_tables
+from penstock.queues import raw_fields
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
-from penstock.queues.raw_properties import HEADERS, PropertiesError, RawProperties
+from penstock.queues.raw_fields import HEADERS, PropertiesError, RawProperties
 from penstock.storage.page import StreamRecord
 from penstock.storage.streams import Stream
 
@@ -241,7 +241,7 @@ def _cut(meta: bytes, queue: str, place_bytes: int) -> tuple[bytes, bytes]:
     if raw.headers_end > raw.headers_at:
         table = props[raw.headers_at + 4 : raw.headers_end]
         if PREFIX in table:
-            table = raw_tables.join([one for one in raw.headers() if one[0] not in NAMES])
+            table = raw_fields.join([one for one in raw.headers() if one[0] not in NAMES])
     front = b"".join((
         FORMAT_BYTE, address, (raw.flags | HEADERS).to_bytes(2, "big"), props[2 : raw.headers_at],
         (len(table) + place_bytes).to_bytes(4, "big"), table,

@@ -15,10 +15,10 @@ while the rest still exceeds one of the limits; each limit applies to each parti
 
     orders NUL p0 | orders NUL p1 | ... | orders NUL p<N-1>
 
-because no name that people give may contain NUL (factory.py does the same for priorities). A stream
-without the argument has its own name and one partition, 0. The CRC-32 of a record's routing key
-selects its partition, so equal keys are in one partition and in order. The number of partitions
-never changes: keys would move to other partitions.
+because no name that people give may contain NUL (priority_queue.py does the same for priorities).
+A stream without the argument has its own name and one partition, 0. The CRC-32 of a record's
+routing key selects its partition, so equal keys are in one partition and in order. The number of
+partitions never changes: keys would move to other partitions.
 
 Stored form: a JSON object of the arguments, sorted, as for all queues; broker and library read what
 the other wrote. penstock.broker.arguments has the arguments that a broker refuses for streams.

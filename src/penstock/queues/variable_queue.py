@@ -1,7 +1,7 @@
 """VariableQueue: a BackingQueue whose RAM is bounded, whatever its length.
 
 This is the queue of RabbitMQ's variable_queue.md and of the essay of 2011 at the head of its
-source: q1, q2, delta, q3, q4 and alpha, beta, gamma, delta (vq_state.py has the picture and the
+source: q1, q2, delta, q3, q4 and alpha, beta, gamma, delta (queue_ram.py has the picture and the
 invariants). The storage engine has every persistent message in its log before it arrives here, so
 paging does not make a message safe; it only moves it out of RAM. paging.py decides when and how
 much, and does it.
@@ -15,8 +15,8 @@ much, and does it.
     take       heads leave for a reader that leases them
 
 **Publishing calls back.** `publish` calls the engine, and the engine gives the new entry to the
-Holder of each queue's index. `VqHolder` is that Holder: it calls `arrive`, and at a checkpoint it
-lists what is only in RAM and log (q1, q4 and pending, unless on a slot), which the engine then
+Holder of each queue's index. `QueueHolder` is that Holder: it calls `arrive`, and at a checkpoint
+it lists what is only in RAM and log (q1, q4 and pending, unless on a slot), which the engine then
 writes. One publish for many queues is one record that way.
 
 **Pending.** A fetched message is pending, in RAM or, paged out, as a row. A purge is one record and
@@ -72,8 +72,9 @@ from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
 from penstock.queues.paging import Paging
+from penstock.queues.queue_options import POLICIES, QUEUE_MODES
+from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
 from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
-from penstock.queues.vq_state import ALPHA_BYTES, CHECKS, VQState, alpha_bytes
 from penstock.shared_body import SharedMessage
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
@@ -88,7 +89,8 @@ NO_HOLDS: Final[deque[tuple[int, int, int]]] = deque()
 
 
 class DeliveredMark:
-    """Of one queue. `delivered`: the exact mark of this run. mode: of the records of the mark."""
+    """The delivered mark of one queue. `delivered`: the exact mark of this run. mode: of the
+    records of the mark."""
 
     def __init__(self, engine: StorageEngine, index: QueueIndex, mode: int) -> None:
         self._engine = engine
@@ -100,34 +102,34 @@ class DeliveredMark:
         self._lsn: int = 0
         self.half: int = index.mark - BLOCK // 2  # a delivery from here on reserves more
         self.holds: deque[tuple[int, int, int]] = NO_HOLDS  # (seq, lsn, mode)
-        # Ahead of the head, and not of a whole backlog, all of which would then come redelivered
-        # after the next crash. What is below the mark needs no more of it.
+        # Ahead of the head only: a mark beyond a whole backlog would make all of it redelivered
+        # after the next crash. Messages below the mark do not need a higher one.
         head = min([s.lo for s in index.segments.values()], default=index.next_seq)
         if index.is_durable and index.mark < head + BLOCK // 2:
             self.reserve(max(self.delivered, head), 0.0)
 
     def reserve(self, seq: int, out_per_s: float) -> None:
-        """Log a mark a block beyond `seq` and what is reserved already."""
+        """Log a mark a block beyond `seq` and the mark reserved so far."""
         block = max(BLOCK, int(out_per_s))
         self._next = max(seq + 1, self._next) + block
         self.half = self._next - block // 2
         self._lsn = self._engine.mark(self._index, self._next, self._mode)
 
     def beyond(self, seq: int, out_per_s: float) -> int:
-        """The mark that a record which delivers up to `seq` has to raise; 0 if there is enough.
-        Nothing is changed: see `logged`."""
+        """Return the mark that a record which delivers up to `seq` must log, 0 if the reserved one
+        suffices. Changes nothing; see `logged`."""
         if seq < self.half or not self._index.is_durable:
             return 0
         return max(seq + 1, self._next) + max(BLOCK, int(out_per_s))
 
     def logged(self, mark: int, lsn: int) -> None:
-        """Another record has raised the mark."""
+        """Note that another record has raised the mark."""
         self.half = mark - BLOCK // 2
         self._next = mark
         self._lsn = lsn
 
     def hold(self, seq: int, lsn: int, mode: int) -> None:
-        """This message, and what is behind it, waits until the LSN is settled."""
+        """Hold this message and all after it until the LSN is settled."""
         if self._engine.settled(mode) < lsn:
             if self.holds is NO_HOLDS:
                 self.holds = deque()
@@ -136,7 +138,8 @@ class DeliveredMark:
                 self.holds.popleft()
 
     def waits_for(self, seq: int, *, has_mark: bool, out_per_s: float) -> tuple[int, int] | None:
-        """(lsn, mode) that a delivery of `seq` waits for. has_mark: it is a persistent one."""
+        """Return (lsn, mode) that a delivery of `seq` waits for, or None. has_mark: it is
+        persistent."""
         if self.holds:
             engine = self._engine
             while self.holds and engine.settled(self.holds[0][2]) >= self.holds[0][1]:
@@ -154,7 +157,7 @@ class DeliveredMark:
         return self._lsn, self._mode
 
     def terminate(self) -> None:
-        """An orderly stop: the exact mark goes into its checkpoint."""
+        """Set the exact mark for the checkpoint of an orderly stop."""
         if self._index.is_durable:
             self._index.lower_mark(self.delivered)
 
@@ -162,9 +165,9 @@ class DeliveredMark:
 SEQ_MAX = 1 << 62
 
 
-def put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
-    """Entries in RAM and rows, each ascending, become ready at their places; the caller counts
-    them as ready. OSError: none; see the head of this module."""
+def put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
+    """Make entries in RAM and rows, each ascending, ready at their places; the caller counts them
+    as ready. Never raises OSError; see the head of this module."""
     state.in_hand = {entry.seq for entry in alphas}
     state.in_hand.update([row.seq for row in rows])
     try:
@@ -173,12 +176,12 @@ def put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
         state.in_hand = set()
 
 
-def _put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
+def _put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
     if not state.is_lazy:
         border = SEQ_MAX
         if state.q3.count:
             border = state.q3.first_seq()
-        elif state.delta.count:  # it could not be read
+        elif state.delta.count:  # delta could not be read
             border = state.delta.start
         early = [entry for entry in alphas if entry.seq < border]
         state.place(early)
@@ -199,8 +202,8 @@ def _put_back(state: VQState, alphas: list[Entry], rows: list[Row]) -> None:
     _put_rows(state, rows)
 
 
-def _put_rows(state: VQState, rows: Iterable[Row]) -> None:
-    """Rows, ascending, into q3 while they come before delta, else into delta."""
+def _put_rows(state: QueueRam, rows: Iterable[Row]) -> None:
+    """Insert rows, ascending, into q3 if they come before delta, else into delta."""
     later: list[Row] = []
     for row in rows:
         if state.delta.count and row.seq >= state.delta.start:
@@ -213,8 +216,8 @@ def _put_rows(state: VQState, rows: Iterable[Row]) -> None:
         return  # they are in q3 or q2 again
 
 
-def _lift(state: VQState, below: int) -> None:
-    """The rows of q3 and delta below a seq join those that came back."""
+def _lift(state: QueueRam, below: int) -> None:
+    """Move the rows of q3 and delta below a seq to back_rows."""
     while True:
         if not state.q3.count and state.delta.count and state.delta.start < below:
             paging.deltas_to_betas(state, paging.segment_rows(state))
@@ -228,8 +231,8 @@ RUN_ROWS: Final = 64  # whose bodies are read at once
 Found = tuple[int, Message, bool]  # seq, message with body, is pending
 
 
-def everything(state: VQState) -> Iterator[Found]:
-    """All messages, ready and pending, ascending by seq."""
+def everything(state: QueueRam) -> Iterator[Found]:
+    """Yield all messages, ready and pending, ascending by seq."""
     ready = ready_after(state, -1)
     pending = _pending(state)
     a, b = next(ready, None), next(pending, None)
@@ -243,9 +246,9 @@ def everything(state: VQState) -> Iterator[Found]:
             b = next(pending, None)
 
 
-def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
-    """Ready messages above a seq, ascending; damaged ones are left out. run: how many are read from
-    disk at once; whoever wants a few asks for no more."""
+def ready_after(state: QueueRam, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
+    """Yield ready messages above a seq, ascending, without damaged ones. run: how many are read
+    from disk at once."""
     if state.has_back:
         yield from _head(state, after, run)
     else:
@@ -261,8 +264,8 @@ def ready_after(state: VQState, after: int, run: int = RUN_ROWS) -> Iterator[Fou
     yield from _alphas(state, state.q1, after)
 
 
-def _head(state: VQState, after: int, run: int) -> Iterator[Found]:
-    """q4 and what came back to it."""
+def _head(state: QueueRam, after: int, run: int) -> Iterator[Found]:
+    """Yield q4, back and back_rows."""
     back = deque(state.back[seq] for seq in sorted(state.back))
     alphas = merge(_alphas(state, state.q4, after), _alphas(state, back, after), key=_seq_of_found)
     return merge(alphas, _bodies(state, state.back_rows.rows(after), run), key=_seq_of_found)
@@ -272,7 +275,7 @@ def _seq_of_found(found: Found) -> int:
     return found[0]
 
 
-def _alphas(state: VQState, entries: deque[Entry], after: int) -> Iterator[Found]:
+def _alphas(state: QueueRam, entries: deque[Entry], after: int) -> Iterator[Found]:
     at = bisect_right(entries, after, key=seq_of)
     for entry in islice(entries, at, None):
         message = _whole(state, entry.seq, entry.message)
@@ -280,7 +283,7 @@ def _alphas(state: VQState, entries: deque[Entry], after: int) -> Iterator[Found
             yield entry.seq, message, False
 
 
-def _pending(state: VQState) -> Iterator[Found]:
+def _pending(state: QueueRam) -> Iterator[Found]:
     in_ram = sorted(state.ram_pending)
     at = 0
     for seq, message, _ in _bodies(state, state.disk_pending.rows(), RUN_ROWS):
@@ -292,14 +295,14 @@ def _pending(state: VQState) -> Iterator[Found]:
         yield from _pending_in_ram(state, seq)
 
 
-def _pending_in_ram(state: VQState, seq: int) -> Iterator[Found]:
+def _pending_in_ram(state: QueueRam, seq: int) -> Iterator[Found]:
     message = _whole(state, seq, state.ram_pending[seq].message)
     if message is not None:
         yield seq, message, True
 
 
-def _whole(state: VQState, seq: int, message: Message) -> Message | None:
-    """The message with a body that does not stay in RAM; None if it is damaged."""
+def _whole(state: QueueRam, seq: int, message: Message) -> Message | None:
+    """Return the message with a body that does not stay in RAM; None if it is damaged."""
     if message.body is not None:
         return message
     copy = message.copy()
@@ -310,14 +313,14 @@ def _whole(state: VQState, seq: int, message: Message) -> Message | None:
     return copy
 
 
-def _rows_of_delta(state: VQState, start: int, stop: int) -> list[Row]:
+def _rows_of_delta(state: QueueRam, start: int, stop: int) -> list[Row]:
     seqs = state.ready_on_disk(start, stop)
     transients = set(state.transients_between(start, stop))
     return paging.rows_on_disk(state, seqs, transients)
 
 
-def _bodies(state: VQState, rows: Iterator[Row], most: int) -> Iterator[Found]:
-    """Rows with their bodies, read in runs of one segment."""
+def _bodies(state: QueueRam, rows: Iterator[Row], most: int) -> Iterator[Found]:
+    """Yield rows with their bodies, read in runs of one segment."""
     run: list[Row] = []
     for row in rows:
         if run and (len(run) >= most or row.seq >= state.segment_end(run[0].seq)):
@@ -328,7 +331,7 @@ def _bodies(state: VQState, rows: Iterator[Row], most: int) -> Iterator[Found]:
         yield from _read(state, run)
 
 
-def _read(state: VQState, rows: list[Row]) -> Iterator[Found]:
+def _read(state: QueueRam, rows: list[Row]) -> Iterator[Found]:
     try:
         entries = paging.load(state, rows, stays=False, has_large=True)
     except CorruptionError:
@@ -337,15 +340,15 @@ def _read(state: VQState, rows: list[Row]) -> Iterator[Found]:
             try:
                 entries += paging.load(state, [row], stays=False, has_large=True)
             except CorruptionError:
-                continue  # whoever fetches it will be told
+                continue  # reported when it is fetched
     for entry in entries:
         yield entry.seq, entry.message, False
 
 
-def paged_transients(state: VQState) -> Iterator[tuple[int, int, int, int]]:
-    """Transient messages that are paged out and ready: (seq, id, store file, whether the segment's
-    files have something of it). What cannot be read is left out: it holds no more than a reference
-    in the transient store, which is gone with the process."""
+def paged_transients(state: QueueRam) -> Iterator[tuple[int, int, int, int]]:
+    """Yield transient messages that are paged out and ready: (seq, id, store file, whether the
+    segment's files contain part of it). A damaged one has store file 0: it keeps a reference in the
+    transient store, which disappears with the process."""
     for rows in (state.back_rows, state.q3, state.q2):
         for row in rows.rows():
             if not row.flags & PERSISTENT:
@@ -374,17 +377,15 @@ A = TypeVar("A")
 BATCH_MESSAGES: Final = 256  # of a batch, between two steps of paging
 BATCH_BYTES: Final = 1 << 20
 READ_MESSAGES: Final = 256  # that a fetch from disk reads at once
-POLICIES: Final = ("ratio", "eager")
-MODES: Final = ("default", "lazy")
 
 
 class VariableQueue(BackingQueue):
-    """Takes over `index`: what lives in it is ready, in delta.
+    """The queue over `index`, whose messages are ready, in delta, at first.
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
     gammas are rolled at once, as of 2011; or "ratio", as many stay as the ratio permits.
-    read_bytes: that a fetch from disk reads at once; 0: one message. on_event(kind, text): flowed,
-    recovered, page_out_failed, corruption.
+    read_bytes: how much a fetch from disk reads at once; 0: one message. on_event(kind, text):
+    flowed, recovered, page_out_failed, corruption.
     """
 
     def __init__(
@@ -394,14 +395,13 @@ class VariableQueue(BackingQueue):
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r}, expected one of {POLICIES}")
         self.engine = engine
-        self.state: VQState = VQState(engine, index)
+        self.state: QueueRam = QueueRam(engine, index)
         self.state.eager = policy == "eager"
         self.mark: DeliveredMark = DeliveredMark(engine, index, mode)
         self.paging: Paging = Paging(self.state, on_event)
         self._index = index
         self._mode: int = mode
-        self._confirms: list[tuple[int, int, int]] = []  # (lsn, mode, id)
-        # Deliveries of messages below this seq count when they are made; the seqs that are counted.
+        # Deliveries of messages below this seq are counted when they are made; the counted seqs.
         self._suspect_below: int = 0
         self._crash_mark: int = 0 if engine.recovered.is_clean else self.mark.delivered
         self._counted: set[int] = set()
@@ -415,7 +415,7 @@ class VariableQueue(BackingQueue):
         held = index.holder
         entries = held.materialise(index.next_seq) if isinstance(held, DictHolder) else []
         fresh = [entry for entry in entries if entry.seq not in index.section]
-        if fresh:  # published before anybody owned the queue
+        if fresh:  # published before the queue had an owner
             try:
                 index.write(fresh)
             except OSError as error:
@@ -424,7 +424,7 @@ class VariableQueue(BackingQueue):
                 index.write(fresh)
             for entry in fresh:
                 entry.on_slot = True
-        index.holder = VqHolder(self)
+        index.holder = QueueHolder(self)
         ready = index.count - index.leased.count
         if ready:
             state.delta.start = max(index.first_ready(), 0)
@@ -442,7 +442,7 @@ class VariableQueue(BackingQueue):
         return [self._index]
 
     def arrive(self, entry: Entry) -> None:
-        """An entry has come to life at the end of the queue."""
+        """Add an entry at the end of the queue."""
         state = self.state
         message = entry.message
         state.len += 1
@@ -462,7 +462,7 @@ class VariableQueue(BackingQueue):
             state.check()
 
     def _arrive_lazy(self, entry: Entry) -> None:
-        """Straight to disk; if that fails the queue is not lazy any more."""
+        """Write an entry to disk. If that fails, the queue is not lazy any more."""
         state = self.state
         try:
             rows = paging.page_out(state, [entry])
@@ -482,16 +482,12 @@ class VariableQueue(BackingQueue):
         paging.settle(self.state, paging.load_rows(self.state))
 
     def publish(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0,
-        needs_confirming: bool = False,
-    ) -> int:  # fmt: skip
+        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
+    ) -> int:
         engine, index = self.engine, self._index
         if not index.is_durable:
             mode = NONE
-        message = engine.publish([index], header, body, mode, expiry_ms)
-        if needs_confirming:
-            lsn = engine.last_lsn if mode != NONE else 0
-            self._confirms.append((lsn, mode, message.id))
+        engine.publish([index], header, body, mode, expiry_ms)
         return index.next_seq - 1
 
     def batch_publish(self, messages: list[NewMessage], mode: int) -> list[int]:
@@ -517,20 +513,10 @@ class VariableQueue(BackingQueue):
         return tags
 
     def _page_batch(self, n: int) -> None:
-        """What n publishes of their own would have paged out."""
+        """Page out as much as n single publishes would."""
         if paging.is_over(self.state):
             slice_messages = min(n * (paging.PUBLISH_MESSAGES + 1), paging.SLICE_MESSAGES * 2)
             self.paging.step(slice_messages, 2 * paging.SLICE_BYTES)
-
-    def publish_delivered(
-        self, header: bytes, body: bytes, mode: int, *, expiry_ms: int = 0, priority: int = 0
-    ) -> Delivery:
-        if self.state.len:
-            raise ValueError(f"queue {self._index.number} is not empty: {self.state.len} messages")
-        self.publish(header, body, mode, expiry_ms=expiry_ms)
-        delivery = self._fetch(ack_required=True)
-        assert delivery is not None, "what was just published is there"
-        return delivery
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:
         self.mark.hold(tag, lsn, mode)
@@ -546,14 +532,14 @@ class VariableQueue(BackingQueue):
         return None if row is None else self._waits_for(row.seq, row.flags & PERSISTENT != 0)
 
     def _first_row(self) -> Row | None:
-        """The head, which is not in RAM: the first that came back, or the front of q3, which delta
+        """Return the head, which is not in RAM: the first of back_rows, or of q3, which delta
         refills if it is empty."""
         state = self.state
         if state.back_rows.count:
             return state.back_rows.first()
         if not state.q3.count:
             paging.deltas_to_betas(state, paging.load_rows(state))
-            self.paging.tell_set_aside()
+            self.paging.report_set_aside()
         return state.q3.first() if state.q3.count else None
 
     def _waits_for(self, seq: int, is_persistent: bool) -> tuple[int, int] | None:
@@ -579,7 +565,8 @@ class VariableQueue(BackingQueue):
         return None
 
     def _fetch(self, *, ack_required: bool, in_pieces: bool = False) -> Delivery | None:
-        """The head; None if there is none, or it was damaged and is set aside now."""
+        """Fetch the head. None: the queue is empty, or the head was damaged and is now set
+        aside."""
         state = self.state
         if (state.has_back or not state.q4) and not state.head_in_ram() and not self._read_run():
             return None
@@ -588,7 +575,7 @@ class VariableQueue(BackingQueue):
         cost = alpha_bytes(message)
         size = message.size
         seq = entry.seq
-        # First what may fail; the head is the head until it has not.
+        # What may fail comes first; until then nothing has changed.
         if message.body is None:
             try:
                 message = self._for_delivery(entry, in_pieces=in_pieces)
@@ -627,8 +614,8 @@ class VariableQueue(BackingQueue):
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
 
     def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> Message:
-        """The message of an entry whose body is not in RAM, with it, or as it is if that is large
-        and may stay in the store. CorruptionError, OSError: it cannot be read, or opened."""
+        """Return the message of an entry whose body is not in RAM: with the body, or without if
+        that is large and may stay in the store. Raises CorruptionError, OSError."""
         message = entry.message
         if in_pieces and is_large(message):
             self.engine.open_body(message).close()
@@ -636,21 +623,21 @@ class VariableQueue(BackingQueue):
         return self._with_body(entry)
 
     def _read_run(self) -> bool:
-        """The next run of what came back, or of q3, becomes q4. False if there is none."""
+        """Read the next run of back_rows or q3 into q4. Return False if there is none."""
         state = self.state
         state.join_rows()
         while True:
             if state.back_rows.count:
                 run = min(self._read_bytes, state.target_bytes // 4)
                 paging.back_to_alphas(state, min(run, self.paging.room_for(run)), READ_MESSAGES)
-                self.paging.tell_set_aside()
+                self.paging.report_set_aside()
                 if state.head_in_ram():
                     return True
                 state.join_rows()
                 continue
             if not state.q3.count:
                 paging.deltas_to_betas(state, paging.load_rows(state))
-                self.paging.tell_set_aside()
+                self.paging.report_set_aside()
             if not state.q3.count:
                 return state.head_in_ram()
             run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)
@@ -662,12 +649,12 @@ class VariableQueue(BackingQueue):
             if left > 0 and not state.q3.count and state.reads_runs and not state.is_lazy:
                 paging.deltas_to_alphas(state, left, READ_MESSAGES)
             paging.settle(state, paging.load_rows(state))
-            self.paging.tell_set_aside()
+            self.paging.report_set_aside()
             if state.q4:
                 return True
 
     def _delivered(self, seq: int, is_persistent: bool) -> bool:
-        """Whether a message was delivered before; now it is."""
+        """Raise the mark for a delivery. Return whether the message was delivered before."""
         mark = self.mark
         if seq < mark.delivered:
             return True
@@ -692,11 +679,11 @@ class VariableQueue(BackingQueue):
             entry = state.q4[0]
         else:
             row = self._first_row()
-            assert row is not None, "there is a head"
+            assert row is not None
             entry = paging.take_entry(state, row) if not ack_required else paging.as_entry(row)
         self._delivered(seq, entry.message.persistent)
         if not ack_required:
-            self._die(entry, self._mode)  # it may fail: the head is the head until it has not
+            self._die(entry, self._mode)  # it may fail; until then nothing has changed
         if row is not None:
             (state.back_rows if state.back_rows.count else state.q3).drop_first()
         else:
@@ -742,17 +729,6 @@ class VariableQueue(BackingQueue):
                 raise
             if len(dead) < ACKS_MAX:
                 return head
-
-    def fetchwhile(
-        self, predicate: Callable[[Head], bool], fun: Callable[[Delivery, A], A], acc: A
-    ) -> tuple[Head | None, A]:
-        while True:
-            head = self.head()
-            if head is None or not predicate(head):
-                return head, acc
-            delivery = self._fetch(ack_required=True)
-            if delivery is not None:
-                acc = fun(delivery, acc)
 
     # ---- counts --------------------------------------------------------------------------------
 
@@ -803,8 +779,8 @@ class VariableQueue(BackingQueue):
         return state.rates.out * (ALPHA_BYTES + state.bytes / state.len)
 
     def set_queue_mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"queue mode {mode!r}, expected one of {MODES}")
+        if mode not in QUEUE_MODES:
+            raise ValueError(f"queue mode {mode!r}, expected one of {QUEUE_MODES}")
         state = self.state
         if mode == "lazy":
             state.becomes_lazy = not state.is_lazy
@@ -831,7 +807,7 @@ class VariableQueue(BackingQueue):
         return self.engine.delete_queue(self._index, mode)
 
     def deleted(self) -> None:
-        """A record deletes, or is about to delete, the queue: transient messages are let go."""
+        """Release transient messages and bodies: a record deletes the queue, or is about to."""
         state = self.state
         state.unshare()
         for entry in list(state.ram_pending.values()):
@@ -851,7 +827,7 @@ class VariableQueue(BackingQueue):
 
     def ack(self, tags: list[int], mode: int) -> list[int]:
         state = self.state
-        # First what may fail: reading, and the log; nothing has happened until it has not.
+        # Reading and the log may fail; until then nothing has changed.
         entries = self._pending_entries(tags)
         if entries:
             self._dequeue(entries, mode)
@@ -866,7 +842,7 @@ class VariableQueue(BackingQueue):
         return [entry.message.id for entry in entries]
 
     def _pending_entries(self, tags: list[int]) -> list[Entry]:
-        """The pending ones of these, without bodies if they were paged out; each once."""
+        """Return those that are pending, each once, without bodies if they were paged out."""
         state = self.state
         entries: list[Entry] = []
         for tag in tags if len(tags) < 2 else dict.fromkeys(tags):
@@ -880,7 +856,7 @@ class VariableQueue(BackingQueue):
         return entries
 
     def _dequeue(self, entries: list[Entry], mode: int) -> None:
-        """Entries die in the log and in the index, if they are persistent."""
+        """Log and index the death of entries, if they are persistent."""
         persistent = entries
         if len(entries) > 1:
             persistent = sorted([e for e in entries if e.message.persistent], key=seq_of)
@@ -890,7 +866,7 @@ class VariableQueue(BackingQueue):
             self.engine.dequeue(self._index, persistent, mode)
 
     def _drop_pending(self, entry: Entry) -> None:
-        """A pending message that is dead: nothing here knows of it any more."""
+        """Remove a pending message that is dead."""
         state = self.state
         seq = entry.seq
         held = state.ram_pending.pop(seq, None)
@@ -901,7 +877,7 @@ class VariableQueue(BackingQueue):
                 message.shared.leave(state.shared)
         else:
             row = state.disk_pending.remove(seq)
-            assert row is not None, "it was pending"
+            assert row is not None
             if row.flags & AT_ENTRY and not row.flags & ON_SLOT:
                 state.places[seq] = row.place
         state.unacked_bytes -= entry.message.size
@@ -909,7 +885,7 @@ class VariableQueue(BackingQueue):
             self._counted.discard(seq)
 
     def _die(self, entry: Entry, mode: int) -> None:
-        """An entry that was never pending dies."""
+        """Remove an entry that was never pending."""
         message = entry.message
         if message.persistent:
             self.engine.dequeue(self._index, [entry], mode)
@@ -919,7 +895,7 @@ class VariableQueue(BackingQueue):
             message.shared.leave(self.state.shared)
 
     def _release(self, entries: list[Entry]) -> None:
-        """Free what the files and the store keep for those of dead messages that are transient."""
+        """Free what files and store keep for the transient ones of these dead messages."""
         state, index = self.state, self._index
         places, attempts = state.places, state.transient_attempts
         number, count = -1, 0  # how many are in the files of this segment
@@ -958,7 +934,7 @@ class VariableQueue(BackingQueue):
         rows.sort(key=seq_of_row)
         ids = {entry.seq: entry.message.id for entry in alphas}
         ids.update({row.seq: row.id for row in rows})
-        if attempted and ids:  # first what may fail: DiskFullError, and nothing has happened
+        if attempted and ids:  # may raise DiskFullError; until then nothing has changed
             self._count_attempts(alphas, rows, mode)
         elif self._counted:
             self._uncount(list(ids), mode)
@@ -1008,13 +984,13 @@ class VariableQueue(BackingQueue):
         shared = None if body is None else engine.share_of(body, len(targets), message)
         with engine.share(shared):
             if durable:
-                # It stays pending until it is dead: the target may be this very queue.
+                # It stays pending until the record is made: the target may be this queue.
                 lsn, _ = engine.move(
                     self._index, self._moving(tag, message), durable, header, mode, expiry_ms
                 )
                 self._drop_pending(Entry(tag, message))
                 self.state.rates.n_ack_out += 1
-            if others and is_stored:  # given before it is taken: it may be the same body
+            if others and is_stored:  # before it is acked: both may refer to the same body
                 engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
             if not durable:
                 self.ack([tag], mode)
@@ -1071,13 +1047,6 @@ class VariableQueue(BackingQueue):
         self.state.rates.n_ack_out += len(entries)
         self._after()
 
-    def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
-        for tag in tags:
-            delivery = self.pending(tag, with_body=True)
-            if delivery is not None:
-                acc = fun(delivery, acc)
-        return acc
-
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         for seq, message, is_pending in everything(self.state):
             go_on, acc = fun(self._seen(seq, message), is_pending, acc)
@@ -1108,7 +1077,7 @@ class VariableQueue(BackingQueue):
         return died
 
     def purge_kept(self) -> list[Entry]:
-        """The persistent pending messages, ascending: what the record of a purge keeps."""
+        """Return the persistent pending messages, ascending: the record of a purge keeps them."""
         state = self.state
         kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
         rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
@@ -1117,7 +1086,7 @@ class VariableQueue(BackingQueue):
         return kept
 
     def purged(self) -> None:
-        """A record has purged the persistent messages: let go of all that is ready."""
+        """Remove everything that is ready after a record purged the persistent messages."""
         state = self.state
         for seq, id, file, in_files in list(paged_transients(state)):
             if in_files:
@@ -1139,42 +1108,31 @@ class VariableQueue(BackingQueue):
             self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
         return died
 
-    def drain_confirmed(self) -> list[int]:
-        confirmed: list[int] = []
-        left: list[tuple[int, int, int]] = []
-        for lsn, mode, id in self._confirms:
-            if mode == NONE or self.engine.settled(mode) >= lsn:
-                confirmed.append(id)
-            else:
-                left.append((lsn, mode, id))
-        self._confirms = left
-        return confirmed
-
     # ---- attempts of messages that may have killed this process --------------------------------
 
     def count_crashes(self) -> None:
         self._suspect_below = self._crash_mark
 
     def _count_delivery(self, seq: int) -> None:
-        """A suspect is about to be delivered: the count is in the log, and written, before it is.
-        (That it was delivered before the crash is not certain, so that is not counted.)"""
+        """Write the count of a suspect's delivery before it is delivered. (Whether it was delivered
+        before the crash is not certain, so that is not counted.)"""
         attempts = self._index.attempts.get(seq, 0) + 1
         lsn = self.engine.requeue(self._index, [(seq, attempts)], OS)
         self.engine.wait(lsn, OS)
         self._counted.add(seq)
 
     def _uncount(self, seqs: list[int], mode: int) -> None:
-        """Suspects come back untried."""
+        """Take back the counts of suspects that come back undelivered."""
         known = self._index.attempts
         back = [(seq, known.get(seq, 1) - 1) for seq in sorted(seqs) if seq in self._counted]
         if back:
             self.engine.requeue(self._index, back, mode)
             self._counted.difference_update(seqs)
 
-    # ---- what both halves need -----------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------
 
     def _with_body(self, entry: Entry) -> Message:
-        """Its message, with a body that does not stay in RAM."""
+        """Return the message with a body that does not stay in RAM."""
         copy = entry.message.copy()
         self.engine.load_body(self._index, entry.seq, copy)
         self.state.disk_reads += 1
@@ -1189,9 +1147,9 @@ class VariableQueue(BackingQueue):
         return known.get(seq, 0) if known else 0
 
     def _after(self) -> None:
-        """After anything that may have emptied a part of the queue."""
+        """Settle and check after anything that may have emptied a part of the queue."""
         paging.settle(self.state, paging.load_rows(self.state))
-        self.paging.tell_set_aside()
+        self.paging.report_set_aside()
         if self.state.is_flowed:
             self.paging.note_recovered()
         self._checked()
@@ -1199,6 +1157,8 @@ class VariableQueue(BackingQueue):
     def _checked(self) -> None:
         if CHECKS.is_on:
             self.state.check()
+
+    # ---- leases --------------------------------------------------------------------------------
 
     def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
         state = self.state
@@ -1223,7 +1183,8 @@ class VariableQueue(BackingQueue):
         return [Taken(self._index, entries, bodies, self._mark_for(entries))]
 
     def _refill(self) -> bool:
-        """The head is not in RAM: what comes next is read. False if nothing does."""
+        """Read the next messages, because the head is not in RAM. Return False if there are
+        none."""
         paging.settle(self.state, paging.load_rows(self.state))
         return self.state.head_in_ram() or (self.state.len > 0 and self._read_run())
 
@@ -1231,8 +1192,8 @@ class VariableQueue(BackingQueue):
         self, entries: list[Entry], bodies: list[bytes], messages_max: int, bytes_max: int,
         now_ms: int,
     ) -> int:  # fmt: skip
-        """Take from q4 until it is empty or there are enough; bytes of the bodies. -1: what comes
-        next is not to be taken now."""
+        """Take from q4 until it is empty or there are enough. Return the bytes of the bodies, -1 if
+        the next message cannot be taken now."""
         state, q4 = self.state, self.state.q4
         taken = cost = n = 0
         is_over = False
@@ -1274,7 +1235,7 @@ class VariableQueue(BackingQueue):
 
     def _body(self, entry: Entry) -> bytes:
         body = self._with_body(entry).body
-        assert body is not None, "asked for with its body"
+        assert body is not None
         return body
 
     def _is_held(self, seq: int) -> bool:
@@ -1294,7 +1255,7 @@ class VariableQueue(BackingQueue):
         return self._index.leased.count
 
     def _mark_for(self, entries: list[Entry]) -> int:
-        """The mark that is to be logged with a lease of these."""
+        """Return the mark to log with a lease of these."""
         for entry in reversed(entries):
             if entry.message.persistent:
                 return self.mark.beyond(entry.seq, self.state.rates.out)
@@ -1325,8 +1286,6 @@ class VariableQueue(BackingQueue):
                 self._counted.difference_update([entry.seq for entry in one.entries])
         self._checked()
 
-    # ---- coming back ---------------------------------------------------------------------------
-
     def returning(self, index: QueueIndex, seqs: list[int]) -> list[Row]:
         return paging.rows_on_disk(self.state, seqs, set())
 
@@ -1348,9 +1307,9 @@ class VariableQueue(BackingQueue):
 
 
 def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]:
-    """The n newest with seq < below, descending; less, if there are no more with seq >= least.
-    Nothing is looked at but one in each power of two; and newer ones are not walked over, which
-    would touch each of them, but turned away: a quarter of the time."""
+    """Return the n newest entries with seq < below, descending; fewer if there are no more
+    with seq >= least. Rotates newer ones away and probes at powers of two, a quarter of the
+    time of a walk."""
     newer = 0
     if alphas and alphas[-1].seq >= below:
         newer = len(alphas) - bisect_left(alphas, below, key=seq_of)
@@ -1365,20 +1324,21 @@ def _newest(alphas: deque[Entry], least: int, below: int, n: int) -> list[Entry]
         alphas.rotate(-newer)
 
 
-class VqHolder(Holder):
-    """What the engine calls: arrivals, and what a checkpoint must write."""
+class QueueHolder(Holder):
+    """The Holder of a VariableQueue's index: passes arrivals on, lists what a checkpoint must
+    write."""
 
     def __init__(self, queue: VariableQueue) -> None:
         self._queue = queue
         self._state = queue.state
-        # What is below it in q1, q4 and pending, and persistent, is on its slot.
+        # Persistent messages below it in q1, q4 and pending are on their slots.
         self._on_slots_below: int = 0
 
     def add(self, entry: Entry) -> None:
         self._queue.arrive(entry)
 
     def drop(self, first: int, n: int) -> None:
-        """Nothing: the queue itself took it out before the engine was told."""
+        """Do nothing: the queue removes messages before it reports an ack to the engine."""
 
     def wants_drops(self) -> bool:
         return False
@@ -1397,11 +1357,11 @@ class VqHolder(Holder):
         return None
 
     def candidates(self, below: int, n: int) -> list[Entry]:
-        """A queue may have millions in RAM that earlier checkpoints have put onto their slots: they
-        are the oldest, and hardly any of them is listed."""
+        """Return entries as Holder says. A queue may have millions in RAM that earlier checkpoints
+        have written to their slots; as the oldest, few of them are listed."""
         state, least = self._state, self._on_slots_below
         found = _newest(state.q1, least, below, n)
-        if len(found) < n and state.q4:  # q1 is behind q4
+        if len(found) < n and state.q4:  # q1 comes after q4
             found += _newest(state.q4, least, below, n - len(found))
         return found
 
@@ -1413,6 +1373,6 @@ class VqHolder(Holder):
         return found
 
     def materialised(self, entries: list[Entry]) -> None:
-        """They are on their slots, and so is all before them: they come in ascending order."""
+        """Note that these, in ascending order, and all before them are on their slots."""
         if entries:
             self._on_slots_below = max(self._on_slots_below, entries[-1].seq + 1)

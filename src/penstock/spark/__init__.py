@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from penstock.spark.data_source import PenstockDataSource as PenstockDataSource
     from penstock.spark.data_source import register as register
     from penstock.spark.lag_listener import LagListener as LagListener
-    from penstock.spark.py_files import ship as ship
     from penstock.spark.spark_session import session as session
+    from penstock.spark.spark_session import ship as ship
 
 # Name -> the module that defines it.
 _LAZY: Final = {
@@ -25,7 +25,7 @@ _LAZY: Final = {
     "register": "penstock.spark.data_source",
     "LagListener": "penstock.spark.lag_listener",
     "session": "penstock.spark.spark_session",
-    "ship": "penstock.spark.py_files",
+    "ship": "penstock.spark.spark_session",
 }
 
 __all__ = ["LagListener", "PenstockDataSource", "register", "session", "ship"]

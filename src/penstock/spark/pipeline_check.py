@@ -36,20 +36,20 @@ from penstock.client.stream_tail import First, StreamTail
 from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError
 from penstock.spark.http_link import HttpLink, LinkError, RefusedError
 from penstock.spark.options import AT_LEAST_ONCE, Place, parse_place
-from penstock.spark.pipeline_broker import (
-    CLASSIC,
-    broker_at,
-    described,
-    has_exchange,
-    has_queue,
-    names_at,
-)
 from penstock.spark.pipeline_file import (
     ANY_EXCHANGE,
     FIRST,
     PipelineFileError,
     PipelineSpec,
     SinkSpec,
+)
+from penstock.spark.pipeline_state import (
+    CLASSIC,
+    broker_at,
+    described,
+    has_exchange,
+    has_queue,
+    names_at,
 )
 from penstock.spark.spark_session import JavaMissingError, ensure_java
 
@@ -283,10 +283,10 @@ def _http(spec: PipelineSpec, place: Place) -> Finding:
 
 def check(spec: PipelineSpec, spark: "SparkSession", *, has_source: bool) -> Iterator[Finding]:
     """Check everything that takes Spark. has_source: `needs` found the source at the broker."""
-    from penstock.spark import pipeline_frames as frames
+    from penstock.spark import pipeline as frames
 
     try:
-        staged = frames.staged(frames.empty_source(spark, spec), spec)
+        staged = frames.staged_rows(frames.empty_source(spark, spec), spec)
         data = None if spec.transform.python is not None else frames.good(staged, spec)
     except PipelineFileError as error:
         yield wrong(error)
@@ -305,7 +305,7 @@ def check(spec: PipelineSpec, spark: "SparkSession", *, has_source: bool) -> Ite
 
 
 def _sink_fits(spec: PipelineSpec, number: int, sink: SinkSpec, data: "DataFrame") -> Finding:
-    from penstock.spark import pipeline_frames as frames
+    from penstock.spark import pipeline as frames
     from penstock.spark.pipeline import fitting_table
 
     place = spec.sink_place(number)
@@ -348,9 +348,9 @@ def _row(stream: str, record: Any) -> tuple[object, ...]:
 def _sample(spec: PipelineSpec, spark: "SparkSession", rows: list[Any]) -> Iterator[Finding]:
     from pyspark.sql import functions as F
 
-    from penstock.spark import pipeline_frames as frames
+    from penstock.spark import pipeline as frames
 
-    staged = frames.staged(spark.createDataFrame(rows, frames.MESSAGE_SCHEMA), spec).cache()
+    staged = frames.staged_rows(spark.createDataFrame(rows, frames.MESSAGE_SCHEMA), spec).cache()
     hidden = frames.HIDDEN
     failing = staged.where(F.col(frames.REASON).isNotNull()).orderBy(f"{hidden}offset")
     first, failed = failing.first(), failing.count()

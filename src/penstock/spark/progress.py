@@ -35,7 +35,7 @@ before the batch runs. So
   acknowledged then.
 
 A query owns its readers while it runs, so a second one with the same readerId fails before it
-leases or reads anything (classic_queues.py). With AvailableNow it leases as many messages as were
+leases or reads anything (catalog.py). With AvailableNow it leases as many messages as were
 ready when the run began.
 """
 

@@ -212,7 +212,9 @@ class SinkColumns:
         try:
             return Encoded(properties)
         except (ValueError, TypeError, OverflowError) as error:
-            raise OptionError("column headers", _shown(dict(headers or ())), f"{error}") from None
+            raise OptionError(
+                "column headers", _for_error(dict(headers or ())), f"{error}"
+            ) from None
 
     def _property(self, name: str, value: Any) -> Any:
         """Return a property's value for AMQP. Raises OptionError."""
@@ -228,7 +230,7 @@ class SinkColumns:
             return str(_whole(column, value, 0, (1 << 32) - 1))
         text = str(value)
         if len(text.encode()) > SHORT_BYTES_MAX:
-            raise OptionError(column, _shown(text), f"at most {SHORT_BYTES_MAX} bytes")
+            raise OptionError(column, _for_error(text), f"at most {SHORT_BYTES_MAX} bytes")
         place = self._options.place
         if name == "user_id" and place is not None and text != place.user:
             raise OptionError(column, text, f"{place.user!r}, who publishes, or none")
@@ -340,7 +342,7 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     """Return a whole number in a range. Raises OptionError."""
     text = str(value)
     if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
-        raise OptionError(name, _shown(value), f"a whole number from {least} to {most}")
+        raise OptionError(name, _for_error(value), f"a whole number from {least} to {most}")
     return int(text)
 
 
@@ -351,13 +353,13 @@ def _seconds(name: str, value: Any) -> int:
             value = datetime.fromisoformat(value)
         except ValueError:
             expected = "seconds since 1970, or a time such as 2013-01-01T05:00:00Z"
-            raise OptionError(name, _shown(value), expected) from None
+            raise OptionError(name, _for_error(value), expected) from None
     if isinstance(value, datetime):
         value = int((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
     return _whole(name, value, 0, (1 << 63) - 1)
 
 
-def _shown(value: Any) -> Any:
+def _for_error(value: Any) -> Any:
     """Return the value, or the beginning of a long one, for an error."""
     text = value if isinstance(value, str) else repr(value)
     return value if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
@@ -365,7 +367,7 @@ def _shown(value: Any) -> Any:
 
 def _too_long(name: str, value: str, row: int) -> OptionError:
     expected = f"at most {SHORT_BYTES_MAX} bytes (row {row} of its batch)"
-    return OptionError(f"column {name}", _shown(value), expected)
+    return OptionError(f"column {name}", _for_error(value), expected)
 
 
 def _no_exchange(row: int) -> OptionError:
@@ -379,7 +381,7 @@ def _no_exchange(row: int) -> OptionError:
 def _short(name: str, text: str) -> bytes:
     data = text.encode()
     if len(data) > SHORT_BYTES_MAX:
-        raise OptionError(name, _shown(text), f"at most {SHORT_BYTES_MAX} bytes")
+        raise OptionError(name, _for_error(text), f"at most {SHORT_BYTES_MAX} bytes")
     return short_string(data)
 
 

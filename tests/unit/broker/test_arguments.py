@@ -19,8 +19,8 @@ from penstock.broker.arguments import (
     shown,
 )
 from penstock.codec.fields import NESTING_MAX, decode_table, encode_table
-from penstock.errors import ChannelError
-from penstock.queues.queue_options import QueueOptions
+from penstock.errors import ChannelError, OptionError
+from penstock.queues.queue_options import NUMBER_RANGES, QueueOptions
 from penstock.routing.exchange_types import Binding, comparable
 
 WHAT = "queue 'q' in vhost '/'"
@@ -98,6 +98,21 @@ def test_a_routing_key_for_dead_letters_needs_the_exchange() -> None:
     with pytest.raises(ChannelError, match="routing_key_but_no_dlx_defined"):
         check_arguments(WHAT, {"x-dead-letter-routing-key": "k"})
     check_arguments(WHAT, {"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": "x"})
+
+
+def test_the_table_and_the_options_of_queues_agree() -> None:
+    for name, (low, high) in NUMBER_RANGES.items():
+        assert (ARGUMENTS[name].kind, ARGUMENTS[name].low, ARGUMENTS[name].high) == (int, low, high)
+        for value in (low - 1, high + 1):
+            expected = f"a whole number from {low} to {high}"
+            with pytest.raises(OptionError, match=f"{name}: given {value}, expected {expected}"):
+                QueueOptions.from_arguments({name: value})
+    for name in ("x-overflow", "x-paging-policy", "x-queue-mode"):
+        for choice in ARGUMENTS[name].choices:
+            QueueOptions.from_arguments({name: choice})
+        with pytest.raises(OptionError) as refused:
+            QueueOptions.from_arguments({name: "other"})
+        assert refused.value.expected == ARGUMENTS[name].expected()
 
 
 def test_all_known_arguments_can_be_given_at_once() -> None:

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from penstock.broker.operations import listings
 from penstock.broker.publish import Facts, fan_out
 from penstock.broker.topology import SYSTEM
-from penstock.cli.lists import COLUMNS
 from penstock.cli.main import cli
+from penstock.cli.node import COLUMNS
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 

@@ -6,7 +6,7 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.operations.listings import list_queues
 from penstock.broker.vhost import VHostSettings
 from penstock.errors import AMQPError, ChannelError, DiskFullError
-from penstock.queues import factory
+from penstock.queues import priority_queue
 from penstock.storage.durability import DISK
 from penstock.storage.routing_table import DurableQueue
 from tests.helpers.builds import pure_only
@@ -199,7 +199,7 @@ def test_with_its_connection_it_goes(rig: VHostRig) -> None:
 
 
 def test_a_stored_exclusive_queue_has_nobody_any_more(rig: VHostRig) -> None:
-    factory.open_backing(rig.vhost.engine, b"left", flags=1)
+    priority_queue.open_backing(rig.vhost.engine, b"left", flags=1)
     rig.queue("kept")
     assert rig.restart().table.names() == ["kept"]
     assert rig.crash().table.names() == ["kept"]

@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.dispatch import Peer
 from penstock.broker.vhost import VHost
 from penstock.errors import LockedError, StorageError
-from penstock.queues import factory
+from penstock.queues import priority_queue
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, OS
 from tests.helpers.builds import pure_only
@@ -228,7 +228,7 @@ def test_a_directory_of_the_library_is_served(rig: VHostRig) -> None:
     engine = rig.vhost.engine
     options = QueueOptions(priorities=2, ttl_ms=60_000, dead_letter_to="dead", max_attempts=3)
     for name, of in ((b"jobs", options), (b"dead", QueueOptions())):
-        factory.open_backing(engine, name, arguments=of.encode(), priorities=of.priorities)
+        priority_queue.open_backing(engine, name, arguments=of.encode(), priorities=of.priorities)
     vhost = rig.restart()
     queue = vhost.table.find_queue("jobs")
     assert classic(queue).amq.options == options
@@ -244,5 +244,5 @@ def test_a_directory_of_the_library_is_served(rig: VHostRig) -> None:
 
 def test_what_the_broker_stores_the_library_reads(rig: VHostRig) -> None:
     rig.queue(arguments={"x-max-length": 3, "x-expires": 1000, "x-mine": b"\xff"})
-    data, _ = factory.stored(rig.vhost.engine, b"q")
+    data, _ = priority_queue.stored(rig.vhost.engine, b"q")
     assert QueueOptions.decode(data).max_length == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import RefusedError
-from penstock.cli.messages import batches
+from penstock.cli.queues import batches
 from tests.helpers.fake_control import FakeControl
 
 

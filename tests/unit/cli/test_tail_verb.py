@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.messages import since_us
+from penstock.cli.queues import since_us
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import DiskFullError, OptionError, QueueFullError
 from penstock.queues.backing_queue import Delivery, NewMessage
-from penstock.queues.dead_letter import Landing, Taker
+from penstock.queues.dead_letter import Destination, QueueTarget
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
@@ -15,10 +15,10 @@ def world(request: pytest.FixtureRequest) -> AmqWorld:
     return AmqWorld(request.param)
 
 
-class FullTaker(Taker):
+class FullTaker(QueueTarget):
     """Has no room for dead letters, because the disk is full."""
 
-    def landing(self, header: bytes, priority: int) -> Landing:
+    def destination(self, header: bytes, priority: int) -> Destination:
         raise DiskFullError("/vhost", 0, 1)
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:

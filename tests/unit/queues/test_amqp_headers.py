@@ -110,21 +110,21 @@ def test_the_attempts_of_deaths_are_kept_before_the_address() -> None:
     props = H.parts(dead)[1]
     (seen,) = shown(props).headers["x-death"]
     assert "attempts" not in seen
-    (told,) = shown(H.told_props(dead, props)).headers["x-death"]
+    (told,) = shown(H.props_with_attempts(dead, props)).headers["x-death"]
     assert told == {**seen, "attempts": 3}
     again = H.with_death(H.with_(dead, attempts=2), Death("r", "rejected", 5999, 4))
     assert (H.attempts(again), [each.attempts for each in H.deaths(again)]) == (2, [4, 3])
     moved = H.readdressed(again, b"x", b"k")
     assert H.deaths(moved) == H.deaths(again)
     props = H.parts(made)[1]
-    assert H.told_props(made, props) is props
+    assert H.props_with_attempts(made, props) is props
 
 
 def test_deaths_of_a_box_tell_their_attempts_to_those_that_ask() -> None:
     plain = PLAIN.with_death(b"", Death("q", "delivery_limit", 5000, 3))
     (seen,) = shown(H.parts(plain, "dead")[1]).headers["x-death"]
     assert "attempts" not in seen
-    (told,) = shown(H.told_props(plain, H.parts(plain, "dead")[1])).headers["x-death"]
+    (told,) = shown(H.props_with_attempts(plain, H.parts(plain, "dead")[1])).headers["x-death"]
     assert told["attempts"] == 3
     dead = H.with_death(plain, Death("r", "expired", 5000))
     assert [each.attempts for each in H.deaths(dead)] == [0, 3]

@@ -70,8 +70,8 @@ def test_whoever_wants_them_gets_their_tags() -> None:
 
 def test_the_three_ways_are_told_apart() -> None:
     assert limits().drops_head
-    assert not limits(overflow="reject-publish").buries_refused
-    assert limits(overflow="reject-publish-dlx").buries_refused
+    assert not limits(overflow="reject-publish").dead_letters_refused
+    assert limits(overflow="reject-publish-dlx").dead_letters_refused
 
 
 # ---- strict: what was delivered is never dropped, nor room made behind it -----------------------

@@ -1,9 +1,9 @@
 """Plain messages: names and values that AMQP cannot say as they are."""
 
 from penstock.codec.properties import BasicProperties
+from penstock.queues.amqp_headers import amqp_of
 from penstock.queues.headers import Death, PlainHeaders
-from penstock.queues.plain_messages import amqp_of
-from penstock.queues.raw_properties import RawProperties
+from penstock.queues.raw_fields import RawProperties
 
 PLAIN = PlainHeaders()
 

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.factory import open_backing
-from penstock.queues.priority_queue import PriorityQueue
-from penstock.queues.vq_state import ALPHA_BYTES
+from penstock.queues.priority_queue import PriorityQueue, open_backing
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 

@@ -1,10 +1,9 @@
-"""PriorityQueue: what priorities add to the contract (which test_factory.py asks of it): order."""
+"""PriorityQueue: what priorities add to the contract: order."""
 
 import pytest
 
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, Head, NewMessage
-from penstock.queues.factory import open_backing
-from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue
+from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue, open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
@@ -143,18 +142,6 @@ def test_what_the_engine_brings_is_seen(box: PriorityBox) -> None:
     assert box.drain() == [b"3.a", b"twice", b"1.a", b"1.a", b"twice"]
 
 
-def test_publish_delivered_needs_all_parts_empty(box: PriorityBox) -> None:
-    box.put(b"0.a")
-    with pytest.raises(ValueError, match="not empty"):
-        box.q.publish_delivered(b"", b"3.a", DISK, priority=3)
-    box.fetch()
-    got = box.q.publish_delivered(b"", b"3.a", DISK, priority=3)
-    box.q.check()
-    assert got.tag >> PART_SHIFT == 3
-    assert (box.q.len(), box.q.depth()) == (0, 2)
-    assert box.q.ack([got.tag], OS) == [got.message.id]
-
-
 # ---- held --------------------------------------------------------------------------------------
 
 
@@ -203,26 +190,6 @@ def test_dropwhile_goes_through_all_priorities(box: PriorityBox, n: int) -> None
     assert box.drain() == SORTED[n:]
 
 
-@pytest.mark.parametrize("n", range(9))
-def test_fetchwhile_goes_through_all_priorities(box: PriorityBox, n: int) -> None:
-    tags = dict(zip(MIXED, box.put(*MIXED), strict=True))
-    left = iter(range(n))
-    fetched: list[int] = []
-
-    def note(delivery: Delivery, acc: list[bytes]) -> list[bytes]:
-        fetched.append(delivery.tag)
-        return acc + bodies([delivery])
-
-    head, found = box.q.fetchwhile(lambda _: next(left, None) is not None, note, list[bytes]())
-    box.q.check()
-    assert found == SORTED[:n]
-    assert fetched == [tags[body] for body in SORTED[:n]]
-    assert (head.tag if head else None) == (tags[SORTED[n]] if n < 8 else None)
-    assert (box.q.len(), box.q.depth()) == (8 - n, 8)
-    assert box.q.ack(fetched, OS) != [] or n == 0
-    assert box.drain() == SORTED[n:]
-
-
 def test_drop_and_head_know_the_whole_tag(box: PriorityBox) -> None:
     tags = dict(zip(MIXED, box.put(*MIXED), strict=True))
     for body in SORTED[:4]:
@@ -237,17 +204,16 @@ def test_drop_and_head_know_the_whole_tag(box: PriorityBox) -> None:
     assert box.drain() == SORTED[1:]
 
 
-def test_ackfold_comes_in_the_order_of_the_tags(box: PriorityBox) -> None:
+def test_pending_finds_the_message_of_a_tag(box: PriorityBox) -> None:
     box.put(*MIXED)
     tags = tags_of(box.take(8))
     mixed = [tags[i] for i in (7, 0, 4, 5, 1)]
     unknown = [9 << PART_SHIFT, 3 << PART_SHIFT | 77, -1]
-    found = box.q.ackfold(
-        lambda delivery, acc: [*acc, (delivery.tag, delivery.message.body)],
-        list[tuple[int, bytes | None]](),
-        mixed + unknown,
-    )
-    assert found == [(tags[i], SORTED[i]) for i in (7, 0, 4, 5, 1)]
+    found = [box.q.pending(tag, with_body=True) for tag in mixed + unknown]
+    given = [one for one in found if one is not None]
+    assert [(one.tag, one.message.body) for one in given] == [
+        (tags[i], SORTED[i]) for i in (7, 0, 4, 5, 1)
+    ]
     assert box.q.depth() == 8
 
 

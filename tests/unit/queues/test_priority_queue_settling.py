@@ -106,19 +106,6 @@ def test_an_unknown_tag_has_no_entries_and_is_not_pending(box: PriorityBox) -> N
     assert (known.tag, known.message.body) == (tag, b"2.a")
 
 
-def test_confirms_are_of_all_parts(box: PriorityBox) -> None:
-    for priority in (0, 3, 1):
-        box.q.publish(b"", b"x", DISK, priority=priority, needs_confirming=True)
-    box.q.publish(b"", b"x", DISK, priority=2)
-    assert box.q.drain_confirmed() == []
-    box.rig.engine.sync()
-    ids = box.q.drain_confirmed()
-    assert len(set(ids)) == 3
-    assert box.q.drain_confirmed() == []
-    box.q.purge(OS)
-    assert box.q.drain_confirmed() == []
-
-
 # ---- as a whole --------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.queues.rates import Rates
+from penstock.queues.queue_ram import Rates
 
 
 def counted(seconds: float, per_s: int, *, step_s: float = 1.0) -> Rates:

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery
-from penstock.queues.factory import open_backing
-from penstock.queues.vq_state import CHECKS
+from penstock.queues.priority_queue import open_backing
+from penstock.queues.queue_ram import CHECKS
 from penstock.storage.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import Opener, World
@@ -25,7 +25,7 @@ OPENERS = {"plain": opens(read_bytes=1 << 18), "parts": opens_parts()}
 
 @pytest.fixture(autouse=True)
 def unchecked() -> object:
-    """`VQState.check` after each call walks over the queue."""
+    """`QueueRam.check` after each call walks over the queue."""
     was_on, CHECKS.is_on = CHECKS.is_on, False
     yield
     CHECKS.is_on = was_on

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import ALPHA_BYTES
 from penstock.shared_body import SharedMessage
 from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.lease_engine import Taken

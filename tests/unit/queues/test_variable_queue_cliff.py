@@ -9,7 +9,7 @@ import random
 import pytest
 
 from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, BackingQueue, NewMessage
-from penstock.queues.factory import open_backing
+from penstock.queues.priority_queue import open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import NONE, OS
 from penstock.storage.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLOT_BYTES

@@ -13,8 +13,8 @@ import pytest
 from penstock.errors import DiskFullError
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
+from penstock.queues.queue_ram import QueueRam
 from penstock.queues.variable_queue import VariableQueue
-from penstock.queues.vq_state import VQState
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of, up_to
@@ -66,7 +66,7 @@ def test_requeue_where_nothing_can_be_written(seed: int) -> None:
     assert world.drain() == list(range(80))
 
 
-def spread(world: World, mode: int) -> VQState:
+def spread(world: World, mode: int) -> QueueRam:
     """Something in q4, q3, delta and q1, and pending in RAM."""
     state = real(world.q).state
     world.put(*range(60), mode=mode)
@@ -78,12 +78,12 @@ def spread(world: World, mode: int) -> VQState:
     return state
 
 
-def push_q1_eagerly(state: VQState, quota: int) -> int:
+def push_q1_eagerly(state: QueueRam, quota: int) -> int:
     """As a queue of the policy of 2011 does: gammas go on to delta."""
     return paging.push_q1(state, quota, goes_on=True)
 
 
-PUSHES: list[Callable[[VQState, int], object]] = [
+PUSHES: list[Callable[[QueueRam, int], object]] = [
     paging.push_q1,
     paging.push_q4,
     paging.push_pending,
@@ -96,7 +96,7 @@ PUSHES: list[Callable[[VQState, int], object]] = [
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_step_that_fails_leaves_everything_in_order(
-    push: Callable[[VQState, int], object], mode: int, nth: int
+    push: Callable[[QueueRam, int], object], mode: int, nth: int
 ) -> None:
     world = new_world(body_bytes=20)
     state = spread(world, mode)
@@ -168,7 +168,7 @@ def test_a_read_that_fails_once(mode: int, body_bytes: int, effect: int | str) -
     assert len(world.rig.told("corruption")) == lost, "what is not delivered is told"
 
 
-@pytest.mark.parametrize("way", ["ack", "requeue", "move", "entries", "ackfold", "purge_acks"])
+@pytest.mark.parametrize("way", ["ack", "requeue", "move", "entries", "pending", "purge_acks"])
 @pytest.mark.parametrize("nth", [1, 3])
 def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -> None:
     world = new_world(body_bytes=STORED)
@@ -184,7 +184,7 @@ def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -
         "requeue": lambda: world.q.requeue(tags, OS),
         "move": lambda: [world.q.move(tag, [other], b"", OS) for tag in tags],
         "entries": lambda: world.q.entries(tags),
-        "ackfold": lambda: world.q.ackfold(lambda d, n: n + 1, 0, tags),
+        "pending": lambda: [world.q.pending(tag, with_body=True) for tag in tags],
         "purge_acks": lambda: world.q.purge_acks(OS),
     }
     world.rig.fs.fail(errno.EIO, kinds=["read"], nth=nth, times=None)
@@ -387,7 +387,7 @@ def test_a_move_to_its_own_end_while_delta_is_read(way: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, UNLIMITED])
-@pytest.mark.parametrize("way", ["fetch", "fetch without ack", "drop", "fetchwhile"])
+@pytest.mark.parametrize("way", ["fetch", "fetch without ack", "drop"])
 def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:
     world = new_world()
     world.put(*range(900))
@@ -405,7 +405,6 @@ def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:
         "fetch": lambda: world.q.fetch(),
         "fetch without ack": lambda: world.q.fetch(ack_required=False),
         "drop": lambda: world.q.drop(),
-        "fetchwhile": lambda: world.q.fetchwhile(up_to(1), lambda d, n: n + 1, 0),
     }
     refused = 0
     for _ in range(20):

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery, NewMessage
-from penstock.queues.vq_state import CHECKS
+from penstock.queues.queue_ram import CHECKS
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of

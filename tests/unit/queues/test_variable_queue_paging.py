@@ -144,7 +144,9 @@ def test_a_fold_over_paged_pending_messages(world: World) -> None:
     world.page()
     assert info_int(world.q, "paged_pending") == 20
     ram = world.q.ram_bytes()
-    found = world.q.ackfold(lambda d, acc: [*acc, *world.numbers([d])], list[int](), tags)
+    found = world.numbers(
+        [d for tag in tags if (d := world.q.pending(tag, with_body=True)) is not None]
+    )
     assert found == list(range(20))
     assert world.q.ram_bytes() == ram, "no body stays in RAM"
     assert len(world.q.ack(tags, OS)) == 20
@@ -165,10 +167,8 @@ def test_predicates_work_at_every_target(world: World, targets: tuple[float, ...
         assert head.expiry_ms == n + 3
         world.page()
 
-        def collect(delivery: Delivery, acc: list[Delivery]) -> list[Delivery]:
-            return [*acc, delivery]
-
-        head, got = q.fetchwhile(lambda h, n=n: h.expiry_ms < n + 6, collect, list[Delivery]())  # type: ignore[misc]
+        got = world.take(3)
+        head = q.head()
         assert head is not None
         assert head.expiry_ms == n + 6
         assert world.numbers(got) == [n + 3, n + 4, n + 5]
@@ -437,7 +437,9 @@ def test_store_files_go_with_the_messages() -> None:
     rig.engine.checkpoint()
     rig.engine.checkpoint()
     assert len(rig.store_names()) < many
-    found = world.q.ackfold(lambda d, acc: [*acc, *world.numbers([d])], list[int](), tags_of(got))
+    found = world.numbers(
+        [d for tag in tags_of(got) if (d := world.q.pending(tag, with_body=True)) is not None]
+    )
     assert found == list(range(10))
     assert len(world.q.ack(tags_of(got), OS)) == 10
     world.restart()

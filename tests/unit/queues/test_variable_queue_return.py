@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.vq_state import ALPHA_BYTES, CHECKS
+from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
 from penstock.storage.durability import NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World

@@ -1,6 +1,6 @@
 """The VariableQueue put through the worked example of variable_queue.md, and beside its model.
 
-The sessions and the model are in tests/helpers/vq_trace.py. No limit is set, so nothing is paged
+The sessions and the model are in tests/helpers/queue_trace.py. No limit is set, so nothing is paged
 but by the test; the engine's segments have as many slots as the session wants."""
 
 import random
@@ -15,9 +15,7 @@ from penstock.queues import paging
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
-from tests.helpers.queue_world import World
-from tests.helpers.variable_queues import opens, real
-from tests.helpers.vq_trace import (
+from tests.helpers.queue_trace import (
     EXAMPLE,
     SEGMENT,
     SHIPPED,
@@ -28,6 +26,8 @@ from tests.helpers.vq_trace import (
     ids,
     permitted_betas,
 )
+from tests.helpers.queue_world import World
+from tests.helpers.variable_queues import opens, real
 
 
 class Real:

@@ -7,24 +7,24 @@ import pytest
 from pamqp import decode
 
 from penstock.codec.fields import encode_table
-from penstock.queues import raw_tables
-from penstock.queues.headers import Death
-from penstock.queues.raw_tables import RawEntry
-from penstock.queues.x_death import (
+from penstock.queues import raw_fields
+from penstock.queues.amqp_headers import (
     add_death,
     deaths_in,
     first_death_in,
     routing_keys_in,
     with_attempts,
 )
+from penstock.queues.headers import Death
+from penstock.queues.raw_fields import RawEntry
 
 
 def entries_of(table: dict[str, object]) -> list[RawEntry]:
-    return raw_tables.split(encode_table(table)[4:])
+    return raw_fields.split(encode_table(table)[4:])
 
 
 def shown(entries: list[RawEntry]) -> dict[str, Any]:
-    found: dict[str, Any] = decode.field_table(raw_tables.nested(entries)[1:])[1]
+    found: dict[str, Any] = decode.field_table(raw_fields.nested(entries)[1:])[1]
     return found
 
 
@@ -35,7 +35,7 @@ def at(seconds: int) -> datetime.datetime:
 def test_golden_first_death() -> None:
     headers: list[RawEntry] = []
     add_death(headers, Death("q", "expired", 1_700_000_000_999), b"x", b"key", b"5000", [])
-    assert raw_tables.join(headers) == (
+    assert raw_fields.join(headers) == (
         b"\x14x-first-death-reasonS\x00\x00\x00\x07expired"
         b"\x13x-first-death-queueS\x00\x00\x00\x01q"
         b"\x16x-first-death-exchangeS\x00\x00\x00\x01x"
@@ -98,7 +98,7 @@ def test_attempts_are_kept_apart_where_the_reason_does_not_say_them() -> None:
     assert [(d.reason, d.attempts, d.count) for d in deaths_in(headers, told)] == [
         ("rejected", 1, 2), ("delivery_limit", 3, 1)
     ]  # fmt: skip
-    assert b"attempts" not in raw_tables.join(headers)
+    assert b"attempts" not in raw_fields.join(headers)
     with_attempts(headers, told)
     assert [table.get("attempts") for table in shown(headers)["x-death"]] == [None, 3]
 
@@ -111,7 +111,7 @@ def test_the_attempts_in_tables_of_earlier_versions_are_read() -> None:
     assert [d.attempts for d in deaths_in(headers, [])] == [0, 3]
     told = add_death(headers, Death("q", "delivery_limit", 1000, 5), b"", b"q", None, [])
     assert told == [5, 0]
-    assert b"attempts" not in raw_tables.join(headers)
+    assert b"attempts" not in raw_fields.join(headers)
     assert [d.attempts for d in deaths_in(headers, told)] == [5, 0]
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_array_is_replaced() -> None:
 
 
 def test_a_damaged_table_within_is_kept() -> None:
-    headers: list[RawEntry] = [(b"x-death", raw_tables.array([b"F\0\0\0\x01\x09"]))]
+    headers: list[RawEntry] = [(b"x-death", raw_fields.array([b"F\0\0\0\x01\x09"]))]
     add_death(headers, Death("q", "expired", 20_000), b"x", b"k", None, [])
     assert [d.queue for d in deaths_in(headers, [])] == ["q", ""]
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import OptionError
-from penstock.spark.catalog import BrokerCatalog
-from penstock.spark.classic_queues import MESSAGES_MAX
+from penstock.spark.catalog import MESSAGES_MAX, BrokerCatalog
 from penstock.spark.http_link import RefusedError
 from penstock.spark.options import parse_source_options
 from tests.helpers.tiny_http import Answer, TinyHttp

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.spark import py_files
-from penstock.spark.py_files import NAME, PyFilesError, ship, write_py_files
+from penstock.spark import spark_session
+from penstock.spark.spark_session import NAME, PyFilesError, ship, write_py_files
 
 # What a task imports, the source's and the sink's; none of it may want a file beside it.
 OF_TASKS = (
@@ -72,7 +72,8 @@ def test_it_works_where_nothing_is_installed_but_spark_and_arrow(tmp_path: Path)
 
 
 def test_sources_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(py_files, "__file__", str(tmp_path / "penstock" / "spark" / "py_files.py"))
+    here = str(tmp_path / "penstock" / "spark" / "spark_session.py")
+    monkeypatch.setattr(spark_session, "__file__", here)
     with pytest.raises(PyFilesError, match="no sources of penstock and pyspark_penstock"):
         write_py_files(str(tmp_path / NAME))
 

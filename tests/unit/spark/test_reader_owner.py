@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ReaderTakenError
-from penstock.spark.classic_queues import ReaderOwner, taken_error
+from penstock.spark.catalog import ReaderOwner, taken_error
 from penstock.spark.http_link import LinkError, RefusedError
 from penstock.spark.options import Place
 

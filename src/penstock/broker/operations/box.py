@@ -176,7 +176,9 @@ def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, b
     """Properties as they would be delivered, and the body."""
     headers = call.vhost.headers
     message = delivery.message
-    props = headers.told_props(message.header, headers.parts(message.header, queue.name)[1])
+    props = headers.props_with_attempts(
+        message.header, headers.parts(message.header, queue.name)[1]
+    )
     if delivery.attempts:
         props = headers.delivered_props(props, delivery.attempts)
     body = message.body

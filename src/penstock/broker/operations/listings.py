@@ -24,7 +24,7 @@ from penstock.broker.queue_table import bytes_of, indexes_of, text_of
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
-from penstock.queues import factory
+from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
 from penstock.queues.stream_options import QUEUE_TYPE
@@ -131,7 +131,7 @@ def list_queues(vhost: VHost) -> list[Info]:
     unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.table.stored}
     if unopened:
         for index in vhost.engine.queues.values():
-            of = unopened.get(text_of(index.name.partition(factory.SEPARATOR)[0]))
+            of = unopened.get(text_of(index.name.partition(priority_queue.SEPARATOR)[0]))
             if of is not None:
                 of.append(index)
     found = []

@@ -1,9 +1,9 @@
-"""VqHolder: what a checkpoint is told to look at, piece by piece, and that it is not everything."""
+"""QueueHolder: a checkpoint gets what it must write, piece by piece, and not everything."""
 
 import pytest
 
 from penstock.message import Entry
-from penstock.queues.variable_queue import VqHolder
+from penstock.queues.variable_queue import QueueHolder
 from penstock.storage.durability import DISK
 from penstock.storage.holder import DictHolder
 from tests.helpers.engine_rig import STORED, EngineRig
@@ -13,9 +13,9 @@ from tests.helpers.variable_queues import LIMIT, opens, real
 MANY = 300
 
 
-def holder_of(world: World) -> VqHolder:
+def holder_of(world: World) -> QueueHolder:
     holder = real(world.q).state.index.holder
-    assert isinstance(holder, VqHolder)
+    assert isinstance(holder, QueueHolder)
     return holder
 
 
@@ -93,7 +93,7 @@ def test_what_earlier_checkpoints_wrote_is_hardly_listed() -> None:
 class Noting(DictHolder):
     """Stands before another holder, and notes which candidates were asked for."""
 
-    def __init__(self, inner: VqHolder) -> None:
+    def __init__(self, inner: QueueHolder) -> None:
         super().__init__()
         self.inner = inner
         self.asked: list[int] = []

@@ -4,8 +4,9 @@ import pytest
 
 from penstock.errors import OptionError, UnknownQueueError
 from penstock.queues.backing_queue import BackingQueue
-from penstock.queues.factory import (
+from penstock.queues.priority_queue import (
     PRIORITIES_MAX,
+    PriorityQueue,
     base_names,
     open_backing,
     part_names,
@@ -13,7 +14,6 @@ from penstock.queues.factory import (
     store_arguments,
     stored,
 )
-from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE
 from tests.contracts.backing_queue import BackingQueueContract

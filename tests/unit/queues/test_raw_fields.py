@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.codec.properties import BasicProperties
-from penstock.queues import raw_tables
-from penstock.queues.raw_properties import EMPTY, PropertiesError, RawProperties
+from penstock.queues import raw_fields
+from penstock.queues.raw_fields import EMPTY, PropertiesError, RawProperties
 
 SHORT = st.text(max_size=60)
 PROPERTIES = st.fixed_dictionaries(
@@ -39,7 +39,7 @@ def test_only_what_is_to_be_changed_is(
     given_properties: dict[str, Any], has_expiration: bool, has_headers: bool
 ) -> None:
     raw = RawProperties(BasicProperties(**given_properties).encode())
-    headers = [(b"new", raw_tables.signed(5))] if has_headers else []
+    headers = [(b"new", raw_fields.signed(5))] if has_headers else []
     changed = raw.changed(headers, has_expiration=has_expiration)
     expected = dict(given_properties)
     expected["headers"] = {"new": 5} if has_headers else None

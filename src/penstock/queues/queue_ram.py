@@ -1,4 +1,5 @@
-"""VQState: the five parts of a VariableQueue, its counters, and the invariants that they keep.
+"""QueueRam: what a VariableQueue has in RAM: five parts, counters, and the invariants that they
+keep.
 
 RabbitMQ's variable_queue.md draws a queue as five parts; messages move through them from right to
 left, and the head is at the left:
@@ -8,40 +9,61 @@ left, and the head is at the left:
                      gammas   seqs only  gammas
                               on disk
 
-An alpha is an `Entry` with its message; a beta (body on disk) and a gamma (its position too) are
-packed rows (rows.py); of delta only its bounds and its count are known here, and from which seqs it
-is made, the QueueIndex says: a bitmap per segment at most. A persistent message is paged out with
-body and slot together, so it becomes a gamma at once, as RabbitMQ's essay of 2011 has it; a
-transient one becomes a beta, and gets its slot when it is rolled into delta.
+An alpha is an `Entry` with its message; a beta (body on disk) and a gamma (its position, too) are
+packed rows (rows.py). Of delta only the bounds and the count are kept here; its seqs are in the
+QueueIndex, in a bitmap per segment. A persistent message is paged out with body and slot together,
+so it becomes a gamma at once, as in RabbitMQ's essay of 2011; a transient one becomes a beta, and
+gets its slot when it is rolled into delta.
 
-Beside q4 stands what came back. A message that is requeued belongs where its seq was, which is
-before q4's head or somewhere among its first messages, and to merge it into a deque of a million
-would cost a walk over all of them for each reject. So what is not before q4's head waits in `back`
-(in RAM) and `back_rows` (its body is not), and `head_in_ram` brings the first of it to q4's head
-when its turn has come. Both belong to the stretch of seqs that q4 covers: before q3.
+A requeued message belongs where its seq was, which is before q4's head or among its first messages.
+Inserting into a deque of a million would cost a walk over it for each reject. So messages that do
+not belong before q4's head wait in `back` (in RAM) and `back_rows` (paged out), and `head_in_ram`
+moves the first of `back` to q4's head when its turn comes. Both belong to the range of seqs that q4
+covers: before q3.
 
     fetch <-  min(q4, back, back_rows)  <-  q3 ...
 
-What `check` asserts, in default mode:
+`check` asserts, in default mode:
 
-    [V1] q1 holds something => q3 does        [V2] q2 holds something => delta does
-    [V3] delta holds something => q3 does     [V4] empty <=> q3, q4 and back are empty
+    [V1] q1 is not empty => q3 is not         [V2] q2 is not empty => delta is not
+    [V3] delta is not empty => q3 is not      [V4] empty <=> q3, q4 and back are empty
     [V5] seqs ascend through q4, q3, delta, q2, q1, and within back_rows, which comes before q3 as
          `back` does; nothing is two of ready, pending and leased
     [V6] delta.start + delta.count <= delta.end: holes are dead, pending or leased
     [V7] no counter is negative, and each is the sum of what it counts
-    [V8] the seqs of back are those of its heap; `has_back` is set if it or back_rows holds any
+    [V8] the seqs of back are those of its heap; `has_back` is set if it or back_rows is not empty
 
-in lazy mode [V1] to [V4] are: q1, q2, q4 and back are empty, and all is in q3 and delta. A queue on
-its way to lazy still follows the rules of default mode.
+in lazy mode instead of [V1] to [V4]: q1, q2, q4 and back are empty, and everything is in q3 and
+delta. A queue that is becoming lazy still follows the rules of default mode.
 
-Bytes in RAM are counted honestly: an alpha with body, header and its objects (ALPHA_BYTES), a row
-with 32 bytes, pending messages like all others. A body that other queues hold too counts once for
-all of them (shared_body.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` have it whole, and what
-the other queues count of it, `shared.elsewhere_bytes`, is subtracted in `ram_bytes`. A message
-joins its SharedBody when it arrives, and leaves it when it leaves RAM: it dies or is paged out.
+Counted bytes of RAM: an alpha with body, header and its objects (ALPHA_BYTES), a row with 32 bytes,
+pending messages like all others. A body that other queues hold, too, counts once for all of them
+(shared_body.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` contain it whole, and `ram_bytes`
+subtracts what the other queues count of it, `shared.elsewhere_bytes`. A message joins its
+SharedBody when it arrives, and leaves it when it dies or is paged out.
 
     [V9] `shared` has joined exactly the shared bodies of q1, q4, back and ram_pending
+
+**Rates.** The memory monitor sets for *how long* the messages in RAM should last, not only how many
+bytes they may take; so a busy queue keeps more in RAM than an idle one, and a flooded queue does
+not write to disk what it will deliver in a moment. That needs four rates (`Rates`): messages in,
+messages out, messages that become pending, messages that are acked. Ingress counts, as in
+rabbit_variable_queue: it keeps a flooded queue responsive.
+
+* A rate is an exponential moving average with a half-life of 5 s: after dt seconds with `n` events,
+  `rate = n / dt * (1 - w) + rate * w` with `w = 0.5 ** (dt / 5)`. The result does not depend on how
+  often it is updated, if events come evenly.
+* The hot path only adds one to an integer: `rates.n_in += 1`. `update` folds the integers in and
+  sets them to zero. It ignores a dt below 1 ms (a clock that stands still, two reports in a row):
+  the events stay counted.
+* `duration` is (counts now + counts before) / (4 x sum of the rates), as in RabbitMQ: half of the
+  average count by the sum of the rates. A queue whose target is the duration that it reported thus
+  halves itself, which is intended: queues should shrink before there is no more room. RabbitMQ lost
+  the "before" in 3.3.0 (it is always zero there); here the caller keeps the counts of its last
+  report.
+* `target` is duration x sum of the rates: how many messages last for that long.
+
+Below 0.01 events a second in all four rates a queue is idle, and its messages last for ever.
 """
 
 from bisect import bisect_left
@@ -51,18 +73,91 @@ from typing import Final
 
 from penstock.message import Entry, Message, seq_of
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.rates import Rates
 from penstock.queues.rows import ON_SLOT, ROW_BYTES, Row, Rows
 from penstock.shared_body import SharedBodies, SharedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
+
+HALF_LIFE_S: Final = 5.0
+IDLE_PER_S: Final = 0.01
+UPDATE_S_MIN: Final = 0.001
+INFINITY: Final = float("inf")
+
+
+class Rates:
+    """Four moving averages, in events per second: `in_`, `out`, `ack_in`, `ack_out`.
+
+    now_s: seconds of a monotonic clock at which the first sampling period begins.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.n_in: int = 0  # messages published or requeued since the last update
+        self.n_out: int = 0  # messages fetched or dropped since the last update
+        self.n_ack_in: int = 0  # messages that became pending since the last update
+        self.n_ack_out: int = 0  # messages that were acked or requeued since the last update
+        self.in_: float = 0.0
+        self.out: float = 0.0
+        self.ack_in: float = 0.0
+        self.ack_out: float = 0.0
+        self._updated_s: float = now_s
+
+    def update(self, now_s: float) -> None:
+        """Fold in the counts since the last update, unless that was less than 1 ms ago."""
+        dt_s = now_s - self._updated_s
+        if dt_s < UPDATE_S_MIN:
+            return
+        w = _weight(dt_s)
+        fresh = (1.0 - w) / dt_s
+        self.in_ = self.n_in * fresh + self.in_ * w
+        self.out = self.n_out * fresh + self.out * w
+        self.ack_in = self.n_ack_in * fresh + self.ack_in * w
+        self.ack_out = self.n_ack_out * fresh + self.ack_out * w
+        self.n_in = self.n_out = self.n_ack_in = self.n_ack_out = 0
+        self._updated_s = now_s
+
+    def sum(self) -> float:
+        """Return the sum of the four rates, in events per second."""
+        return self.in_ + self.out + self.ack_in + self.ack_out
+
+    def is_idle(self) -> bool:
+        """Return whether no rate is above 0.01 events per second."""
+        return (
+            self.in_ < IDLE_PER_S
+            and self.out < IDLE_PER_S
+            and self.ack_in < IDLE_PER_S
+            and self.ack_out < IDLE_PER_S
+        )
+
+    def duration(self, ram_now: int, ram_prev: int, ack_now: int, ack_prev: int) -> float:
+        """Return for how many seconds the messages in RAM last; infinity for an idle queue.
+
+        ram_now, ram_prev: ready messages in RAM now and at the last report. ack_now, ack_prev:
+        pending messages in RAM, likewise.
+        """
+        if self.is_idle():
+            return INFINITY
+        return (ram_now + ram_prev + ack_now + ack_prev) / (4.0 * self.sum())
+
+    def target(self, duration_s: float) -> float:
+        """Return how many messages last for that long: a whole number, or infinity."""
+        if duration_s == INFINITY:
+            return INFINITY
+        return float(int(duration_s * self.sum()))
+
+
+def _weight(dt_s: float) -> float:
+    """Return the part of an old rate that is left after dt_s seconds: 1 at once, 0.5 after a
+    half-life."""
+    weight: float = 0.5 ** (dt_s / HALF_LIFE_S)
+    return weight
+
 
 # An Entry, a Message, their place in a deque or dict, and the head of a bytes object: measured.
 ALPHA_BYTES: Final = 256
 
 
 class Checks:
-    """is_on: every call of a VariableQueue ends with `VQState.check`. Set by tests."""
+    """is_on: every call of a VariableQueue ends with `QueueRam.check`. Set by tests."""
 
     def __init__(self) -> None:
         self.is_on: bool = False
@@ -72,7 +167,7 @@ CHECKS: Final = Checks()
 
 
 class Delta:
-    """The run of seqs that are on disk only: [start, end), of which `count` are ready."""
+    """The range of seqs that are on disk only: [start, end), of which `count` are ready."""
 
     __slots__ = ("count", "end", "start")
 
@@ -82,7 +177,7 @@ class Delta:
         self.end: int = 0
 
     def add(self, seq: int) -> None:
-        """One more; the bounds widen to hold it."""
+        """Add a seq and widen the bounds."""
         if not self.count:
             self.start = seq
             self.end = seq + 1
@@ -93,29 +188,29 @@ class Delta:
         self.count += 1
 
     def clear(self) -> None:
-        """Nothing is left."""
+        """Remove all seqs."""
         self.start = self.end = self.count = 0
 
 
 def alpha_bytes(message: Message) -> int:
-    """What a message in RAM is counted for."""
+    """Return the bytes that a message in RAM counts."""
     body = message.body
     return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))
 
 
 def low_mark(target_bytes: int) -> int:
-    """Below it a queue whose owner has set no minimum reads back what is out."""
+    """Return the bytes below which a queue without a minimum of its own reads messages back."""
     return target_bytes - (target_bytes >> 3)
 
 
 def high_mark(target_bytes: int) -> int:
-    """Up to here a flowed queue reads back what is out: fifteen sixteenths of the target. The rest
-    is for what arrives, so that it does not send out at once what was just read."""
+    """Return the bytes up to which a flowed queue reads messages back: 15/16 of the target. The
+    rest is for arrivals, so that they do not page out what was just read."""
     return target_bytes - (target_bytes >> 4)
 
 
-class VQState:
-    """See the head of this module. Owned by one VariableQueue; Purger and Inhaler change it."""
+class QueueRam:
+    """See the head of this module. One VariableQueue owns it; paging.py changes it, too."""
 
     def __init__(self, engine: StorageEngine, index: QueueIndex) -> None:
         self.engine = engine
@@ -126,26 +221,26 @@ class VQState:
         self.delta: Delta = Delta()
         self.q3: Rows = Rows(start, now_s)
         self.q4: deque[Entry] = deque()
-        # What came back and is not before q4's head, by seq; those seqs, a heap; rows.
+        # Requeued, not before q4's head: entries by seq; those seqs as a heap; rows.
         self.back: dict[int, Entry] = {}
         self.back_order: list[int] = []
         self.back_rows: Rows = Rows(start, now_s)
-        self.has_back: bool = False  # or had, until `head_in_ram` is asked
+        self.has_back: bool = False  # or had, until the next `head_in_ram`
         # Fetched, not yet settled: in RAM, and paged out. Largest seqs are paged out first.
         self.ram_pending: dict[int, Entry] = {}
         self.disk_pending: Rows = Rows(start, now_s)
-        # A heap of the seqs of ram_pending, negative, and of some that are pending no more; None
-        # until somebody asks for the largest.
+        # A heap of the seqs of ram_pending, negated, and of some that are not pending any more;
+        # None until the largest is needed.
         self.pending_order: list[int] | None = None
         self.has_transients: bool = False  # or had
         # Transient messages of delta: segment -> bitmap of seqs. Persistent: see QueueIndex.
         self.delta_transients: dict[int, bytearray] = {}
         self.transient_attempts: dict[int, int] = {}
-        # Transient messages in RAM whose bodies are in .qs all the same, read back: position there.
+        # Transient messages in RAM whose bodies are in .qs, too (read back): position there.
         self.places: dict[int, int] = {}
         self.set_aside: dict[int, str] = {}  # damaged: seq -> what and where
-        self.set_aside_events: list[str] = []  # not yet told
-        # Seqs that a call has taken out and not placed yet: alive in the index, and not in delta.
+        self.set_aside_events: list[str] = []  # not reported yet
+        # Seqs that a call has removed and not placed yet: alive in the index, and not in delta.
         self.in_hand: set[int] = set()
         self.read_error: OSError | None = None  # delta could not be read: q3 is empty meanwhile
         self.len: int = 0  # ready
@@ -166,17 +261,18 @@ class VQState:
         self.disk_writes: int = 0
 
     def ram_bytes(self) -> int:
-        """Bytes counted in RAM."""
+        """Return the bytes counted in RAM."""
         rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
         counted = self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes
         return counted + rows * ROW_BYTES
 
     def average_bytes(self) -> int:
-        """What a ready message takes in RAM on average, without its header."""
+        """Return the average bytes of RAM of a ready message, without its header."""
         return ALPHA_BYTES + self.bytes // max(self.len, 1)
 
     def ram_average(self) -> int:
-        """What a ready message in RAM is counted for on average, with its header; 0 for none."""
+        """Return the average bytes counted for a ready message in RAM, with its header; 0 for
+        none."""
         n = self.ram_messages()
         if not self.shared.count:
             return self.alpha_bytes // max(n, 1)
@@ -184,14 +280,14 @@ class VQState:
         return counted // max(n + len(self.ram_pending), 1)
 
     def fits(self) -> bool:
-        """Whether all of it would fit in RAM, with an eighth of the target to spare. Headers are
-        not counted, for of messages in delta nobody knows them."""
+        """Return whether the whole queue would fit in RAM, with an eighth of the target to spare,
+        without headers: those of messages in delta are unknown."""
         rows_bytes = self.disk_pending.count * ROW_BYTES
         whole = self.bytes + self.len * ALPHA_BYTES + self.pending_bytes + rows_bytes
         return whole <= low_mark(self.target_bytes)
 
     def add_alpha(self, entry: Entry) -> None:
-        """Behind all others: q4 while nothing is out, else q1."""
+        """Append an entry: to q4 if everything is in RAM, else to q1."""
         cost = alpha_bytes(entry.message)
         self.alpha_bytes += cost
         if self.q3.count or self.delta.count:
@@ -201,20 +297,20 @@ class VQState:
             self.q4.append(entry)
 
     def ram_messages(self) -> int:
-        """Alphas, the ready ones."""
+        """Return the number of alphas (ready)."""
         return len(self.q1) + len(self.q4) + len(self.back)
 
-    # ---- bodies that other queues hold too -----------------------------------------------------
+    # ---- bodies that other queues hold, too ----------------------------------------------------
 
     def join(self, entries: list[Entry]) -> None:
-        """They are in RAM here from now on."""
+        """Count the shared bodies of entries that are in RAM from now on."""
         for entry in entries:
             message = entry.message
             if isinstance(message, SharedMessage):
                 message.shared.join(self.shared)
 
     def leave(self, entries: list[Entry]) -> None:
-        """They are in RAM here no more: they died or are on disk."""
+        """Stop counting the shared bodies of entries that died or were paged out."""
         if not self.shared.count:
             return
         for entry in entries:
@@ -223,8 +319,8 @@ class VQState:
                 message.shared.leave(self.shared)
 
     def unshare(self) -> None:
-        """The queue is about to be gone: what it shares is the other queues' alone. Its own
-        messages are counted whole from here on."""
+        """Leave all shared bodies, because the queue is about to disappear, and count its messages
+        whole."""
         for entry in self.in_ram():
             message = entry.message
             if isinstance(message, SharedMessage):
@@ -232,14 +328,14 @@ class VQState:
                 entry.message = message.copy()
 
     def in_ram(self) -> list[Entry]:
-        """All entries with their messages: ready and pending."""
+        """Return all entries with their messages: ready and pending."""
         return [*self.q1, *self.q4, *self.back.values(), *self.ram_pending.values()]
 
-    # ---- what came back ------------------------------------------------------------------------
+    # ---- requeued messages ---------------------------------------------------------------------
 
     def place(self, entries: list[Entry]) -> None:
-        """Entries, ascending, that come before q3 are ready and in RAM: those before q4's head are
-        its head now, the others wait in `back`."""
+        """Make entries in RAM, ascending and before q3, ready: those before q4's head go there,
+        others to `back`."""
         if not entries:
             return
         q4 = self.q4
@@ -257,13 +353,13 @@ class VQState:
         self.alpha_bytes += sum([alpha_bytes(entry.message) for entry in entries])
 
     def place_row(self, row: Row) -> None:
-        """A row that comes before q3 is ready."""
+        """Make a row before q3 ready."""
         self.back_rows.insert(row)
         self.has_back = True
 
     def head_in_ram(self) -> bool:
-        """Whether the head of the queue is in RAM: then it is q4[0]. If not it is the first of
-        back_rows, or, if q4 and back are empty, of what is behind them."""
+        """Return whether the head of the queue is in RAM; then it is q4[0]. If not, it is the first
+        of back_rows, or, if q4 and back are empty, the first after them."""
         q4 = self.q4
         if not self.has_back:
             return bool(q4)
@@ -279,20 +375,19 @@ class VQState:
         return bool(q4)
 
     def join_rows(self) -> None:
-        """If nothing in RAM stands between them any more, the rows that came back are the front of
-        q3."""
+        """Move back_rows to the front of q3 if nothing in RAM is between them."""
         if self.back_rows.count and not self.q4 and not self.back:
             self.q3.extend_left(self.back_rows)
 
     def is_pending(self, seq: int) -> bool:
-        """Whether a message was fetched and is not settled."""
+        """Return whether a message was fetched and is not settled."""
         return seq in self.ram_pending or (
             self.disk_pending.count > 0 and self.disk_pending.find(seq) is not None
         )
 
     def clear_ready(self) -> None:
-        """All that was ready is dead."""
-        if self.shared.count:  # else nobody has to walk over them
+        """Remove everything that was ready."""
+        if self.shared.count:  # avoids the walk over them
             self.leave([*self.q1, *self.q4, *self.back.values()])
         self.engine.free_later(self.q1)
         self.engine.free_later(self.q4)
@@ -312,8 +407,8 @@ class VQState:
         self.len = self.bytes = self.alpha_bytes = self.q1_bytes = 0
 
     def count_bytes(self) -> None:
-        """Count the ready bytes anew, when delta is empty: of a damaged slot nobody knew the
-        size."""
+        """Count the ready bytes again when delta is empty, because the sizes of damaged slots were
+        unknown."""
         alphas = sum(e.message.size for q in (self.q1, self.q4, self.back.values()) for e in q)
         parts = (self.q2, self.q3, self.back_rows)
         self.bytes = alphas + sum(r.size for rows in parts for r in rows.rows())
@@ -321,7 +416,7 @@ class VQState:
     # ---- transients in delta -------------------------------------------------------------------
 
     def mark_transient(self, seq: int) -> None:
-        """A transient message is in delta now."""
+        """Mark a transient message in delta."""
         slots = self.index.slots
         bits = self.delta_transients.get(seq // slots)
         if bits is None:
@@ -362,14 +457,14 @@ class VQState:
         rels = ((seq, seq % slots) for seq in range(start, stop))
         return [seq for seq, rel in rels if bits[rel >> 3] >> (rel & 7) & 1]
 
-    # ---- looking, for people and tests ---------------------------------------------------------
+    # ---- information and checks ----------------------------------------------------------------
 
     def segment_end(self, seq: int) -> int:
-        """The first seq of the segment behind that of `seq`."""
+        """Return the first seq after the segment of `seq`."""
         return (seq // self.index.slots + 1) * self.index.slots
 
     def delta_seqs(self) -> list[int]:
-        """The seqs that delta is made of, ascending."""
+        """Return the seqs in delta, ascending."""
         found: list[int] = []
         start, end = self.delta.start, self.delta.end
         while self.delta.count and start < end:
@@ -379,8 +474,8 @@ class VQState:
         return found
 
     def ready_on_disk(self, start: int, stop: int) -> list[int]:
-        """Of one segment, [start, stop) within delta: what is alive and neither pending, leased nor
-        set aside, ascending."""
+        """Return the seqs of [start, stop), of one segment within delta, that are alive and not
+        pending, leased or set aside, ascending."""
         seqs = self.index.ready_between(start, stop)
         if self.delta_transients:
             transients = self.transients_between(start, stop)
@@ -395,14 +490,14 @@ class VQState:
         return seqs
 
     def ids(self) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-        """The seqs of q4 with what came back to it, q3, delta, q2, q1."""
+        """Return the seqs of q4 with back and back_rows, q3, delta, q2, q1."""
         head = sorted([*[e.seq for e in self.q4], *self.back, *self.back_rows.seqs()])
         return (
             head, self.q3.seqs(), self.delta_seqs(), self.q2.seqs(), [e.seq for e in self.q1],
         )  # fmt: skip
 
     def info(self) -> dict[str, int | float | str]:
-        """What BackingQueue.info gives."""
+        """Return the counters of BackingQueue.info."""
         parts = (self.q2, self.q3, self.back_rows)
         betas = sum([part.count_without(ON_SLOT) for part in parts])
         rows = sum([part.count for part in parts])
@@ -443,7 +538,7 @@ class VQState:
         }
 
     def check(self) -> None:
-        """AssertionError that cites the invariant which does not hold. O(n), for tests."""
+        """Raise AssertionError with the invariant that does not hold. O(n), for tests."""
         q4, q3, delta, q2, q1 = self.ids()
         if self.is_lazy:
             assert not [*q1, *q2, *q4], "lazy: all is in q3 and delta"

@@ -90,7 +90,7 @@ class DirectoryBox(BoxSource):
     def has(self, name: str) -> Call[bool]:
         yield from ()
         with self._driver.gate, self._driver.guard:
-            return self._driver.core.has(name)
+            return self._driver.core.queue_set.has(name)
 
     def info(self) -> Call[dict[str, int | float | str]]:
         yield from ()

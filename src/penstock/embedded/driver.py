@@ -216,14 +216,14 @@ class Driver:
         if state.is_crowded:
             state.changed()
         if not state.is_touched:
-            self.core.touch(state)
+            self.core.queue_set.touch(state)
         if self.is_idle:
             self.nudge()
 
     def note_due(self, state: QueueState) -> None:
         """Wake the thread if something of this queue is due earlier than all it knows."""
-        before = self.core.next_due_ms
-        when = self.core.note_due(state)
+        before = self.core.queue_set.next_due_ms
+        when = self.core.queue_set.note_due(state)
         if when and (not before or when < before):
             self.nudge()
 
@@ -451,7 +451,7 @@ class Driver:
 
     def _reopen(self) -> None:
         with self.lock:
-            states, streams = self.core.queues, self.core.streams
+            states, streams = self.core.queue_set.queues, self.core.streams
             try:
                 self.core.abandon()
                 self.core = self._opened(states)
@@ -502,7 +502,7 @@ class Driver:
             try:
                 self.has_acks_to_watch = False
                 self.unwritten_acks = 0
-                seconds = self.core.tick()
+                seconds = self.core.queue_set.tick()
                 self.wake_settled()
             except Exception as error:  # noqa: BLE001  # the thread must go on; the event reports it
                 self.fail()

@@ -421,10 +421,19 @@ class BrokerQueue(QueueOrStream):
             self.parts_bytes += OPEN_PART_BYTES * (len(backing.opened) - 1)
         self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
         self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
-        self.due_ms: int = 0  # the time at which QueueTimers looks at it next, 0: none
+        self.due_ms: int = 0  # of UsedQueue (queue_set.py)
 
     def len(self) -> int:
         return self.amq.len()
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether the queue was neither deleted nor has crashed."""
+        return not self.is_deleted and not self.is_crashed
+
+    def tick(self, wall_ms: int) -> bool:
+        """Do what is due in the queue. Returns True if there is more to do at once."""
+        return self.amq.tick(wall_ms)
 
     def _part_opened(self) -> None:
         self.parts_bytes += OPEN_PART_BYTES

@@ -1,7 +1,7 @@
 """Own limits: which do not fit, and what is said of them."""
 
-from penstock.queues.queue_set import limits_beyond, limits_warning, may_have_limit
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_set import limits_beyond, limits_warning, may_have_limit
 
 MIB = 1 << 20
 

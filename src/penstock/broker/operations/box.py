@@ -119,7 +119,7 @@ def _queues(call: Call) -> None:
         and not isinstance(queue, BrokerStream)
     )  # fmt: skip
     names = sorted(
-        name for name in (*open_names, *known.stored)
+        name for name in (*open_names, *call.vhost.queue_set.stored)
         if name > after and _may_use(call.identity, name)
     )  # fmt: skip
     call.reply(names[:n])
@@ -296,7 +296,7 @@ def _info(call: Call) -> None:
     engine = call.vhost.engine
     memory = call.vhost.monitor.info()
     call.reply({
-        "queues": len(call.vhost.table.served) + len(call.vhost.table.stored),
+        "queues": call.vhost.table.count,
         "queues_open": len(call.vhost.table.served),
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),

@@ -30,14 +30,14 @@ costs a publish nothing unless one of these happens and there are consumers.
 Hot: `deliver` and `next_ready` run for each message delivered.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import decode_arguments, encode_arguments
-from penstock.broker.dispatch import Dispatch, Source, Unconfirmed
+from penstock.broker.dispatch import Dispatch, Source
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import DiskFullError
 from penstock.native import mypyc_attr
@@ -59,7 +59,7 @@ COUNTS_OF_BOXES: Final = COUNTS_OF_RETURNS | COUNTS_OF_DEATHS
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ConsumerChannel(Unconfirmed):
+class ConsumerChannel(ABC):
     """A channel, as its consumers see it. `can_deliver`: it may be given another message; the
     channel updates it whenever something changes that decides it. Consumers that share one prefetch
     take turns, also those of different queues."""

@@ -172,11 +172,6 @@ class Usage:
 
     # ---- publish rate --------------------------------------------------------------------------
 
-    @property
-    def has_publish_rates(self) -> bool:
-        """Return whether any user has a limit."""
-        return self.limits.has_publish_rates
-
     def delay_s(self, user: str, count: int, now_s: float) -> float:
         """Return the seconds for which the user's connections that publish are not to be read,
         after `count` messages; 0.0: go on. now_s: of the monotonic clock."""

@@ -3,8 +3,8 @@
     QueueSet (engine, AMQQueues, memory, what is due) < BrokerQueue, one for each queue in use
     StorageEngine < BrokerStream, one for each stream;  StreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueTimers;  Dispatch
-    BackgroundTasks: LeaseManager (readers of queues), AlertManager, DeferredFree; whoever opens a
-    vhost adds a BatchManager (batches.py)
+    BackgroundTasks: AlertManager, DeferredFree; whoever opens a vhost adds a LeaseManager (readers
+    of queues, leases.py) and a BatchManager (batches.py)
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
 chance are handed in. The owner of a vhost (a process of the server, a test, a simulation) calls
@@ -47,7 +47,6 @@ from penstock.broker.broker_stream import BrokerStream, StreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
-from penstock.broker.leases import LeaseManager
 from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.usage import Usage
@@ -210,6 +209,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.blocked_reason: str = ""
         self.blocked_since_ms: int = 0
         self.operations: object | None = None  # what operators' sessions hold (broker.operations)
+        self.leases: object | None = None  # of readers of queues (leases.py)
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
@@ -292,9 +292,6 @@ class VHost(QueueOwner[BrokerQueue]):
         self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.let_go = self.deferred_free.add
-        self.leases: LeaseManager = LeaseManager(
-            self.table, self.restarts, self.background, self.settings.lease_alert_s, self.event
-        )
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -616,7 +613,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch.retry(now_s)
         has_more = self.timers.tick(wall_ms, now_s)
         for call in (
-            self.streams.tick, self.leases.tick, self.alerts.tick, self._watch_unfinished,
+            self.streams.tick, self.alerts.tick, self._watch_unfinished,
             *self.on_tick,
         ):  # fmt: skip
             try:

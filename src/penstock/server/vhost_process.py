@@ -34,6 +34,7 @@ from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import SIZE, InFlight
+from penstock.broker.leases import lease_manager
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
     CONNECTION_FORCED,
@@ -195,6 +196,7 @@ class VhostProcess(LinkedProcess):
             return
         vhost.limits.set(**self._limits)
         vhost.watch_rss(self._rss_bytes, self._heap.give_back)
+        lease_manager(vhost)
         batch_manager(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone

@@ -16,7 +16,7 @@ from penstock.access.permissions import Identity
 from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.channel import Channel
+from penstock.broker.channel import Channel, Delivered
 from penstock.broker.operations.arguments import (
     NAME_BYTES_MAX,
     U63_MAX,
@@ -30,7 +30,6 @@ from penstock.broker.operations.arguments import (
 )
 from penstock.broker.operations.call import CLIENTS, Call, Operation
 from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
-from penstock.broker.unacked import Delivered
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery

@@ -1,50 +1,65 @@
-"""Core: what a box in a directory is made of below its threads.
+"""Core: what a box in a directory is made of below its threads; its settings; its transactions.
 
     DataDirectory < QueueSet (engine, queues, memory, what is due)
                   < CoreStreams, all streams
 
-It is opened whole and closed whole. Queues are opened when a caller, or a queue that dead-letters
-to them, first names them. The durable options of a queue are its arguments in the topology.
+The core is opened as a whole and closed as a whole. Queues are opened when a caller, or a queue
+that dead-letters to them, first names them. The durable options of a queue are its arguments in the
+topology.
 
-Who waits is kept beside each queue (QueueState) and stream (StreamState). They outlive the core:
-when it is reopened after an interrupt, their `amq` and `parts` are replaced. At a queue three kinds
-wait: getters for a message, putters for room (`maxsize`), joiners for the queue to have nothing
-left. Whoever changes the queue calls `changed`, which wakes at most one getter and one putter; each
-of them, after its turn, calls `changed` again. So calls go on one after the other, as many as there
-is something for, and none is woken for nothing.
+**Waiting.** Waiters are in each queue's QueueState and each stream's StreamState. These outlive the
+core: when it is reopened after an interrupt, their `amq` and `parts` are replaced. At a queue three
+kinds wait: getters for a message, putters for room (`maxsize`), joiners for the queue to have
+nothing left. Whoever changes the queue calls `changed`, which wakes at most one getter and one
+putter; each of them, after its turn, calls `changed` again. So no more are woken than can go on.
 
-Everything is called under the lock of the box, except `release`. Events of the core are reported
-through `event(kind, text)`, which must not call back.
+**Transactions.** While a BoxTransaction is open, the engine's transaction collects what its owner,
+a thread or task, puts into queues, appends to streams and acknowledges. The commit is one decision
+in the log, so after a crash all of it is there or nothing. Others see nothing of it before the
+commit is settled. RAM holds the first MiB of the bodies; the others are in the store, where a
+rollback or a crash drops them. A transaction of more than 256 MiB is refused at its commit. A
+rollback removes what was put. Messages that the transaction acknowledged are returned as after a
+failure, with back-off and counted as an attempt, because their owner has finished with them. Gets,
+nacks and rejects are not part of a transaction: they happen at once. Messages are persistent in a
+transaction, whatever the durability of box and queue: `none` counts as `os`.
 
-Errors of opening are the engine's and the directory's (LockedError names the holder); nothing stays
-open then. `abandon` closes without writing, as a crash would.
+Everything is called under the lock of the box, except `release`. Events are reported through
+`event(kind, text)`, which must not call back.
+
+Opening raises the errors of the engine and the directory (LockedError names the holder), and leaves
+nothing open. `abandon` closes without writing, as a crash would.
 """
 
 import random
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Final
 
 from penstock.clock import Clock, SystemClock
 from penstock.embedded import option_parsing
 from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.events import OnAlert, OnEvent
+from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
-from penstock.errors import OptionError, UnknownQueueError
+from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueueError
 from penstock.queues import factory
 from penstock.queues.alerts import Alert
-from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.amq_queue import AMQQueue, Plan
+from penstock.queues.budget import machine_memory
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import KEPT_S, StreamOptions, base_name, partition_names
 from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK, MODE_NAMES
+from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import Lock, OsFileSystem
 from penstock.storage.options import StorageOptions
 from penstock.storage.streams import Stream
+from penstock.storage.transaction import Published
 
 VHOST: Final = b"/"
 WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
@@ -542,3 +557,112 @@ class Core(QueueOwner[QueueState]):
         """In a forked child: close the copies of the locks."""
         for lock in self.fs.locks:
             lock.release()
+
+
+# All options of `open`, of which it suggests one when a name is wrong.
+NAMES = (
+    "durability", "memory", "strict", "on_event", "on_alert",
+    *(field.name for field in fields(StorageOptions)),
+)  # fmt: skip
+
+
+def settings_of(
+    path: object, durability: object, memory: object, strict: object, storage: Mapping[str, object]
+) -> tuple[str, Settings]:
+    """Return the directory and the settings. OptionError; TypeError if this is not a path."""
+    if isinstance(path, str) and path.startswith(URLS):
+        raise OptionError(
+            "path", path, "a directory: what opens the box of a broker is penstock.open"
+        )
+    # Absolute, for the program may change its directory. TypeError for what is no path.
+    directory = str(Path(path).absolute())  # type: ignore[arg-type]
+    if not isinstance(strict, bool):
+        raise OptionError("strict", strict, "True or False")
+    for name in storage:
+        if name not in NAMES:
+            raise OptionError(name, storage[name], NAMES)
+    mode = box_durability(durability)
+    options = StorageOptions.of(dict(storage))
+    if mode.interval_ms:
+        options = replace(options, interval_ms=mode.interval_ms)
+    memory_bytes = size_bytes("memory", memory, machine_memory(OsFileSystem(0))[0])
+    return directory, Settings(mode.mode, memory_bytes, strict, options)
+
+
+class BoxTransaction:
+    """Puts and acknowledgements that happen together or not at all. mode: the durability of the
+    commit."""
+
+    def __init__(self, core: Core, mode: int) -> None:
+        self.core: Core = core
+        self.mode: int = max(mode, OS)
+        self._transaction = core.engine.begin()
+        self._puts: list[tuple[QueueState, Plan, Published]] = []
+        self._acks: dict[QueueState, list[int]] = {}
+        self._put_counts: dict[QueueState, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    def check(self, core: Core) -> None:
+        """Raise StoppedError unless the box still has the core in which the transaction began."""
+        if self.core is not core:
+            raise StoppedError("a call was interrupted, and the transaction is lost")
+
+    def put(self, state: QueueState, new: NewBody) -> None:
+        """Put a message. QueueFullError (what the transaction has put there already counts),
+        DiskFullError: it was not put."""
+        n, size = self._put_counts.get(state, (0, 0))
+        n, size = n + 1, size + len(new.body)
+        state.amq.before_publish(size, n)
+        plan = state.amq.plan(
+            new.header, priority=new.priority, ttl_ms=new.ttl_ms, delay_ms=new.delay_ms
+        )
+        try:
+            published = self._transaction.publish(
+                [plan.index], plan.header, new.body, plan.expiry_ms
+            )
+        except BaseException:
+            state.amq.unplan(plan)
+            raise
+        self._puts.append((state, plan, published))
+        self._put_counts[state] = n, size
+
+    def append(self, stream: Stream, header: bytes, body: bytes) -> None:
+        """Append a record to a stream; its offset is known when it is committed. DiskFullError."""
+        self._transaction.append_stream(stream, header, body)
+
+    def ack(self, state: QueueState, tags: list[int]) -> None:
+        """Acknowledge deliveries. SettledError if one is not pending or is in the transaction
+        already: then none is acknowledged."""
+        taken = self._acks.setdefault(state, [])
+        for tag in tags:
+            if tag in taken or state.amq.backing.pending(tag) is None:
+                raise SettledError(state.name, tag)
+        for index, entries in state.amq.backing.entries(tags):
+            self._transaction.dequeue(index, entries)
+        taken += tags
+
+    def commit(self) -> list[QueueState]:
+        """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
+        changed. TransactionTooLargeError: it is rolled back. DiskFullError: nothing has changed,
+        commit again or roll back."""
+        lsn = self._transaction.commit(self.mode)
+        for state, tags in self._acks.items():
+            if not state.is_deleted:
+                state.amq.backing.forget(tags)
+        for state, plan, published in self._puts:
+            for _, entry in published.entries:
+                state.amq.planned(plan, entry.seq, entry.message.size, lsn, self.mode)
+        changed = {id(state): state for state in [put[0] for put in self._puts] + [*self._acks]}
+        return [state for state in changed.values() if not state.is_deleted]
+
+    def rollback(self) -> list[QueueState]:
+        """Roll back. Returns the queues whose messages are returned."""
+        if self._transaction.is_open:
+            self._transaction.rollback()
+        for state, plan, _ in self._puts:
+            if not state.is_deleted:
+                state.amq.unplan(plan)
+        for state, tags in self._acks.items():
+            for tag in tags:
+                if not state.is_deleted and state.amq.backing.pending(tag) is not None:
+                    state.amq.nack(tag, mode=OS)
+        return [state for state in self._acks if not state.is_deleted]

@@ -51,9 +51,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from penstock.embedded.core import Core, QueueState
+from penstock.embedded.core import BoxTransaction, Core, QueueState
 from penstock.embedded.library_errors import BoxClosedError
-from penstock.embedded.transaction import BoxTransaction
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,

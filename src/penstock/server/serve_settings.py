@@ -1,4 +1,4 @@
-"""ServeSettings: the settings that a broker is started with. ReadyFacts: what it reports when ready.
+"""ServeSettings: what a broker is started with. ReadyFacts: what it reports when it is ready.
 
 The command line passes the settings to the supervisor and gets the facts back. The values are
 checked by the caller (penstock.config). What a user cannot set, such as how long an orderly stop
@@ -96,8 +96,9 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """Facts of a broker that is ready. host, port, http_port (None: no HTTP): where it listens. data:
-    its directory. problems: what keeps it from serving clients, such as a vhost that is down."""
+    """Facts of a broker that is ready. host, port, http_port (None: no HTTP): where it listens.
+    data: its directory. problems: what keeps it from serving clients, such as a vhost that is
+    down."""
 
     host: str
     port: int

@@ -49,10 +49,10 @@ from penstock.operation_json import from_json, to_json
 from penstock.protocol.connection import Connection
 from penstock.server.control_server import error_reply
 from penstock.server.heap import freeze_start
+from penstock.server.hub import Hub, Session
 from penstock.server.linked_process import EX_OK, LinkedProcess, main, take_longest_s
 from penstock.server.log_lines import client_line, event_logger, set_up
 from penstock.server.process_link import Facts
-from penstock.server.session import Hub, Session
 from penstock.storage.data_directory import placed
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.options import StorageOptions

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.server.session import SOON_S, Hub
+from penstock.server.hub import SOON_S, Hub
 from tests.unit.server.test_session import FakeVhost
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.codec.frames import HEARTBEAT_FRAME, method_frame
 from penstock.codec.spec import BasicPublish
 from penstock.errors import StoppedError
-from penstock.server.session import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
+from penstock.server.hub import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
 
 
 class FakeHandler:
@@ -235,7 +235,7 @@ def test_the_last_words_arrive_although_the_client_goes_on_sending() -> None:
 
 
 def test_a_client_that_said_goodbye_closes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.session.LINGER_S", 3600.0)
+    monkeypatch.setattr("penstock.server.hub.LINGER_S", 3600.0)
 
     async def scenario(rig: Rig) -> None:
         rig.session.outlet.send(b"close-ok")
@@ -254,7 +254,7 @@ def test_a_client_that_said_goodbye_closes_first(monkeypatch: pytest.MonkeyPatch
 def test_one_that_does_not_close_after_its_goodbye_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.server.session.LINGER_S", 0.01)
+    monkeypatch.setattr("penstock.server.hub.LINGER_S", 0.01)
 
     async def scenario(rig: Rig) -> None:
         rig.session.outlet.send(b"close-ok")

@@ -97,7 +97,7 @@ HOT_MODULES = (
     "penstock.broker.channel",
     "penstock.broker.connection_handler",
     "penstock.broker.background_tasks",
-    "penstock.broker.batch_moves",
+    "penstock.broker.exactly_once.batch_moves",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
-from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
-from penstock.broker.leases import lease_manager
+from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.output import Outlet
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock

@@ -8,7 +8,7 @@ declared would be answered to a client.
 import random
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, ConsumerChannel, QueueOrStream
-from penstock.broker.leases import lease_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.queues.backing_queue import Delivery

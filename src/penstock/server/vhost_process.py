@@ -30,11 +30,11 @@ from typing import Any, Final
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity
 from penstock.broker import operations
-from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.in_flight import SIZE, InFlight
-from penstock.broker.leases import lease_manager
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
     CONNECTION_FORCED,

@@ -16,7 +16,7 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import READER_BYTES_MAX, is_reader
-from penstock.broker.leases import (
+from penstock.broker.exactly_once.leases import (
     CommitLease,
     DescribeLease,
     LeaseMessages,

@@ -237,7 +237,7 @@ class Route:
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
         self.by_headers: bool = False
         self.is_delayed: bool = False
-        # It is no queue's alone: headers route, or delay, or it leads to streams.
+        # It does not lead to queues alone: headers route or delay, or it leads to streams.
         self.is_special: bool = False
         self.targets: Targets = Targets()
         self.queues: list[BrokerQueue] = self.targets.queues
@@ -385,7 +385,7 @@ class Publisher(Unconfirmed):
         return route
 
     def targets(self, names: list[str]) -> Targets:
-        """The queues and streams of these names that can be published to."""
+        """Return the queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
             queue = self.vhost.table.usable(name)
@@ -434,7 +434,7 @@ class Publisher(Unconfirmed):
     def _publish(
         self, route: Route, queues: list[BrokerQueue], props: bytes, info: int, body: bytes
     ) -> None:
-        """A message that is no more than its delivery mode and priority."""
+        """Publish a message of whose properties only delivery mode and priority matter."""
         if self.transaction is not None or len(queues) != 1:
             facts = self._facts
             facts.set_plain(info)
@@ -461,7 +461,7 @@ class Publisher(Unconfirmed):
             self.confirms.refused()
 
     def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> None:
-        """One of whose properties more must be known, or that goes to a stream."""
+        """Publish a message of whose properties more must be known, or that goes to a stream."""
         if not (info >> 16 & SPECIAL or route.by_headers or self.transaction is not None):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues:
@@ -471,7 +471,7 @@ class Publisher(Unconfirmed):
         self.publish_with(route, targets, props, body, facts)
 
     def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
-        """A message for one stream alone."""
+        """Publish a message to one stream alone."""
         lsn = stream.append(header, body, self._mode)
         self._dispatch.schedule()
         if self.appended is not None:
@@ -656,7 +656,7 @@ def _fan_out(
         if facts.ttl_ms != 0 and options.ttl_ms != 0 and options.overflow == DROP_HEAD:
             shared.append(queue)
             continue
-        # It may refuse, or it is for whoever waits now: the queue decides by itself.
+        # It may be refused, or goes only to consumers that wait now: the queue decides.
         whole = body if spooled is None else whole_body(vhost, spooled)
         try:
             one = queue.amq.publish(
@@ -790,7 +790,7 @@ def plan_all(
 
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
-    """A spooled body, read back, for a queue that cannot share it."""
+    """Return a spooled body, read back, for a queue that cannot share it."""
     return vhost.engine.read_stored(spooled)
 
 

@@ -604,8 +604,7 @@ EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
 
 
 class QueueTimers:
-    """What is due in a vhost besides its queues' own timers: calls, and the end of unused
-    queues."""
+    """Timers of a vhost besides those of its QueueSet: calls, and the deletion of unused queues."""
 
     def __init__(self, table: QueueTable, dispatch: Dispatch) -> None:
         self._clock = table.clock
@@ -695,7 +694,7 @@ WINDOW_S: Final = 10.0
 
 
 class UntrustedError(Exception):
-    """What a queue had in RAM alone cannot be recovered from it."""
+    """The content that a queue had in RAM alone cannot be recovered."""
 
 
 class QueueRestarts:

@@ -126,7 +126,7 @@ class RssAlarm:
             if was_above and self._was_above:
                 self.is_alarmed = True
                 self._since_s = now_s
-                self._tell(ALARM, "is above the limit of", limit)
+                self._report(ALARM, "is above the limit of", limit)
             elif self._was_above:
                 self._trim()
         elif self.rss_bytes <= limit - CALM_BYTES:
@@ -142,17 +142,17 @@ class RssAlarm:
 
     def _end(self, verb: str, limit: int) -> None:
         self.is_alarmed = self._was_above = False
-        self._tell(FREE, verb, limit)
+        self._report(FREE, verb, limit)
 
-    def _tell(self, kind: str, verb: str, limit: int) -> None:
+    def _report(self, kind: str, verb: str, limit: int) -> None:
         rss = format_bytes(self.rss_bytes)
         self._on_event(kind, f"memory: the process's RSS of {rss} {verb} {format_bytes(limit)}")
 
 
 @dataclass(frozen=True, slots=True)
 class VHostSettings:
-    """What a vhost is started with, checked by the caller. What a vhost gets later (its share of
-    the memory, users) is not in it.
+    """Settings that a vhost is started with, checked by the caller. What it gets later (its
+    share of the memory, users) is not in it.
 
     mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may be
     counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the engine.
@@ -175,7 +175,7 @@ class VHostSettings:
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
-# What whoever reads that publishers are blocked can do; consumers go on in any case.
+# What operators can do when publishers are blocked. Consumers go on in any case.
 ADVICE: Final = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
     "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
@@ -227,7 +227,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.rss: RssAlarm | None = None
         self._stalled_due_s: float = 0.0
         self.unfinished_bytes: int = 0  # of messages that clients have begun, kept by handlers
-        self._usage_bytes: int = 0  # topology, clients, transactions, as the monitor was last told
+        self._usage_bytes: int = 0  # of topology, clients, transactions, as counted
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
         )

@@ -574,7 +574,7 @@ def settings_of(
         raise OptionError(
             "path", path, "a directory: what opens the box of a broker is penstock.open"
         )
-    # Absolute, for the program may change its directory. TypeError for what is no path.
+    # Absolute, because the program may change its directory. TypeError: not a path.
     directory = str(Path(path).absolute())  # type: ignore[arg-type]
     if not isinstance(strict, bool):
         raise OptionError("strict", strict, "True or False")

@@ -78,14 +78,11 @@ HOT_MODULES = (
     "penstock.broker.dispatch",
     "penstock.broker.broker_queue",
     "penstock.broker.output",
-    "penstock.broker.unacked",
-    "penstock.broker.confirms",
     "penstock.broker.broker_stream",
-    "penstock.broker.transactions",
     "penstock.broker.channel",
     "penstock.broker.connection_handler",
     "penstock.broker.background_tasks",
-    "penstock.broker.batch_moves",
+    "penstock.broker.exactly_once.batch_moves",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
-from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.output import Outlet
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
@@ -197,6 +198,7 @@ class BrokerRig:
         )  # fmt: skip
         self.refused: list[tuple[str, str]] = []
         self.vhost.on_refused = lambda address, text: self.refused.append((address, text))
+        lease_manager(self.vhost)
         batch_manager(self.vhost)
         self.vhost.wake = self._wake
 

@@ -8,6 +8,7 @@ declared would be answered to a client.
 import random
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, ConsumerChannel, QueueOrStream
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.queues.backing_queue import Delivery
@@ -69,6 +70,7 @@ class VHostRig:
             rng=random.Random(self.seed),
             on_event=lambda kind, text: self.events.append((kind, text)),
         )  # fmt: skip
+        lease_manager(vhost)
         vhost.wake = self._wake
         return vhost
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from penstock import errors
 from penstock.aio.box import AsyncBox
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
+from penstock.embedded.core import settings_of
 from penstock.embedded.directory_box import DirectoryBox, core_opener
 from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent
 from penstock.embedded.option_parsing import Size
-from penstock.embedded.settings import settings_of
 from penstock.embedded.waiting import FAILED, WOKEN, Waiter
 from penstock.errors import StoppedError
 

@@ -29,9 +29,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from penstock.broker.refusals import precondition_failed
 from penstock.codec.fields import decode_value, encode_value
-from penstock.errors import OptionError
+from penstock.errors import PRECONDITION_FAILED, ChannelError, OptionError
 from penstock.queues.queue_options import (
     COUNT_MAX,
     MAX_COUNT,
@@ -192,9 +191,10 @@ def check_stream_arguments(what: str, arguments: Mapping[str, object]) -> Stream
     _check_values(what, arguments)
     page_bytes = arguments.get(PAGE_BYTES)
     if isinstance(page_bytes, int) and page_bytes > SEGMENT_BYTES_MAX:
-        raise precondition_failed(
+        raise ChannelError(
+            PRECONDITION_FAILED,
             f"Exceeded max value for {PAGE_BYTES}: received {shown(page_bytes)}, expected at most "
-            f"{SEGMENT_BYTES_MAX}"
+            f"{SEGMENT_BYTES_MAX}",
         )
     return StreamOptions.from_arguments(arguments)
 
@@ -216,15 +216,17 @@ def _check_values(what: str, arguments: Mapping[str, object]) -> None:
 
 def wrong_type(name: str, what: str, value: object) -> Exception:
     """Return a 406: an argument that names an exchange is not a text."""
-    return precondition_failed(f"invalid type '{_type_name(value)}' for arg '{name}' in {what}")
+    return ChannelError(
+        PRECONDITION_FAILED, f"invalid type '{_type_name(value)}' for arg '{name}' in {what}"
+    )
 
 
 def _invalid(name: str, what: str, text: str) -> Exception:
-    return precondition_failed(f"invalid arg '{name}' for {what}: {text}")
+    return ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {what}: {text}")
 
 
 def _not_of_type(name: str, what: str, kind: str) -> Exception:
-    return precondition_failed(f"invalid arg '{name}' for {what} {of_type(kind)}")
+    return ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {what} {of_type(kind)}")
 
 
 def type_of(arguments: Mapping[str, object]) -> str:
@@ -247,7 +249,7 @@ def check_type(
             (not durable, "non-durable"),
         ):  # fmt: skip
             if given:
-                raise precondition_failed(f"invalid property '{name}' for {what}")
+                raise ChannelError(PRECONDITION_FAILED, f"invalid property '{name}' for {what}")
 
 
 def check_equivalent(what: str, given: Mapping[str, object], current: Mapping[str, object]) -> None:
@@ -274,8 +276,9 @@ def check_same_argument(
         said = (_bare(received), _bare(stands))
     else:
         said = (shown(received), shown(stands))
-    raise precondition_failed(
-        f"inequivalent arg '{name}' for {what}: received {said[0]} but current is {said[1]}"
+    raise ChannelError(
+        PRECONDITION_FAILED,
+        f"inequivalent arg '{name}' for {what}: received {said[0]} but current is {said[1]}",
     )
 
 

@@ -30,14 +30,14 @@ costs a publish nothing unless one of these happens and there are consumers.
 Hot: `deliver` and `next_ready` run for each message delivered.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import decode_arguments, encode_arguments
-from penstock.broker.dispatch import Dispatch, Source, Unconfirmed
+from penstock.broker.dispatch import Dispatch, Source
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import DiskFullError
 from penstock.native import mypyc_attr
@@ -59,7 +59,7 @@ COUNTS_OF_BOXES: Final = COUNTS_OF_RETURNS | COUNTS_OF_DEATHS
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ConsumerChannel(Unconfirmed):
+class ConsumerChannel(ABC):
     """A channel, as its consumers see it. `can_deliver`: it may be given another message; the
     channel updates it whenever something changes that decides it. Consumers that share one prefetch
     take turns, also those of different queues."""
@@ -421,10 +421,19 @@ class BrokerQueue(QueueOrStream):
             self.parts_bytes += OPEN_PART_BYTES * (len(backing.opened) - 1)
         self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
         self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
-        self.due_ms: int = 0  # the time at which QueueTimers looks at it next, 0: none
+        self.due_ms: int = 0  # of UsedQueue (queue_set.py)
 
     def len(self) -> int:
         return self.amq.len()
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether the queue was neither deleted nor has crashed."""
+        return not self.is_deleted and not self.is_crashed
+
+    def tick(self, wall_ms: int) -> bool:
+        """Do what is due in the queue. Returns True if there is more to do at once."""
+        return self.amq.tick(wall_ms)
 
     def _part_opened(self) -> None:
         self.parts_bytes += OPEN_PART_BYTES

@@ -307,6 +307,7 @@ class BrokerStream(QueueOrStream):
     ) -> None:  # fmt: skip
         self.hold_age_s: float | None = None
         self.hold_bytes: int | None = None
+        self.is_touched = True  # ticks of the queues have nothing to do with it
         super().__init__(
             name, is_durable=True, is_exclusive=False, is_auto_delete=False, arguments=arguments,
             owner=None,

@@ -1,4 +1,4 @@
-"""Channel: the state of an AMQP channel: publishes, consumers, unacked deliveries, its transaction.
+"""Channel: the state of an AMQP channel: consumers, unacked deliveries, its transaction.
 
 A channel is the unit of order: its methods are handled one after the other. A method that must wait
 for the disk (a durable declare, tx.commit, a basic.get whose message is held) makes the channel
@@ -12,8 +12,35 @@ whether another message may be given to the channel; what changes that calls `up
 With one limit for several consumers, a place is for the consumer that has waited longest of those
 whose queues have messages (`before`): the queues get the same share, however full they are.
 
+**Unacked deliveries.** Delivery tags count up from 1 and are settled roughly in that order, so the
+deliveries are in a ring (Unacked): a list whose length is a power of two, at the place
+`tag & mask`, from the oldest open one (`base`) to the next tag. When old deliveries stay open while
+many others are settled, the old ones are moved aside into a dict, so the ring does not grow with
+the distance. Of a pending message only its place is kept; its body may have left RAM.
+
 **Settling.** Acks of one queue that follow one another are one record. What is unacked when the
 channel ends goes back to its queues at once, to its old places, redelivered.
+
+**Transactions.** AMQP promises atomicity for one queue at most, and RabbitMQ not even that; here a
+commit is one decision in the log. What is published and acknowledged between tx.select and
+tx.commit is collected by the engine's Transaction; bodies after the first MiB wait on disk.
+
+    publish       persistent, durable queue: in the transaction. Others: kept, and published right
+                  after the commit; they would not survive a crash anyway.
+    ack           in the transaction
+    reject, nack  kept, and done right after the commit: a crash between leaves the message in its
+                  queue, to be redelivered
+    mandatory     a message that no queue gets is returned at the commit, also if its queues were
+                  deleted after it was published
+    prefetch      what is settled in it keeps its place until the commit, as in RabbitMQ
+    rollback      publishes are dropped; what was acknowledged is unacked again, with its delivery
+                  tag, as in RabbitMQ
+
+What the open transactions of a vhost hold in RAM is bounded (usage.py): the largest is ended with
+506 when all of them together hold too much.
+
+What was published is delivered once the commit is settled, and tx.commit-ok is sent then. A commit
+that a queue refuses (reject-publish) or that is too large (506) is rolled back as a whole.
 
 The methods are in channel_methods.py, frames and errors in connection_handler.py.
 """
@@ -23,29 +50,379 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from librt.strings import write_i64_be
-
 from penstock.access.permissions import Identity
 from penstock.broker import permissions
-from penstock.broker.broker_queue import NO_LIMIT, Consumer, ConsumerChannel
-from penstock.broker.confirms import Confirms
+from penstock.broker.broker_queue import NO_LIMIT, BrokerQueue, Consumer, ConsumerChannel
+from penstock.broker.broker_stream import StreamAppend
 from penstock.broker.dispatch import Peer, Source
-from penstock.broker.output import END, METHOD, LargeContent, Output, begin_frame, write_delivery
-from penstock.broker.publish import Publisher, SpooledPublish
-from penstock.broker.transactions import ChannelTransaction
-from penstock.broker.unacked import UNACKED_BYTES, Delivered, Unacked
+from penstock.broker.output import LargeContent, Output, write_delivery
+from penstock.broker.publish import (
+    Confirms,
+    Facts,
+    Planned,
+    PublishCollector,
+    Publisher,
+    Route,
+    SpooledPublish,
+    Targets,
+    fan_out,
+    plan_all,
+)
+from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import BasicCancel
-from penstock.errors import PRECONDITION_FAILED, AMQPError, ChannelError, CorruptionError
+from penstock.errors import (
+    PRECONDITION_FAILED,
+    AMQPError,
+    ChannelError,
+    CorruptionError,
+    QueueFullError,
+)
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
+from penstock.queues.queue_options import DROP_HEAD
+from penstock.shared_body import SharedBody
 from penstock.storage.store_file import StoredBody
 
-ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
 SHARING_MIN: Final = 2
 TURNS_LOOKED_AT: Final = 16  # of consumers, for each delivery
-NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
+RING_MIN: Final = 16
+ASIDE_FROM: Final = 1024  # smaller rings are not worth it
+UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object and its place
+PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
+ACK_BYTES: Final = 200
+
+
+# ---- unacked deliveries --------------------------------------------------------------------------
+
+
+@mypyc_attr(acyclic=True)
+class Delivered:
+    """A message that was delivered: the source it is pending in, its tag there, and the consumer,
+    or None after a basic.get."""
+
+    __slots__ = ("consumer", "source", "tag")
+
+    def __init__(self, source: Source, tag: int, consumer: Consumer | None) -> None:
+        self.source: Source = source
+        self.tag: int = tag
+        self.consumer: Consumer | None = consumer
+
+
+class Unacked:
+    """The unacked deliveries of one channel. `count`: how many; `next_tag`: the next delivery
+    tag."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.next_tag: int = 1
+        self._base: int = 1  # nothing below it is open, but what is aside
+        self._mask: int = RING_MIN - 1
+        self._ring: list[Delivered | None] = [None] * RING_MIN
+        self._aside: dict[int, Delivered] = {}  # below the base, ascending
+
+    def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
+        """Add a delivery that will be settled; return its delivery tag."""
+        delivery_tag = self.next_tag
+        if delivery_tag - self._base > self._mask:
+            self._make_room()
+        self._ring[delivery_tag & self._mask] = Delivered(source, tag, consumer)
+        self.next_tag = delivery_tag + 1
+        self.count += 1
+        return delivery_tag
+
+    def skip(self) -> int:
+        """Return the delivery tag of a delivery that needs no settling (no_ack)."""
+        delivery_tag = self.next_tag
+        if not self.count:
+            self._base = delivery_tag + 1
+        elif delivery_tag - self._base > self._mask:
+            self._make_room()
+        self.next_tag = delivery_tag + 1
+        return delivery_tag
+
+    def get(self, delivery_tag: int) -> Delivered | None:
+        """Return the open delivery of this tag, which stays open; None if there is none."""
+        if self._base <= delivery_tag < self.next_tag:
+            return self._ring[delivery_tag & self._mask]
+        return self._aside.get(delivery_tag)
+
+    def take(self, delivery_tag: int) -> Delivered | None:
+        """Remove and return the open delivery of this tag; None if there is none."""
+        if not self._base <= delivery_tag < self.next_tag:
+            aside = self._aside.pop(delivery_tag, None)
+            if aside is not None:
+                self.count -= 1
+            return aside
+        at = delivery_tag & self._mask
+        found = self._ring[at]
+        if found is not None:
+            self._ring[at] = None
+            self.count -= 1
+            if delivery_tag == self._base:
+                self._advance()
+        return found
+
+    def _advance(self) -> None:
+        base, ring, mask = self._base, self._ring, self._mask
+        end = self.next_tag
+        if self.count == len(self._aside):
+            self._base = end
+            return
+        while base < end and ring[base & mask] is None:
+            base += 1
+        self._base = base
+
+    def take_up_to(self, delivery_tag: int) -> list[Delivered]:
+        """Remove and return all open deliveries up to this tag (0: all), oldest first."""
+        end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
+        taken: list[Delivered] = []
+        if self._aside:
+            taken = [d for tag, d in self._aside.items() if tag < end]
+            self._aside = {tag: d for tag, d in self._aside.items() if tag >= end}
+        ring, mask = self._ring, self._mask
+        for tag in range(self._base, end):
+            found = ring[tag & mask]
+            if found is not None:
+                ring[tag & mask] = None
+                taken.append(found)
+        self.count -= len(taken)
+        self._base = max(self._base, end)
+        if not self.count and len(ring) > RING_MIN:  # what a burst took is given back
+            self._mask = RING_MIN - 1
+            self._ring = [None] * RING_MIN
+            self._base = self.next_tag
+        return taken
+
+    def open_up_to(self, delivery_tag: int) -> list[tuple[int, Delivered]]:
+        """Return (tag, delivery) of all that are open up to this tag (0: all), oldest first; they
+        stay open."""
+        end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
+        found = [(tag, d) for tag, d in self._aside.items() if tag < end]
+        for tag in range(self._base, end):
+            delivered = self._ring[tag & self._mask]
+            if delivered is not None:
+                found.append((tag, delivered))
+        return found
+
+    def put_back(self, taken: list[tuple[int, Delivered]]) -> None:
+        """Add again what was taken: (delivery tag, delivery)."""
+        self.count += len(taken)
+        for delivery_tag, delivered in taken:
+            if self._base <= delivery_tag:
+                self._ring[delivery_tag & self._mask] = delivered
+            else:
+                self._aside[delivery_tag] = delivered
+        self._aside = dict(sorted(self._aside.items()))
+
+    def all(self) -> list[Delivered]:
+        """Return all open deliveries, oldest first; they stay open."""
+        ring, mask = self._ring, self._mask
+        tags = range(self._base, self.next_tag)
+        found = [ring[tag & mask] for tag in tags]
+        return [*self._aside.values(), *[entry for entry in found if entry is not None]]
+
+    def _make_room(self) -> None:
+        """Enlarge the ring, which reaches from the base to the next tag, or move its old half
+        aside."""
+        old, old_mask = self._ring, self._mask
+        size = len(old)
+        in_ring = self.count - len(self._aside)
+        if size > ASIDE_FROM and in_ring < size // 4:
+            for tag in range(self._base, self._base + size // 2):
+                found = old[tag & old_mask]
+                if found is not None:
+                    self._aside[tag] = found
+                    old[tag & old_mask] = None
+            self._base += size // 2
+            return
+        ring: list[Delivered | None] = [None] * (size * 2)
+        mask = size * 2 - 1
+        for tag in range(self._base, self._base + size):
+            ring[tag & mask] = old[tag & old_mask]
+        self._ring = ring
+        self._mask = mask
+
+
+# ---- transactions --------------------------------------------------------------------------------
+
+
+class DeferredPublish:
+    """A publish that is done right after the commit."""
+
+    def __init__(
+        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
+        shared: SharedBody | None,
+    ) -> None:  # fmt: skip
+        self.queues: list[BrokerQueue] = queues
+        self.header: bytes = header
+        self.body: bytes = body
+        self.shared: SharedBody | None = shared  # with the queues that have it by the commit
+        self.facts: Facts = Facts()
+        self.facts.is_persistent = facts.is_persistent
+        self.facts.priority = facts.priority
+        self.facts.ttl_ms = facts.ttl_ms
+        self.facts.delay_ms = facts.delay_ms
+
+
+class ChannelTransaction(PublishCollector):
+    """The transaction of one channel, from one commit or rollback to the next. `refusal`: why it
+    cannot commit. `places`: (partition, offset) of what it appended to streams, after the commit.
+    end(error): closes its channel with this error; called when it holds too much."""
+
+    def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
+        self.vhost: VHost = vhost
+        self._hold: TransactionUsage = TransactionUsage(end)
+        self.refusal: QueueFullError | None = None
+        self.returned: list[tuple[Route, bytes, bytes]] = []
+        self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
+        self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
+        self._transaction = vhost.engine.begin()
+        self.places: list[tuple[int, int]] = []
+        self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
+        self._puts: list[Planned] = []
+        self._appends: list[StreamAppend] = []
+        self._kept: list[DeferredPublish] = []
+        self._acks: dict[Source, list[int]] = {}
+        self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    # ---- what is in it -------------------------------------------------------------------------
+
+    def put(
+        self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
+        facts: Facts,
+    ) -> None:  # fmt: skip
+        queues = targets.queues
+        self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
+        if route.is_mandatory:
+            self._mandatory.append((route, targets, props, body))
+        durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
+        others = [queue for queue in queues if queue not in durable]
+        for queue in queues:
+            self._check_room(queue, len(body))
+        engine = self.vhost.engine
+        shared = engine.share_of(body, len(queues))
+        if others:
+            self._kept.append(DeferredPublish(others, header, body, facts, shared))
+        if durable and self.refusal is None:
+            with engine.share(shared, completes=False):
+                plan_all(self._transaction, durable, header, body, facts, self._puts)
+        if self.refusal is None:
+            for stream in targets.streams:
+                self._appends.append(stream.begin_append(self._transaction, header, body))
+
+    def _held_bytes(
+        self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
+    ) -> int:
+        """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
+        bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""
+        is_kept = bool(targets.streams) or not facts.is_persistent or route.is_mandatory
+        for queue in targets.queues:
+            is_kept = is_kept or not queue.is_durable
+        spool_bytes = self.vhost.engine.options.tx_spool_bytes
+        if is_kept or self._transaction.body_bytes + len(body) <= spool_bytes:
+            return PUBLISH_BYTES + len(header) + len(body)
+        return PUBLISH_BYTES + len(header)
+
+    def _check_room(self, queue: BrokerQueue, size: int) -> None:
+        if queue.amq.options.overflow == DROP_HEAD:
+            return
+        n, total = self._counts.get(queue, (0, 0))
+        n, total = n + 1, total + size
+        self._counts[queue] = n, total
+        try:
+            queue.amq.before_publish(total, n)
+        except QueueFullError as error:
+            self.refusal = error
+
+    def ack(self, delivery_tag: int, delivered: Delivered) -> None:
+        """Acknowledge an unacked delivery at the commit."""
+        self.taken.append((delivery_tag, delivered))
+        source = delivered.source
+        if source.is_deleted:
+            return
+        if isinstance(source, BrokerQueue):
+            for index, entries in source.amq.backing.entries([delivered.tag]):
+                self._transaction.dequeue(index, entries)
+        self._acks.setdefault(source, []).append(delivered.tag)
+
+    def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
+        """Reject or requeue an unacked delivery right after the commit."""
+        self.rejected.append((delivery_tag, delivered, requeue))
+
+    def count_settled(self, count: int) -> None:
+        """Count deliveries that were acknowledged or rejected in it. ChannelError 506: it holds too
+        much; they are in it nevertheless, so that they go back with its channel."""
+        self.vhost.usage.hold(self._hold, ACK_BYTES * count)
+
+    # ---- the end of it -------------------------------------------------------------------------
+
+    def commit(self) -> int:
+        """Commit; return the LSN that settles it in the vhost's mode, 0 if nothing durable was in
+        it. TransactionTooLargeError, QueueFullError: it is rolled back, but for what `undo` gives.
+        DiskFullError: nothing happened."""
+        if self.refusal is not None:
+            self.rollback()
+            raise self.refusal
+        self._look_at_mandatory()
+        vhost = self.vhost
+        lsn = 0
+        transaction = self._transaction
+        if transaction.publishes or transaction.appends or transaction.dequeues:
+            lsn = self._transaction.commit(vhost.mode)
+        elif self._transaction.is_open:
+            self._transaction.rollback()
+        for source, tags in self._acks.items():
+            if source.is_deleted:
+                continue
+            if isinstance(source, BrokerQueue):
+                source.amq.backing.forget(tags)
+                source.acked += len(tags)
+            else:
+                source.ack(tags)
+            vhost.dispatch.mark(source)
+        for queue, plan, published in self._puts:
+            for index, entry in published.entries:
+                if index is plan.index:
+                    size = entry.message.size
+                    queue.amq.planned(plan, entry.seq, size, lsn, vhost.mode)
+                    queue.published += 1
+            vhost.dispatch.mark(queue)
+        self.places = [append.done() for append in self._appends]
+        vhost.usage.release(self._hold)
+        for kept in self._kept:
+            fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
+                    kept.facts, None, kept.shared)  # fmt: skip
+        return lsn
+
+    def _look_at_mandatory(self) -> None:
+        for route, targets, props, body in self._mandatory:
+            if self._is_lost(targets):
+                self.returned.append((route, props, body))
+
+    def _is_lost(self, targets: Targets) -> bool:
+        """Return whether none of these exists any more. A queue that was restarted does."""
+        known = self.vhost.engine.queues
+        for queue in targets.queues:
+            if not queue.is_deleted or queue.amq.backing.index(0).number in known:
+                return False
+        gone = [stream for stream in targets.streams if stream.is_deleted]
+        return len(gone) == len(targets.streams)
+
+    def rollback(self) -> None:
+        """Undo what was published. The channel undoes the acknowledgements (`taken`,
+        `rejected`)."""
+        self.vhost.usage.release(self._hold)
+        if self._transaction.is_open:
+            self._transaction.rollback()
+        for queue, plan, _ in self._puts:
+            if not queue.is_deleted:
+                queue.amq.unplan(plan)
+        self._puts = []
+
+
+# ---- the channel ---------------------------------------------------------------------------------
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -101,8 +478,7 @@ class Channel(ConsumerChannel):
         self.vhost: VHost = vhost
         self.number: int = number
         self.output: Output = output
-        self.publisher: Publisher = Publisher(vhost, handler.identity, number, output)
-        self.confirms: Confirms | None = None
+        self.publisher: Publisher = Publisher(vhost, handler.identity, number, output, self._failed)
         self.transaction: ChannelTransaction | None = None
         self.spooled: SpooledPublish | None = None
         self.unacked: Unacked = Unacked()
@@ -118,9 +494,8 @@ class Channel(ConsumerChannel):
         self.backlog: deque[object] = deque()
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output
-        self._is_unconfirmed: bool = False  # the dispatch calls `settle`
         self._then: Callable[[], None] | None = None  # of `when_free`
-        self._counted_bytes: int = 0  # of unacked deliveries, as the vhost counts them
+        self.counted_unacked: int = 0  # deliveries, as the vhost counts their bytes
 
     @property
     def identity(self) -> Identity:
@@ -141,38 +516,11 @@ class Channel(ConsumerChannel):
         """Confirm publishes from now on."""
         if self.transaction is not None:
             raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", 85, 10)
-        if self.confirms is None:
-            self.confirms = self.publisher.confirms = Confirms()
+        if self.publisher.confirms is None:
+            self.publisher.confirms = Confirms()
 
-    def note_publishes(self) -> None:
-        """Note that publishes were handled: some may be unconfirmed."""
-        if self.confirms is not None and self.confirms.has_unconfirmed:
-            if self._is_unconfirmed:
-                self.vhost.dispatch.note_unconfirmed()
-            else:
-                self._is_unconfirmed = True
-                self.vhost.dispatch.add_unconfirmed(self)
-
-    def settle(self, settled: int) -> bool:
-        confirms = self.confirms
-        if confirms is None or self.is_closed:
-            self._is_unconfirmed = False
-            return False
-        try:
-            runs = confirms.settle(settled)
-        except Exception as error:  # noqa: BLE001 - it is reported
-            self._is_unconfirmed = False
-            self.handler.failed(self, error)
-            return False
-        for run in runs:
-            out = self.output.writer(self.number)
-            begin_frame(out, METHOD, self.number, 13)
-            out.write(ACK if run.is_ack else NACK)
-            write_i64_be(out, run.last_tag)
-            out.append(1 if run.is_multiple else 0)
-            out.append(END)
-        self._is_unconfirmed = confirms.has_unconfirmed
-        return self._is_unconfirmed
+    def _failed(self, error: Exception) -> None:
+        self.handler.failed(self, error)
 
     # ---- delivering ----------------------------------------------------------------------------
 
@@ -483,10 +831,10 @@ class Channel(ConsumerChannel):
     def count_bytes(self) -> int:
         """Return by how many bytes the RAM of unacked deliveries has changed since the last
         call."""
-        now = 0 if self.is_closed else self.unacked.count * UNACKED_BYTES
-        change = now - self._counted_bytes
-        self._counted_bytes = now
-        return change
+        now = 0 if self.is_closed else self.unacked.count
+        change = now - self.counted_unacked
+        self.counted_unacked = now
+        return change * UNACKED_BYTES
 
     # ---- waiting -------------------------------------------------------------------------------
 
@@ -532,6 +880,7 @@ class Channel(ConsumerChannel):
         self.is_closed = True
         self.can_deliver = False
         self._then = None
+        self.publisher.confirms = None
         self.give_back()
         self.backlog.clear()
         if self.is_waiting:
@@ -566,7 +915,7 @@ class Channel(ConsumerChannel):
 
     def info(self) -> dict[str, object]:
         """Return the channel's columns for listings."""
-        confirms = self.confirms
+        confirms = self.publisher.confirms
         return {
             "connection": self.handler.name,
             "number": self.number,

@@ -26,7 +26,7 @@ from penstock.broker.broker_queue import (
     Consumer,
     QueueOrStream,
 )
-from penstock.broker.channel import Channel, unknown_tag
+from penstock.broker.channel import Channel, ChannelTransaction, unknown_tag
 from penstock.broker.output import write_get_ok
 from penstock.broker.permissions import (
     CONFIGURE,
@@ -36,7 +36,6 @@ from penstock.broker.permissions import (
     queue_to_declare,
 )
 from penstock.broker.refusals import not_found
-from penstock.broker.transactions import ChannelTransaction
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     AccessRequest,
@@ -344,7 +343,7 @@ def on_confirm_select(channel: Channel, method: Method) -> None:
 def on_tx_select(channel: Channel, method: Method) -> None:
     """tx.select: from now on a transaction is always open."""
     assert isinstance(method, TxSelect)
-    if channel.confirms is not None:
+    if channel.publisher.confirms is not None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.transaction is None:
         _begin(channel)

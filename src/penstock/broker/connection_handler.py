@@ -178,7 +178,7 @@ class ConnectionHandler(ChannelOwner):
         """Note that the transport takes more, or does not."""
         if is_writable != self.is_open_to_output and not self.is_closed:
             self.is_open_to_output = is_writable
-            if is_writable and self.output.has_large():
+            if is_writable and self.output.lanes:
                 self._may_send_piece = True
                 self.vhost.background.wake(self._sending)
             for channel in self.channels.values():
@@ -214,7 +214,7 @@ class ConnectionHandler(ChannelOwner):
             self.outlet.close(client_first=self._said_goodbye)
         else:
             self.writable(self.outlet.is_writable)
-            if self.output.has_large():
+            if self.output.lanes:
                 self.vhost.background.wake(self._sending)
                 self.account()
 
@@ -224,7 +224,7 @@ class ConnectionHandler(ChannelOwner):
         output = self.output
         if output.has_frames():  # the body's own header frame may be among them
             self.flush()
-        if self._is_lost or self.is_closed or self.is_closing or not output.has_large():
+        if self._is_lost or self.is_closed or self.is_closing or not output.lanes:
             return ASLEEP
         # Small messages of other channels must not keep the transport full for ever.
         if not self.outlet.is_writable and not self._may_send_piece:
@@ -313,11 +313,14 @@ class ConnectionHandler(ChannelOwner):
         if not self._is_lost:
             for event in self._held:
                 now += event_bytes(event)
-            now += self._backlog_bytes + self.output.large_bytes()
+            now += self._backlog_bytes
+            if self.output.lanes:
+                now += self.output.large_bytes()
         change = now - self._counted_bytes
         self._counted_bytes = now
         for channel in self.channels.values():
-            change += channel.count_bytes()
+            if channel.unacked.count != channel.counted_unacked:
+                change += channel.count_bytes()
         if change:
             self.vhost.add_other(change)
 
@@ -443,11 +446,9 @@ class ConnectionHandler(ChannelOwner):
         if self.vhost.blocked_reason:
             self._hold(event)
             return
-        try:
-            n = channel.publisher.run(event.routes, event.headers, event.bodies)
-        finally:
-            channel.note_publishes()
-        self._count_published(n)
+        n = channel.publisher.run(event.routes, event.headers, event.bodies)
+        if self.vhost.limits.has_publish_rates:
+            self._count_published(n)
         if n < len(event.routes):
             rest = PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
             if channel.publisher.is_sliced:
@@ -466,7 +467,7 @@ class ConnectionHandler(ChannelOwner):
     def _count_published(self, count: int) -> None:
         """Stop reading for a while from a user who publishes faster than the limit allows."""
         vhost = self.vhost
-        if self._is_throttled or not vhost.usage.has_publish_rates:
+        if self._is_throttled or not vhost.limits.has_publish_rates:
             return
         now_s = vhost.clock.monotonic()
         delay_s = vhost.usage.delay_s(self.facts.user, count, now_s)
@@ -501,10 +502,7 @@ class ConnectionHandler(ChannelOwner):
             spooled.write(event.data)
             return
         channel.spooled = None
-        try:
-            spooled.finish()
-        finally:
-            channel.note_publishes()
+        spooled.finish()
         self._count_published(1)
 
     def _on_channel_method(self, event: MethodReceived) -> None:
@@ -608,7 +606,7 @@ class ConnectionHandler(ChannelOwner):
 
     def _look_at_reading(self) -> None:
         is_behind = self._backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
-        if self.output.has_large() and self.output.waiting_bytes() > BACKLOG_BYTES_MAX:
+        if self.output.lanes and self.output.waiting_bytes() > BACKLOG_BYTES_MAX:
             is_behind = True
         pause = bool(self._held) or is_behind or self._is_throttled
         if pause != self._is_paused:

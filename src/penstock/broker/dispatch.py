@@ -134,17 +134,17 @@ class Dispatch:
 
     wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
     in a source's own code. on_internal_error(where, error): any other error; the turn continues.
-    touched: sources for the next tick. background(): runs background tasks for a turn and returns
-    True if there is more; has_background: it is to be called.
+    touched: queues for the next tick (QueueSet.touched). background(): runs background tasks for a
+    turn and returns True if there is more; has_background: it is to be called.
     """
 
-    def __init__(self, engine: StorageEngine, mode: int) -> None:
+    def __init__(self, engine: StorageEngine, mode: int, touched: list[Source]) -> None:
         self.engine: StorageEngine = engine
         self.mode: int = mode
         self.wake: Callable[[], None] = nothing
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
         self.on_internal_error: Callable[[str, Exception], None] | None = None
-        self.touched: list[Source] = []
+        self.touched: list[Source] = touched
         self.background: Callable[[], bool] = no_background
         self.has_background: bool = False
         self.is_serving: bool = False  # a queue delivers before the turn ends (BrokerQueue.serve)
@@ -188,13 +188,6 @@ class Dispatch:
         if not self._is_due:
             self._is_due = True
             self.wake()
-
-    def take_touched(self, n: int) -> list[Source]:
-        """Remove and return up to n sources that were touched."""
-        taken, self.touched = self.touched[:n], self.touched[n:]
-        for source in taken:
-            source.is_touched = False
-        return taken
 
     def add_unconfirmed(self, who: Unconfirmed) -> None:
         """Call `who.settle` at the end of turns, until it returns False."""

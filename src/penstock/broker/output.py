@@ -203,15 +203,16 @@ class Output:
         self._pieces: list[bytes] = []  # what was written before the last body that stands apart
         self._piece_bytes: int = 0
         self._is_due: bool = False
-        self._lanes: dict[int, Lane] = {}  # by channel, whose turn is next first
+        # By channel, while large bodies are being sent on it; whose turn is next is first.
+        self.lanes: dict[int, Lane] = {}
 
     def writer(self, channel: int) -> BytesWriter:
         """Return the writer for whole frames of this channel."""
         if not self._is_due and self.sender is not None:
             self._is_due = True
             self._dispatch.add_output(self.sender)
-        if self._lanes:
-            lane = self._lanes.get(channel)
+        if self.lanes:
+            lane = self.lanes.get(channel)
             if lane is not None:
                 return lane.writer
         return self._writer
@@ -222,8 +223,8 @@ class Output:
 
     def put(self, channel: int, data: bytes) -> BytesWriter:
         """Add bytes that are large enough not to be copied. Returns the writer for what follows."""
-        if self._lanes:
-            lane = self._lanes.get(channel)
+        if self.lanes:
+            lane = self.lanes.get(channel)
             if lane is not None:
                 return lane.put(data)
         written = self._writer.getvalue()
@@ -256,50 +257,46 @@ class Output:
 
     def put_large(self, content: LargeContent) -> None:
         """Send this large body, whose header frame was written just now."""
-        lane = self._lanes.get(content.channel)
+        lane = self.lanes.get(content.channel)
         if lane is None:
-            self._lanes[content.channel] = Lane(content)
+            self.lanes[content.channel] = Lane(content)
         else:
             lane.add(content)
 
-    def has_large(self) -> bool:
-        """Return whether a large body is being sent."""
-        return bool(self._lanes)
-
     def is_busy(self, channel: int) -> bool:
         """Return whether a large body is being sent on this channel."""
-        return channel in self._lanes
+        return channel in self.lanes
 
     def next_frames(self) -> tuple[int, list[bytes]]:
         """Return the next piece of a large body, in parts, with what waited for its end; before it
         the number of the channel if that was all, else -1. There must be a large body.
         CorruptionError, OSError: it cannot be read; call `abandon`."""
-        number = next(iter(self._lanes))
-        lane = self._lanes[number]
+        number = next(iter(self.lanes))
+        lane = self.lanes[number]
         content = lane.content
         parts = content.next_frames()
-        del self._lanes[number]
+        del self.lanes[number]
         if content.is_whole():
             content.sent()
             if not lane.go_on(parts):
                 return number, parts
-        self._lanes[number] = lane  # the others come first now
+        self.lanes[number] = lane  # the others come first now
         return -1, parts
 
     def abandon(self, *, is_tried: bool) -> None:
         """Drop the large bodies and what waits for them. is_tried: see LargeContent.abandon."""
-        lanes, self._lanes = self._lanes, {}
+        lanes, self.lanes = self.lanes, {}
         for lane in lanes.values():
             for content in lane.contents():
                 content.abandon(is_tried=is_tried)
 
     def waiting_bytes(self) -> int:
         """Return the bytes of frames that wait for large bodies."""
-        return sum([lane.waiting_bytes() for lane in self._lanes.values()])
+        return sum([lane.waiting_bytes() for lane in self.lanes.values()])
 
     def large_bytes(self) -> int:
         """Return the bytes of RAM that large bodies take, with what waits for them."""
-        return len(self._lanes) * PIECE_BYTES + self.waiting_bytes() if self._lanes else 0
+        return len(self.lanes) * PIECE_BYTES + self.waiting_bytes()
 
 
 METHOD: Final = 1

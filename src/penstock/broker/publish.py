@@ -51,21 +51,42 @@ durable queue in the persistent store, any other in the transient one. All queue
 for those that need it in the other store it is copied, in pieces. For streams, for queues that may
 refuse it, and in a transaction the body is read back once, and the file is deleted.
 
+**Confirms.** A channel in confirm mode counts its publishes from 1. Each is acknowledged once it is
+as safe as its mode says: its record's LSN is settled. LSNs rise with the publishes, so a channel is
+a run of (publishes up to this tag, their LSN): all publishes of one turn of the loop are one entry,
+and one basic.ack with `multiple` answers them.
+
+Publishes with nothing to wait for (transient, unroutable) have LSN 0 and are answered with the
+entry that they are added to: confirms are sent in order. RabbitMQ may answer them sooner, out of
+order; a publisher must accept both.
+
+A publish that a queue refused is a basic.nack, which splits the run.
+
 A channel of the library's box may send all it publishes to one stream (`send_to`), by key alone,
 and ask for the offsets.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Final
+
+from librt.strings import write_i64_be
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.confirms import Confirms
-from penstock.broker.dispatch import Dispatch
-from penstock.broker.output import HEADERS, LargeContent, Output, write_return
+from penstock.broker.dispatch import Dispatch, Unconfirmed
+from penstock.broker.output import (
+    END,
+    HEADERS,
+    METHOD,
+    LargeContent,
+    Output,
+    begin_frame,
+    write_return,
+)
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
 from penstock.errors import (
@@ -110,6 +131,66 @@ SPECIAL: Final = HAS_HEADERS | HAS_REPLY_TO | HAS_EXPIRATION | HAS_USER_ID
 HEADERS_IN_FIRST_OCTET: Final = HAS_HEADERS >> 8
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 BCC: Final = b"BCC"
+ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
+NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
+
+
+@mypyc_attr(acyclic=True)
+class Run:
+    """Publishes from `first_tag` to `last_tag` that are answered alike once `lsn` is settled."""
+
+    __slots__ = ("first_tag", "is_ack", "last_tag", "lsn")
+
+    def __init__(self, last_tag: int, lsn: int, is_ack: bool) -> None:
+        self.first_tag: int = last_tag
+        self.last_tag: int = last_tag
+        self.lsn: int = lsn
+        self.is_ack: bool = is_ack
+
+
+class Confirms:
+    """The confirms of one channel. last_tag: of its last publish. `answered`: the last tag that was
+    answered. runs: publishes that are not confirmed yet."""
+
+    def __init__(self) -> None:
+        self.last_tag: int = 0
+        self.answered: int = 0
+        self.runs: deque[Run] = deque()
+        self._open: Run | None = None  # the last run, while its turn lasts
+
+    def published(self, lsn: int) -> None:
+        """Count a publish; it is safe once lsn is settled, 0: at once."""
+        self.last_tag += 1
+        run = self._open
+        if run is not None and run.is_ack:
+            run.last_tag = self.last_tag
+            if lsn:
+                run.lsn = lsn
+            return
+        self._open = run = Run(self.last_tag, lsn, True)
+        self.runs.append(run)
+
+    def refused(self) -> None:
+        """Count a publish that a queue refused."""
+        self.last_tag += 1
+        self._open = run = Run(self.last_tag, 0, False)
+        self.runs.append(run)
+
+    def settle(self, settled: int) -> list[Run]:
+        """End the turn: return the runs to answer, with LSNs up to `settled`."""
+        self._open = None
+        runs = self.runs
+        done: list[Run] = []
+        while runs and runs[0].lsn <= settled:
+            run = runs.popleft()
+            last = done[-1] if done else None
+            if last is not None and last.is_ack and run.is_ack:
+                last.last_tag = run.last_tag
+            else:
+                done.append(run)
+        if done:
+            self.answered = done[-1].last_tag
+        return done
 
 
 class Facts:
@@ -155,7 +236,7 @@ class Route:
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
         self.by_headers: bool = False
         self.is_delayed: bool = False
-        # It is no queue's alone: headers route, or delay, or it leads to streams.
+        # It does not lead to queues alone: headers route or delay, or it leads to streams.
         self.is_special: bool = False
         self.targets: Targets = Targets()
         self.queues: list[BrokerQueue] = self.targets.queues
@@ -173,11 +254,14 @@ class PublishCollector(ABC):
         """Add one publish."""
 
 
-class Publisher:
+class Publisher(Unconfirmed):
     """The publishes of one channel. `confirms`: set in confirm mode; `transaction`: set in a
-    transaction."""
+    transaction. on_failed(error): an error while confirms were sent."""
 
-    def __init__(self, vhost: VHost, identity: Identity, number: int, output: Output) -> None:
+    def __init__(
+        self, vhost: VHost, identity: Identity, number: int, output: Output,
+        on_failed: Callable[[Exception], None] | None = None,
+    ) -> None:  # fmt: skip
         self.vhost: VHost = vhost
         self._dispatch: Dispatch = vhost.dispatch
         self._mode: int = vhost.mode
@@ -185,6 +269,8 @@ class Publisher:
         self.number: int = number
         self.output: Output = output
         self.confirms: Confirms | None = None
+        self._is_unconfirmed: bool = False  # the dispatch calls `settle`
+        self._on_failed = on_failed
         self.transaction: PublishCollector | None = None
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
@@ -212,6 +298,12 @@ class Publisher:
         means that they took longer than RUN_S, and other clients come before the rest;
         otherwise the disk is full. ChannelError, AMQPConnectionError: of one publish, after
         those before it were done."""
+        try:
+            return self._run(routes, headers, bodies)
+        finally:
+            self.note_unconfirmed()
+
+    def _run(self, routes: list[bytes], headers: list[bytes], bodies: list[bytes]) -> int:
         raw = b""
         route: Route | None = None
         props = b""
@@ -292,7 +384,7 @@ class Publisher:
         return route
 
     def targets(self, names: list[str]) -> Targets:
-        """The queues and streams of these names that can be published to."""
+        """Return the queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
             queue = self.vhost.table.usable(name)
@@ -302,12 +394,46 @@ class Publisher:
                 found.queues.append(queue)
         return found
 
+    # ---- confirms ------------------------------------------------------------------------------
+
+    def note_unconfirmed(self) -> None:
+        """Have `settle` called at the end of turns if publishes are unconfirmed."""
+        confirms = self.confirms
+        if confirms is not None and confirms.runs:
+            if self._is_unconfirmed:
+                self._dispatch.note_unconfirmed()
+            else:
+                self._is_unconfirmed = True
+                self._dispatch.add_unconfirmed(self)
+
+    def settle(self, settled: int) -> bool:
+        self._is_unconfirmed = False
+        confirms = self.confirms
+        if confirms is None:  # the channel was closed
+            return False
+        try:
+            runs = confirms.settle(settled)
+        except Exception as error:
+            if self._on_failed is None:
+                raise
+            self._on_failed(error)
+            return False
+        for run in runs:
+            out = self.output.writer(self.number)
+            begin_frame(out, METHOD, self.number, 13)
+            out.write(ACK if run.is_ack else NACK)
+            write_i64_be(out, run.last_tag)
+            out.append(1 if run.first_tag != run.last_tag else 0)
+            out.append(END)
+        self._is_unconfirmed = len(confirms.runs) > 0
+        return self._is_unconfirmed
+
     # ---- one message ---------------------------------------------------------------------------
 
     def _publish(
         self, route: Route, queues: list[BrokerQueue], props: bytes, info: int, body: bytes
     ) -> None:
-        """A message that is no more than its delivery mode and priority."""
+        """Publish a message of whose properties only delivery mode and priority matter."""
         if self.transaction is not None or len(queues) != 1:
             facts = self._facts
             facts.set_plain(info)
@@ -334,7 +460,7 @@ class Publisher:
             self.confirms.refused()
 
     def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> None:
-        """One of whose properties more must be known, or that goes to a stream."""
+        """Publish a message of whose properties more must be known, or that goes to a stream."""
         if not (info >> 16 & SPECIAL or route.by_headers or self.transaction is not None):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues:
@@ -344,7 +470,7 @@ class Publisher:
         self.publish_with(route, targets, props, body, facts)
 
     def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
-        """A message for one stream alone."""
+        """Publish a message to one stream alone."""
         lsn = stream.append(header, body, self._mode)
         self._dispatch.schedule()
         if self.appended is not None:
@@ -479,6 +605,7 @@ class SpooledPublish:
                 publisher.publish_with(self._route, targets, props, b"", facts, message)
         finally:
             engine.disown_body(message)
+            publisher.note_unconfirmed()
 
     def abort(self) -> None:
         """Delete the file: the body will not end."""
@@ -528,7 +655,7 @@ def _fan_out(
         if facts.ttl_ms != 0 and options.ttl_ms != 0 and options.overflow == DROP_HEAD:
             shared.append(queue)
             continue
-        # It may refuse, or it is for whoever waits now: the queue decides by itself.
+        # It may be refused, or goes only to consumers that wait now: the queue decides.
         whole = body if spooled is None else whole_body(vhost, spooled)
         try:
             one = queue.amq.publish(
@@ -662,7 +789,7 @@ def plan_all(
 
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:
-    """A spooled body, read back, for a queue that cannot share it."""
+    """Return a spooled body, read back, for a queue that cannot share it."""
     return vhost.engine.read_stored(spooled)
 
 

@@ -1,7 +1,6 @@
 """The queues of a vhost: opened, declared, found, deleted; their timers; restart after an error.
 
-**QueueTable.** A durable queue of the directory is opened when it is first named or routed to, so a
-vhost with ten thousand of them starts in a moment; `stored` has the names of the others. Streams
+**QueueTable.** The queues of the vhost's QueueSet, each with its consumers (BrokerQueue). Streams
 are in the table under their names too, and open from the start (StreamTable). A queue that is
 not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted with the connection
 that declared it, so nothing of it is on disk, whatever it was declared as.
@@ -10,26 +9,19 @@ that declared it, so nothing of it is on disk, whatever it was declared as.
     start), bit 1 auto-delete
 
 A queue whose own memory limit does not fit the budget at a strict start is kept down (`kept_down`,
-memory_monitor.py): it is opened when it is named, and crashed for everybody, until there is room. A
-queue of which a reader has messages leased (leases.py) is deleted by force only, and
+queue_set.py): it is opened as any other when it is named, and crashed for everybody, until there
+is room. A queue of which a reader has messages leased (leases.py) is deleted by force only, and
 neither expires nor goes with its last consumer. Deleting a queue deletes its bindings, and
 auto-delete exchanges that have none afterwards: one record of the log for all of it. Declaring
 returns the LSN to wait for before it is answered, 0 for none.
 
-**QueueOpener** makes the AMQQueue of a name, new or as the directory has it, with everything that a
-vhost gives it: a backing queue and parts for delayed messages, each registered with the memory
-monitor; the codec of its headers; the route of its dead letters; callbacks. A stored queue whose
-arguments cannot be understood (a later version wrote them) is opened with none, and an event is
-reported: its messages are worth more than its options.
+A stored queue whose arguments cannot be understood (a later version wrote them) is opened with
+none, and an event is reported: its messages are worth more than its options.
 
-**QueueTimers.** A tick looks at the queues that were touched since the last one, and at those for
-which something is due: the expiry of a head, a delayed message, an alert on age. It looks at no
-others, so ten thousand idle queues cost nothing. After each look at a queue the next time goes into
-a heap; a time that is too early does no harm. A queue with x-expires is deleted once nobody has
-used it for so many ms: no consumer, no get, no declare, no messages leased. For a queue that nobody
-has named since the start, the time counts from the start; such a queue is not opened for that. An
-error in a queue's own code goes to `on_queue_error`, any other to `Dispatch.internal_error`, and
-the tick continues with the others. A failure of the engine is raised.
+**QueueTimers.** A queue with x-expires is deleted once nobody has used it for so many ms: no
+consumer, no get, no declare, no messages leased. For a queue that nobody has named since the start,
+the time counts from the start; such a queue is not opened for that. Calls that are due are here
+too. An error goes to `Dispatch.internal_error`, and the tick continues with the others.
 
 **QueueRestarts.** An error in one queue's own code ends that queue's life in RAM, and nothing else.
 What a queue holds is known twice: by its backing queue, which the error may have interrupted
@@ -56,7 +48,6 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 from penstock.broker import refusals
@@ -73,210 +64,62 @@ from penstock.broker.arguments import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
 from penstock.broker.broker_stream import BrokerStream, PreparedStream, StreamTable
-from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.topology import Topology
 from penstock.clock import Clock
-from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError, is_disk_full
+from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
 from penstock.message import Entry
-from penstock.queues import memory_monitor, priority_queue
-from penstock.queues.alerts import Alert
-from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue
-from penstock.queues.amqp_headers import AmqpHeaders
-from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.budget import format_bytes
-from penstock.queues.delays import MARK, find_parts
-from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues import priority_queue
+from penstock.queues.amq_queue import AMQQueue
+from penstock.queues.delays import MARK
 from penstock.queues.queue_options import MAX_SIZE, QueueOptions
+from penstock.queues.queue_set import SHOWN_MAX, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM
-from penstock.storage.dump_text import queue_title
-from penstock.storage.durability import DISK, OS
+from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
 from penstock.storage.leases import Lease
 from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import DurableQueue
-from penstock.storage.streams import STREAM_FLAG
-
-
-class QueueOpener:
-    """Opens the queues of one vhost. mode: durability of what a queue does by itself. routes: where
-    dead letters go. on_ready(name): messages became ready by themselves. on_alert: the threshold of
-    a queue's alert was crossed; on_event(kind, text); on_queue_event(name, kind, text), of one
-    queue. on_gone(name): it was deleted.
-
-    opened_seq: number of an index -> its next seq when it was opened; all below was on disk then.
-    """
-
-    def __init__(
-        self, engine: StorageEngine, monitor: MemoryMonitor, headers: AmqpHeaders, *, mode: int,
-        routes: DeadLetterRoutes, on_ready: Callable[[bytes], None],
-        on_alert: Callable[[Alert], None], on_event: Callable[[str, str], None],
-        on_queue_event: Callable[[str, str, str], None], on_gone: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self._engine = engine
-        self._monitor = monitor
-        self._headers = headers
-        self._mode = max(mode, OS)
-        self._routes = routes
-        self._on_ready = on_ready
-        self._on_alert = on_alert
-        self._on_event = on_event
-        self._on_queue_event = on_queue_event
-        self._on_gone = on_gone
-        self.opened_seq: dict[int, int] = {}
-        self._delay_parts = find_parts(engine.routing.queues)
-
-    def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
-        """Return arguments, options and flags of a durable queue of the directory.
-        UnknownQueueError."""
-        data, flags = priority_queue.stored(self._engine, name)
-        try:
-            arguments = decode_arguments(data)
-            return arguments, QueueOptions.from_arguments(arguments), flags
-        except (OptionError, ValueError) as error:
-            text = name.decode("utf-8", "replace")
-            self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
-        priorities = priority_queue.priorities_of(self._engine, name) or 0
-        return {}, QueueOptions(priorities=priorities), flags
-
-    def stored_arguments(self, name: bytes) -> dict[str, object]:
-        """Return its arguments alone; {} if they cannot be understood. UnknownQueueError."""
-        try:
-            return decode_arguments(priority_queue.stored(self._engine, name)[0])
-        except ValueError:
-            return {}
-
-    def stored_flags(self, name: bytes) -> int:
-        """Return the flags of a durable queue of the directory. UnknownQueueError."""
-        return priority_queue.stored(self._engine, name)[1]
-
-    def warn(self, text: str) -> None:
-        """Report a warning."""
-        self._on_event("warning", text)
-
-    def report(self, kind: str, text: str) -> None:
-        """Report an event of a queue of the table."""
-        self._on_event(kind, text)
-
-    def open(
-        self, name: bytes, options: QueueOptions, *, arguments: bytes = b"", flags: int = 0,
-        is_durable: bool = True,
-    ) -> AMQQueue:  # fmt: skip
-        """Return the queue as the directory has it, or a new one with these arguments and flags.
-        OptionError (of the memory limits, if they are strict): nothing happened."""
-        engine = self._engine
-        on_event = self._event_of(name)
-        backing = priority_queue.open_backing(
-            engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
-            is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
-        )  # fmt: skip
-        self.register(backing, options)
-        for index in backing.indexes() if is_durable else ():
-            self._note_opened(index)
-        return AMQQueue(
-            engine, name, options, backing, headers=self._headers, open_part=self._open_part,
-            route_of=self._routes.of(name), mode=self._mode, is_durable=is_durable,
-            close_part=self.close_part, on_event=on_event, on_alert=self._on_alert,
-            on_alert_over=self._on_alert, on_ready=self._on_ready,
-            delay_parts=self._delay_parts.pop(name, []),
-        )  # fmt: skip
-
-    def _event_of(self, name: bytes) -> Callable[[str, str], None]:
-        """Return on_event(kind, text) for a queue, or for a part of it."""
-        whole = name.partition(priority_queue.SEPARATOR)[0]
-        return partial(self._on_queue_event, whole.decode("utf-8", "surrogateescape"))
-
-    def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
-        """Open a durable queue again after its failure. parts: names of its parts for delayed
-        messages."""
-        if parts:
-            self._delay_parts[name] = parts
-        return self.open(name, options)
-
-    def register(self, backing: BackingQueue, options: QueueOptions) -> None:
-        """Register the queue and its own limit with the memory monitor, or change the limit."""
-        memory = options.memory_bytes
-        self._monitor.register(backing, UNLIMITED if memory is None else memory[0])
-
-    def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
-        part = priority_queue.open_backing(
-            self._engine,
-            name,
-            is_durable=is_durable,
-            mode=self._mode,
-            on_event=self._event_of(name),
-        )
-        self._monitor.register(part)
-        if is_durable:
-            self._note_opened(part.index())
-        return part
-
-    def _note_opened(self, index: QueueIndex) -> None:
-        self.opened_seq[index.number] = index.next_seq
-
-    def close_part(self, part: BackingQueue) -> None:
-        """Unregister a part of delayed messages that is about to be deleted."""
-        self._monitor.unregister(part)
-        self.opened_seq.pop(part.index().number, None)
-        if part.info()["is_flowed"]:  # nobody is to wait for it
-            name = part.index().name
-            text = f"queue {queue_title(name)!r}: the part is gone"
-            self._event_of(name)("recovered", text)
-
-    def forget(self, amq: AMQQueue) -> None:
-        """Unregister a queue that was deleted."""
-        self._monitor.unregister(amq.backing)
-        for index in amq.backing.indexes():
-            self.opened_seq.pop(index.number, None)
-        self._on_gone(amq.text_name)
-
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
 NAME_BYTES_MAX: Final = 255
 GENERATED: Final = "amq.gen-"
-STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened yet
 
 
 class QueueTable:
-    """The queues of one vhost. served: the open queues by name; stored: how many indexes each of
-    the others has, by name.
+    """The queues of one vhost. served: open queues and all streams by name; `queue_set` has the
+    stored queues, too.
 
-    is_strict: queues' own memory limits beyond the budget are refused. check_new(name): raises an
-    error for a queue too many. on_leased_deleted(name, messages by reader): a queue was deleted
-    while they were leased.
+    check_new(name): raises an error for a queue too many. on_event: warning, queue_started.
+    on_deleted(name): an open queue was deleted. on_leased_deleted(name, messages by reader): a
+    queue was deleted while they were leased.
     """
 
     def __init__(
-        self, engine: StorageEngine, vhost: str, topology: Topology, opener: QueueOpener,
-        streams: StreamTable, monitor: MemoryMonitor, dispatch: Dispatch, *, clock: Clock,
-        rng: random.Random, is_strict: bool, check_new: Callable[[str], None] | None = None,
+        self, queue_set: QueueSet[BrokerQueue], vhost: str, topology: Topology,
+        streams: StreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
+        check_new: Callable[[str], None], on_event: Callable[[str, str], None],
+        on_deleted: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
-        self.stored: dict[str, int] = {}
-        self._stored_bytes: int = 0
         self.start_ms: int = clock.wall_ms()
         self.declared: int = 0  # how many were declared, deleted ones too
-        self.engine: StorageEngine = engine
+        self.engine: StorageEngine = queue_set.engine
+        self._queue_set = queue_set
         self._vhost = vhost
         self._topology = topology
-        self._opener = opener
         self._streams = streams
         self._dispatch = dispatch
-        self._monitor = monitor
         self.clock: Clock = clock
         self._rng = rng
-        self._is_strict = is_strict
         self._check_new = check_new
+        self._on_event = on_event
+        self._on_deleted = on_deleted
         self._owned: dict[object, list[QueueOrStream]] = {}
-        self._limits: dict[str, int] = {}  # own memory limits of stored queues, in bytes
-        self.kept_down: dict[str, str] = {}  # name -> why; opened or not
+        self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
-        for queue in engine.routing.queues.values():
-            if not queue.flags & STREAM_FLAG:
-                self._add_stored(text_of(queue.name.partition(priority_queue.SEPARATOR)[0]), 1)
         for stream in streams.stored():
             stream.used_at_ms = self.start_ms
             self._serve(stream)
@@ -285,42 +128,54 @@ class QueueTable:
 
     def has(self, name: str) -> bool:
         """Return whether there is a queue of this name."""
-        return name in self.served or name in self.stored
+        return name in self.served or name in self._queue_set.stored
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted((*self.served, *self.stored))
+        return sorted((*self.served, *self._queue_set.stored))
+
+    def is_stored(self, name: str) -> bool:
+        """Return whether there is a queue of this name that is not open."""
+        return name in self._queue_set.stored
 
     def find(self, name: str) -> QueueOrStream | None:
         """Return the queue or stream of this name, opening it if necessary; None if there is
         none."""
-        found = self.served.get(name)
-        if found is None and name in self.stored:
-            found = self._open(name)
-        return found
+        return self.served.get(name) or self._queue_set.find(name)
 
     def usable(self, name: str) -> QueueOrStream | None:
         """Return the queue or stream of this name as `find` does; None if it has crashed."""
         queue = self.find(name)
         return None if queue is None or queue.is_crashed else queue
 
-    def _open(self, name: str) -> BrokerQueue:
+    def stored(self, name: bytes) -> tuple[dict[str, object], QueueOptions, int]:
+        """Return arguments, options and flags of a durable queue of the directory; none and a
+        warning if they cannot be understood. UnknownQueueError."""
+        data, flags = priority_queue.stored(self.engine, name)
+        try:
+            arguments = decode_arguments(data)
+            return arguments, QueueOptions.from_arguments(arguments), flags
+        except (OptionError, ValueError) as error:
+            text = name.decode("utf-8", "replace")
+            self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
+        priorities = priority_queue.priorities_of(self.engine, name) or 0
+        return {}, QueueOptions(priorities=priorities), flags
+
+    def load(self, name: str) -> BrokerQueue:
+        """Open a stored queue, for the set of queues."""
         at = bytes_of(name)
-        arguments, options, flags = self._opener.stored(at)
-        amq = self._opener.open(at, options)
+        arguments, options, flags = self.stored(at)
         queue = BrokerQueue(
-            name, amq, is_durable=True, is_exclusive=bool(flags & EXCLUSIVE_FLAG),
+            name, self._queue_set.open(at, options), is_durable=True,
+            is_exclusive=bool(flags & EXCLUSIVE_FLAG),
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
             dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_ms = self.start_ms
         self._serve(queue)
-        self._stored_bytes -= STORED_BYTES * self.stored.pop(name)
         why = self.kept_down.get(name)
-        if why is None:
-            self._limits.pop(name, None)
-        else:
-            self._monitor.unregister(amq.backing)
+        if why is not None:
+            self._queue_set.monitor.unregister(queue.amq.backing)
             queue.is_crashed = True
             queue.why = why
         return queue
@@ -337,19 +192,15 @@ class QueueTable:
         self._served_bytes -= queue.held_bytes
         queue.on_parts = not_counted
 
-    def _add_stored(self, name: str, parts: int) -> None:
-        self.stored[name] = self.stored.get(name, 0) + parts
-        self._stored_bytes += STORED_BYTES * parts
-
     @property
     def count(self) -> int:
         """Return how many queues and streams there are, opened or not."""
-        return len(self.served) + len(self.stored)
+        return len(self.served) + len(self._queue_set.stored)
 
     @property
     def held_bytes(self) -> int:
         """Return about how many bytes of RAM they take without their messages."""
-        return self._served_bytes + self._stored_bytes
+        return self._served_bytes + self._queue_set.stored_bytes
 
     def called(self, name: str) -> str:
         """Return how errors name a queue."""
@@ -435,8 +286,7 @@ class QueueTable:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
-        if self._check_new is not None:
-            self._check_new(name)
+        self._check_new(name)
 
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
@@ -481,24 +331,16 @@ class QueueTable:
         self, name: str, options: QueueOptions, arguments: dict[str, object], durable: bool,
         exclusive: bool, auto_delete: bool, owner: object | None,
     ) -> BrokerQueue:  # fmt: skip
-        at = bytes_of(name)
-        try:
-            amq = self._opener.open(
-                at, options, arguments=encode_arguments(arguments),
-                flags=AUTO_DELETE_FLAG if auto_delete else 0,
-                is_durable=durable,
-            )  # fmt: skip
-        except BaseException:
-            if priority_queue.priorities_of(self.engine, at) is not None:
-                self._add_stored(
-                    name, options.priorities + 1
-                )  # it is declared, and can be opened another time
-            raise
+        amq = self._queue_set.declare(
+            name, options, arguments=encode_arguments(arguments),
+            flags=AUTO_DELETE_FLAG if auto_delete else 0, is_durable=durable,
+        )  # fmt: skip
         queue = BrokerQueue(
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
             arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_ms = self.clock.wall_ms()
+        self._queue_set.add(queue)
         self._serve(queue)
         self.declared += 1
         if exclusive:
@@ -509,72 +351,62 @@ class QueueTable:
     def check_limits(self) -> None:
         """Check at the start whether the queues' own memory limits fit the budget together. If not,
         warn; if that is strict, keep down those that do not fit."""
-        declared = self.engine.routing.queues.values()
-        for queue in sorted(declared, key=_number):
-            if memory_monitor.may_have_limit(queue.arguments) and not queue.flags & STREAM_FLAG:
-                at = queue.name.partition(priority_queue.SEPARATOR)[0]
-                limit = self._opener.stored(at)[1].max_memory_bytes or 0
-                if limit:
-                    self._limits[text_of(at)] = limit
-        budget_bytes = self._monitor.budget_bytes
-        warning = memory_monitor.limits_warning(self._limits, budget_bytes)
-        if warning is not None:
-            self._opener.warn(warning)
-        if not self._is_strict:
+        self._queue_set.read_limits()
+        if not self._queue_set.is_strict:
             return
-        for name, left_bytes in memory_monitor.limits_beyond(self._limits, budget_bytes).items():
-            given = format_bytes(self._limits[name])
-            expected = memory_monitor.limit_expected(left_bytes, budget_bytes)
+        for name, (given, expected) in self._queue_set.limits_beyond().items():
             self.kept_down[name] = f"its own memory limit is {given}, expected {expected}"
-        for name in list(self.kept_down)[: memory_monitor.NAMED_MAX]:
+        for name in list(self.kept_down)[:SHOWN_MAX]:
             why = self.kept_down[name]
-            self._opener.warn(f"{self.called(name)} stays down: {why} (strict)")
-        if len(self.kept_down) > memory_monitor.NAMED_MAX:
-            more = len(self.kept_down) - memory_monitor.NAMED_MAX
-            self._opener.warn(f"{more} more queues stay down, list_queues name why has all")
+            self._warn(f"{self.called(name)} stays down: {why} (strict)")
+        if len(self.kept_down) > SHOWN_MAX:
+            more = len(self.kept_down) - SHOWN_MAX
+            self._warn(f"{more} more queues stay down, list_queues name why has all")
+
+    def _warn(self, text: str) -> None:
+        self._on_event("warning", text)
 
     def recheck_kept_down(self) -> None:
         """Start queues that are kept down if there is room: after more memory, or a queue less."""
         if not self.kept_down:
             return
-        used = self._unopened_limits()
-        for queue in self.served.values():
-            if isinstance(queue, BrokerQueue) and queue.name not in self.kept_down:
+        queue_set = self._queue_set
+        used = queue_set.unopened_limits()
+        for queue in queue_set.queues.values():
+            if queue.name not in self.kept_down:
                 used += queue.amq.options.max_memory_bytes or 0
         for name in list(self.kept_down):
-            if used + self._limits[name] <= self._monitor.budget_bytes:
-                used += self._limits[name]
+            limit = self._limit_of(name)
+            if used + limit <= queue_set.monitor.budget_bytes:
+                used += limit
                 self._start(name)
+
+    def _limit_of(self, name: str) -> int:
+        """Return the own memory limit of a queue that is kept down, in bytes."""
+        queue = self._queue_set.queues.get(name)
+        if queue is None:
+            return self._queue_set.limits[name]
+        return queue.amq.options.max_memory_bytes or 0
 
     def _start(self, name: str) -> None:
         """Make a queue that was kept down a queue like any other."""
         del self.kept_down[name]
-        queue = self.served.get(name)
-        if isinstance(queue, BrokerQueue):
-            del self._limits[name]
+        queue = self._queue_set.queues.get(name)
+        if queue is not None:
             queue.is_crashed = False
             queue.why = ""
-            self._opener.register(queue.amq.backing, queue.amq.options)
+            self._queue_set.register(queue.amq.backing, queue.amq.options)
             self._dispatch.mark(queue)
         self._topology.router.queue_added()
-        self._opener.report("queue_started", f"{self.called(name)} starts: there is room")
-
-    def _unopened_limits(self) -> int:
-        """Return the sum in bytes of the limits of queues that are not open and not kept down."""
-        return sum(n for name, n in self._limits.items() if name not in self.kept_down)
+        self._on_event("queue_started", f"{self.called(name)} starts: there is room")
 
     def _check_memory(
         self, what: str, options: QueueOptions, arguments: Mapping[str, object]
     ) -> None:
         """Check whether the queues' own limits fit the budget. ChannelError 406 if that is
         strict."""
-        most = options.max_memory_bytes
-        if most is None:
-            return
         try:
-            warning = self._monitor.check_limits(
-                most, strict=self._is_strict, others_bytes=self._unopened_limits()
-            )
+            warning = self._queue_set.check_limit(options)
         except OptionError as error:
             name = MAX_SIZE if MAX_SIZE in arguments else "x-queue-max-memory-bytes"
             raise refusals.precondition_failed(
@@ -582,7 +414,7 @@ class QueueTable:
                 f"expected {error.expected}"
             ) from None
         if warning is not None:
-            self._opener.warn(f"{what}: {warning}")
+            self._warn(f"{what}: {warning}")
 
     # ---- deleting ------------------------------------------------------------------------------
 
@@ -636,11 +468,10 @@ class QueueTable:
     def _forget(self, queue: QueueOrStream) -> None:
         queue.is_deleted = True
         if isinstance(queue, BrokerQueue):
-            self._opener.forget(queue.amq)
+            self._queue_set.remove(queue)
+            self._on_deleted(queue.name)
         del self.served[queue.name]
         self._uncount(queue)
-        self._limits.pop(queue.name, None)
-        self.kept_down.pop(queue.name, None)
         self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
             owned.remove(queue)
@@ -666,9 +497,11 @@ class QueueTable:
 
     def delete_leftovers(self) -> None:
         """Delete at the start the stored queues that were exclusive."""
-        for name in list(self.stored):
-            if self._opener.stored_flags(bytes_of(name)) & EXCLUSIVE_FLAG:
-                self.delete(self._open(name))
+        for name in list(self._queue_set.stored):
+            if priority_queue.stored(self.engine, bytes_of(name))[1] & EXCLUSIVE_FLAG:
+                queue = self.find(name)
+                assert queue is not None, "it is stored"
+                self.delete(queue)
 
     def replace(self, queue: BrokerQueue, amq: AMQQueue) -> BrokerQueue:
         """Replace a queue by one with another AMQQueue; return it. The old one is not in the table
@@ -680,6 +513,7 @@ class QueueTable:
         )  # fmt: skip
         fresh.used_at_ms = self.clock.wall_ms()
         self._uncount(queue)
+        self._queue_set.add(fresh)
         self._serve(fresh)
         owned = self._owned.get(queue.owner)
         if queue.is_exclusive and owned is not None:
@@ -726,7 +560,8 @@ class QueueTable:
         for queue in self.engine.routing.queues.values():
             if b'"x-alert-age-up"' in queue.arguments:
                 busy[text_of(queue.name.partition(priority_queue.SEPARATOR)[0])] = None
-        return [self._open(name) for name in busy if name in self.stored]
+        found = [self._queue_set.find(name) for name in busy if self.is_stored(name)]
+        return [queue for queue in found if queue is not None]
 
     def expiring(self) -> list[tuple[str, dict[str, object]]]:
         """Return the names and arguments of durable queues that have x-expires."""
@@ -734,25 +569,21 @@ class QueueTable:
         for queue in self.engine.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
                 name = queue.name.partition(priority_queue.SEPARATOR)[0]
-                found.append((text_of(name), self._opener.stored_arguments(name)))
+                found.append((text_of(name), self._stored_arguments(name)))
         return found
+
+    def _stored_arguments(self, name: bytes) -> dict[str, object]:
+        """Return the arguments of a stored queue; {} if they cannot be understood."""
+        try:
+            return decode_arguments(priority_queue.stored(self.engine, name)[0])
+        except ValueError:
+            return {}
 
     def stored_facts(self, name: str) -> tuple[dict[str, object], bool]:
         """Return the arguments of a queue that is not open, and whether it is auto-delete."""
         at = bytes_of(name)
-        is_auto_delete = bool(self._opener.stored_flags(at) & AUTO_DELETE_FLAG)
-        return self._opener.stored_arguments(at), is_auto_delete
-
-    # ---- purging -------------------------------------------------------------------------------
-
-    def purge(self, queue: QueueOrStream) -> tuple[int, int]:
-        """Delete all ready messages; return how many, and the LSN. AMQPConnectionError 540: a
-        stream."""
-        queue = self._queue_only(queue, "queue.purge")
-        before = self.engine.last_lsn
-        n = queue.amq.purge(DISK)
-        lsn = self.engine.last_lsn
-        return n, lsn if lsn != before else 0
+        is_auto_delete = bool(priority_queue.stored(self.engine, at)[1] & AUTO_DELETE_FLAG)
+        return self._stored_arguments(at), is_auto_delete
 
 
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
@@ -769,50 +600,21 @@ def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
     """Do nothing: the default of on_leased_deleted."""
 
 
-def bytes_of(name: str) -> bytes:
-    """Return a name as the storage has it."""
-    return name.encode("utf-8", "surrogateescape")
-
-
-def text_of(name: bytes) -> str:
-    """Return a name as everything but the storage has it."""
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _number(queue: DurableQueue) -> int:
-    return queue.number
-
-
-SLICE: Final = 1000  # queues that one tick looks at
 EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
-
-QueueError = Callable[[BrokerQueue, Exception], None]
 
 
 class QueueTimers:
-    """The timers of one vhost's queues. on_queue_error(queue, error): see the head."""
+    """Timers of a vhost besides those of its QueueSet: calls, and the deletion of unused queues."""
 
-    def __init__(
-        self, engine: StorageEngine, table: QueueTable, dispatch: Dispatch,
-        on_queue_error: QueueError,
-    ) -> None:  # fmt: skip
-        self._engine = engine
-        self._clock = engine.clock
+    def __init__(self, table: QueueTable, dispatch: Dispatch) -> None:
+        self._clock = table.clock
         self._table = table
         self._dispatch = dispatch
-        self._on_queue_error = on_queue_error
         self._n: int = 0  # so that heaps never compare what they hold
-        self._due: list[tuple[int, int, BrokerQueue]] = []  # (wall ms, n, queue)
         self._expiries: list[tuple[int, int, str, int]] = []  # (wall ms, n, name, expires ms)
         self._calls: list[tuple[float, int, Callable[[], None]]] = []  # (monotonic s, n, call)
 
     # ---- what is to be looked at ---------------------------------------------------------------
-
-    def touch(self, queue: BrokerQueue) -> None:
-        """Look at this queue in the next tick: something happened in it."""
-        if not queue.is_touched:
-            queue.is_touched = True
-            self._dispatch.touched.append(queue)
 
     def call_at(self, monotonic_s: float, call: Callable[[], None]) -> None:
         """Call `call` once, in the first tick at or after this time of the monotonic clock."""
@@ -830,18 +632,6 @@ class QueueTimers:
         self._n += 1
         heapq.heappush(self._expiries, (when_ms, self._n, name, expires_ms))
 
-    def note_due(self, queue: BrokerQueue) -> None:
-        """Note when something of this queue is due next."""
-        amq = queue.amq
-        when = amq.next_event_ms()
-        if amq.options.alert_age_up is not None and amq.len():
-            soon = self._clock.wall_ms() + AGE_CHECK_MS
-            when = min(when, soon) if when else soon
-        if when and not 0 < queue.due_ms <= when:
-            self._n += 1
-            queue.due_ms = when
-            heapq.heappush(self._due, (when, self._n, queue))
-
     # ---- a tick --------------------------------------------------------------------------------
 
     def tick(self, wall_ms: int, now_s: float) -> bool:
@@ -852,42 +642,6 @@ class QueueTimers:
                 call()
             except Exception as error:  # noqa: BLE001 - it is reported
                 self._dispatch.internal_error("a call that was due", error)
-        has_more = self._tick_queues(wall_ms)
-        return self._tick_expiries(wall_ms) or has_more
-
-    def _tick_queues(self, wall_ms: int) -> bool:
-        touched: list[Source] = self._dispatch.take_touched(SLICE)
-        queues = [source for source in touched if isinstance(source, BrokerQueue)]
-        while self._due and self._due[0][0] <= wall_ms and len(queues) < 2 * SLICE:
-            queue = heapq.heappop(self._due)[2]
-            queue.due_ms = 0
-            queues.append(queue)
-        has_more = bool(self._dispatch.touched)
-        for queue in queues:
-            if queue.is_deleted or queue.is_crashed:
-                continue
-            try:
-                if self._tick_queue(queue, wall_ms):
-                    has_more = True
-            except Exception as error:
-                if self._engine.failed is not None:
-                    raise
-                if is_disk_full(error):
-                    self._dispatch.without_space(queue)
-                else:
-                    self._on_queue_error(queue, error)
-        return has_more
-
-    def _tick_queue(self, queue: BrokerQueue, wall_ms: int) -> bool:
-        amq = queue.amq
-        if amq.tick(wall_ms):
-            self.touch(queue)
-            return True
-        self.note_due(queue)
-        return False
-
-    def _tick_expiries(self, wall_ms: int) -> bool:
-        """Delete queues that nobody has used for their x-expires."""
         heap = self._expiries
         for _ in range(EXPIRIES_SLICE):
             if not heap or heap[0][0] > wall_ms:
@@ -916,7 +670,7 @@ class QueueTimers:
         if self._table.open_leases(name):
             return wall_ms + expires_ms
         if queue is None:
-            return self._table.start_ms + expires_ms if name in self._table.stored else 0
+            return self._table.start_ms + expires_ms if self._table.is_stored(name) else 0
         if queue.arguments.get(EXPIRES) != expires_ms:
             return 0
         if queue.consumers.count or queue.waiters:
@@ -928,10 +682,8 @@ class QueueTimers:
     def next_s(self, wall_ms: int, now_s: float) -> float:
         """Return the seconds until something is due; infinity if nothing is."""
         seconds = float("inf")
-        if self._due:
-            seconds = (self._due[0][0] - wall_ms) / 1000
         if self._expiries:
-            seconds = min(seconds, (self._expiries[0][0] - wall_ms) / 1000)
+            seconds = (self._expiries[0][0] - wall_ms) / 1000
         if self._calls:
             seconds = min(seconds, self._calls[0][0] - now_s)
         return max(seconds, 0.0)
@@ -942,21 +694,20 @@ WINDOW_S: Final = 10.0
 
 
 class UntrustedError(Exception):
-    """What a queue had in RAM alone cannot be recovered from it."""
+    """The content that a queue had in RAM alone cannot be recovered."""
 
 
 class QueueRestarts:
     """The restarts of one vhost's queues. on_event: queue_restarted, queue_crashed."""
 
     def __init__(
-        self, engine: StorageEngine, table: QueueTable, opener: QueueOpener, dispatch: Dispatch,
-        monitor: MemoryMonitor, on_event: Callable[[str, str], None],
+        self, queue_set: QueueSet[BrokerQueue], table: QueueTable, dispatch: Dispatch,
+        on_event: Callable[[str, str], None],
     ) -> None:  # fmt: skip
-        self._engine = engine
+        self._engine = queue_set.engine
+        self._queue_set = queue_set
         self._table = table
-        self._opener = opener
         self._dispatch = dispatch
-        self._monitor = monitor
         self._on_event = on_event
         self._failures: dict[str, deque[float]] = {}
 
@@ -964,7 +715,7 @@ class QueueRestarts:
         """Handle an error in a queue's own code: replace the queue, or mark it crashed.
         StoppedError: it could not be restarted alone, and the engine has stopped."""
         assert isinstance(queue, BrokerQueue), "readings of streams deal with theirs themselves"
-        if queue.is_deleted or queue.is_crashed:
+        if not queue.is_usable:
             return
         what = self._table.called(queue.name)
         now_s = self._engine.clock.monotonic()
@@ -997,7 +748,7 @@ class QueueRestarts:
         """End the old life of the queue: cancel its consumers and wake its waiters."""
         queue.is_deleted = True
         for part in (queue.amq.backing, *queue.amq.delays.parts()):
-            self._monitor.unregister(part)
+            self._queue_set.monitor.unregister(part)
             part.unshare()
         queue.consumers.cancel_all()
         queue.wake_waiters()
@@ -1025,14 +776,14 @@ class QueueRestarts:
         if not old.is_durable:
             lost = old.backing.depth()
             engine.delete_queues(indexes_of(engine, old.name))
-            return self._opener.open(old.name, old.options, is_durable=False), lost
+            return self._queue_set.open(old.name, old.options, is_durable=False), lost
         engine.sync()
         indexes = indexes_of(engine, old.name)
         lost = old.backing.depth() + sum(part.depth() for part in old.delays.parts())
         for index in indexes:
             self._rescue(index)
         parts = [index.name for index in indexes if index.name.startswith(old.name + MARK)]
-        amq = self._opener.reopen(old.name, old.options, parts)
+        amq = self._queue_set.reopen(old.name, old.options, parts)
         return amq, max(lost - amq.depth() - amq.delayed(), 0)
 
     def _rescue(self, index: QueueIndex) -> None:
@@ -1045,7 +796,7 @@ class QueueRestarts:
             for entry in index.holder.materialise(index.next_seq)
             if index.is_live(entry.seq)
         }
-        first = max(index.cut_seq, self._opener.opened_seq.get(index.number, 0))
+        first = max(index.cut_seq, self._queue_set.opened_seq.get(index.number, 0))
         for number in sorted(index.segments):
             start = max(number * index.slots, first)
             seqs = [

@@ -43,7 +43,7 @@ NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
 
 class TransactionUsage:
-    """What one open transaction has in RAM. end(error): closes its channel with this error."""
+    """The bytes of RAM that one open transaction takes. end(error): closes its channel."""
 
     def __init__(self, end: Callable[[ChannelError], None]) -> None:
         self.bytes: int = 0
@@ -51,7 +51,7 @@ class TransactionUsage:
 
 
 class Usage:
-    """What the clients of the vhost `vhost` use. memory_bytes: its budget, set by the owner."""
+    """Counts what the clients of one vhost use. memory_bytes: its budget, set by the owner."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
@@ -171,11 +171,6 @@ class Usage:
             hold.bytes = 0
 
     # ---- publish rate --------------------------------------------------------------------------
-
-    @property
-    def has_publish_rates(self) -> bool:
-        """Return whether any user has a limit."""
-        return self.limits.has_publish_rates
 
     def delay_s(self, user: str, count: int, now_s: float) -> float:
         """Return the seconds for which the user's connections that publish are not to be read,

@@ -1,10 +1,10 @@
 """VHost: the core of a vhost: its engine, its queues, its exchanges, one memory budget, one turn.
 
-    StorageEngine < AMQQueue < BrokerQueue, one for each queue in use; MemoryMonitor over them
+    QueueSet (engine, AMQQueues, memory, what is due) < BrokerQueue, one for each queue in use
     StorageEngine < BrokerStream, one for each stream;  StreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueTimers;  Dispatch
-    BackgroundTasks: LeaseManager (readers of queues), AlertManager, DeferredFree; whoever opens a
-    vhost adds a BatchManager (batches.py)
+    BackgroundTasks: AlertManager, DeferredFree; whoever opens a vhost adds a LeaseManager (readers
+    of queues, leases.py) and a BatchManager (batches.py)
 
 Everything is synchronous and deterministic: no loop, no sockets, no threads; files, clock and
 chance are handed in. The owner of a vhost (a process of the server, a test, a simulation) calls
@@ -36,7 +36,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from penstock.access.limits import Limits, LimitTable
 from penstock.broker import refusals
@@ -47,25 +47,19 @@ from penstock.broker.broker_stream import BrokerStream, StreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
-from penstock.broker.leases import LeaseManager
-from penstock.broker.queue_table import (
-    QueueOpener,
-    QueueRestarts,
-    QueueTable,
-    QueueTimers,
-    bytes_of,
-    text_of,
-)
+from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, StoppedError
+from penstock.errors import DiskFullError, is_disk_full
 from penstock.protocol.connection import BodyRoom
-from penstock.queues.amq_queue import TickInterval
+from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.budget import format_bytes
-from penstock.queues.dead_letter import Target
+from penstock.queues.dead_letter import DeadLetterRoute, Target
 from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.routing.router import Router
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
@@ -132,7 +126,7 @@ class RssAlarm:
             if was_above and self._was_above:
                 self.is_alarmed = True
                 self._since_s = now_s
-                self._tell(ALARM, "is above the limit of", limit)
+                self._report(ALARM, "is above the limit of", limit)
             elif self._was_above:
                 self._trim()
         elif self.rss_bytes <= limit - CALM_BYTES:
@@ -148,17 +142,17 @@ class RssAlarm:
 
     def _end(self, verb: str, limit: int) -> None:
         self.is_alarmed = self._was_above = False
-        self._tell(FREE, verb, limit)
+        self._report(FREE, verb, limit)
 
-    def _tell(self, kind: str, verb: str, limit: int) -> None:
+    def _report(self, kind: str, verb: str, limit: int) -> None:
         rss = format_bytes(self.rss_bytes)
         self._on_event(kind, f"memory: the process's RSS of {rss} {verb} {format_bytes(limit)}")
 
 
 @dataclass(frozen=True, slots=True)
 class VHostSettings:
-    """What a vhost is started with, checked by the caller. What a vhost gets later (its share of
-    the memory, users) is not in it.
+    """Settings that a vhost is started with, checked by the caller. What it gets later (its
+    share of the memory, users) is not in it.
 
     mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may be
     counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the engine.
@@ -181,7 +175,7 @@ class VHostSettings:
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
-# What whoever reads that publishers are blocked can do; consumers go on in any case.
+# What operators can do when publishers are blocked. Consumers go on in any case.
 ADVICE: Final = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
     "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
@@ -196,7 +190,7 @@ def _ignore_refusal(address: str, text: str) -> None:
     """Ignore a refusal: nobody listens."""
 
 
-class VHost:
+class VHost(QueueOwner[BrokerQueue]):
     """The vhost `name` in the directory `path`, which exists (DataDirectory.vhost_path).
 
     on_event(kind, text): news for people, also of engine and queues. Opening raises the engine's
@@ -215,6 +209,7 @@ class VHost:
         self.blocked_reason: str = ""
         self.blocked_since_ms: int = 0
         self.operations: object | None = None  # what operators' sessions hold (broker.operations)
+        self.leases: object | None = None  # of readers of queues (leases.py)
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
@@ -224,8 +219,7 @@ class VHost:
         # on_refused(client's address, text): a channel or connection was closed with an error.
         self.on_refused: Callable[[str, str], None] = _ignore_refusal
         self._rng = rng
-        self._pace: TickInterval = TickInterval(settings.storage.interval_ms)
-        self._rounds: int = 0  # of the monitor, whose outcome the queues know
+        self._rss_rounds: int = 0  # of the monitor, in which RSS was looked at
         self.headers: AmqpHeaders = AmqpHeaders()
         self.limits: LimitTable = LimitTable(settings.limits)
         self.usage: Usage = Usage(name, self.limits, settings.memory_bytes)
@@ -233,15 +227,16 @@ class VHost:
         self.rss: RssAlarm | None = None
         self._stalled_due_s: float = 0.0
         self.unfinished_bytes: int = 0  # of messages that clients have begun, kept by handlers
-        self._usage_bytes: int = 0  # topology, clients, transactions, as the monitor was last told
+        self._usage_bytes: int = 0  # of topology, clients, transactions, as counted
         self.monitor: MemoryMonitor = MemoryMonitor(
             settings.memory_bytes, clock, on_event=self.event
         )
         try:
-            self.engine: StorageEngine = StorageEngine(
-                fs, path, bytes_of(name), clock=clock, rng=rng, options=settings.storage,
-                on_event=self.event,
+            self.queue_set: QueueSet[BrokerQueue] = QueueSet(
+                self, self.monitor, fs, path, bytes_of(name), clock=clock, rng=rng,
+                storage=settings.storage, mode=self.mode, is_strict=settings.is_strict,
             )  # fmt: skip
+            self.engine: StorageEngine = self.queue_set.engine
         except BaseException:
             self.alerts.flush()
             raise
@@ -249,16 +244,16 @@ class VHost:
             self._open(rng)
         except BaseException:
             self.alerts.flush()
-            self.engine.stop(StoppedError("the vhost could not be opened"))
-            self.engine.close()
+            self.queue_set.abandon("the vhost could not be opened")
             raise
         self.alerts.open(
             self.background, self.dispatch, self.router, self.table.usable, self._is_disk_full
         )
 
     def _open(self, rng: random.Random) -> None:
-        engine, monitor = self.engine, self.monitor
-        self.dispatch: Dispatch = Dispatch(engine, self.mode)
+        engine = self.engine
+        touched: list[Any] = self.queue_set.touched  # only queues of the set are touched
+        self.dispatch: Dispatch = Dispatch(engine, self.mode, touched)
         self.topology: Topology = Topology(
             engine,
             self.name,
@@ -267,29 +262,22 @@ class VHost:
             self._check_exchange,
             self._check_binding,
         )
-        self.opener: QueueOpener = QueueOpener(
-            engine, monitor, self.headers, mode=self.mode,
-            routes=DeadLetterRoutes(self.topology.router, self.headers, self._taker),
-            on_ready=self._ready, on_alert=self.alerts.threshold, on_event=self.event,
-            on_queue_event=self._queue_event, on_gone=self.alerts.queue_gone,
-        )  # fmt: skip
+        self._dead_letters = DeadLetterRoutes(self.topology.router, self.headers, self._taker)
         self.streams: StreamTable = StreamTable(
-            engine, self.name, self.dispatch, monitor, self.event,
+            engine, self.name, self.dispatch, self.monitor, self.event,
             hold_age_s=self.settings.stream_hold_s_max,
             hold_bytes=self.settings.stream_hold_bytes_max,
         )  # fmt: skip
         self.table: QueueTable = QueueTable(
-            engine, self.name, self.topology, self.opener, self.streams, monitor, self.dispatch,
-            clock=self.clock, rng=rng, is_strict=self.settings.is_strict,
-            check_new=self._check_queue,
+            self.queue_set, self.name, self.topology, self.streams, self.dispatch,
+            clock=self.clock, rng=rng, check_new=self._check_queue, on_event=self.event,
+            on_deleted=self.alerts.queue_gone,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
-            engine, self.table, self.opener, self.dispatch, monitor, self.event
+            self.queue_set, self.table, self.dispatch, self.event
         )
-        self.timers: QueueTimers = QueueTimers(
-            engine, self.table, self.dispatch, self._queue_failed
-        )
-        self.dispatch.on_queue_error = self._queue_failed
+        self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
+        self.dispatch.on_queue_error = self._delivery_failed
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
@@ -298,15 +286,12 @@ class VHost:
         self.table.check_limits()
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
-            self.timers.touch(queue)
+            self.queue_set.touch(queue)
         for name, arguments in self.table.expiring():
             self.timers.expire_unused(name, arguments)
         self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
-        self.leases: LeaseManager = LeaseManager(
-            self.table, self.restarts, self.background, self.settings.lease_alert_s, self.event
-        )
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -325,9 +310,14 @@ class VHost:
     def _is_disk_full(self) -> bool:
         return self.monitor.is_disk_full or self.engine.blocked
 
-    def _queue_event(self, queue: str, kind: str, text: str) -> None:
+    def queue_event(self, queue: str, kind: str, text: str) -> None:
         if not self.alerts.queue_event(queue, kind, text):
             self.event(kind, text)
+
+    def alert(self, alert: Alert) -> None:
+        self.alerts.threshold(alert)
+
+    alert_over = alert
 
     def _internal_error(self, where: str, error: Exception) -> None:
         lines = "".join(traceback.format_exception(error))
@@ -515,9 +505,13 @@ class VHost:
         """Delete all ready messages. Returns how many, and the LSN. AMQPConnectionError 540: a
         stream."""
         queue.serve()
-        if isinstance(queue, BrokerQueue):
-            self.timers.touch(queue)  # an alert may be over
-        return self.table.purge(queue)
+        if not isinstance(queue, BrokerQueue):
+            raise refusals.not_for_streams("queue.purge", self.table.called(queue.name))
+        self.queue_set.touch(queue)  # an alert may be over
+        before = self.engine.last_lsn
+        n = queue.amq.purge(DISK)
+        lsn = self.engine.last_lsn
+        return n, lsn if lsn != before else 0
 
     def _has_queue(self, name: str) -> bool:
         return self.table.has(name)
@@ -528,19 +522,36 @@ class VHost:
             return queue.dead_letter_target
         if not isinstance(queue, BrokerQueue):
             return None
-        self.timers.touch(queue)
+        self.queue_set.touch(queue)
         return queue.amq
 
-    def _queue_failed(self, queue: Source, error: Exception) -> None:
+    def _delivery_failed(self, queue: Source, error: Exception) -> None:
         """Restart a queue whose own code has raised an error."""
         if isinstance(queue, BrokerQueue):
             self.alerts.queue_gone(queue.name)
         self.restarts.failed(queue, error)
 
-    def _ready(self, name: bytes) -> None:
+    def queue_failed(self, queue: BrokerQueue, error: Exception) -> None:
+        if is_disk_full(error):
+            self.dispatch.without_space(queue)
+        else:
+            self._delivery_failed(queue, error)
+
+    def ready(self, name: bytes) -> None:
         queue = self.table.served.get(text_of(name))
         if queue is not None:
             self.dispatch.mark(queue)
+
+    def dead_letter_routes(
+        self, name: bytes
+    ) -> Callable[[QueueOptions], DeadLetterRoute | None] | None:
+        return self._dead_letters.of(name)
+
+    def stored_options(self, name: bytes) -> QueueOptions:
+        return self.table.stored(name)[1]
+
+    def load(self, name: str) -> BrokerQueue:
+        return self.table.load(name)
 
     # ---- exchanges and bindings ----------------------------------------------------------------
 
@@ -590,14 +601,19 @@ class VHost:
     def tick(self) -> float:
         """Do what is due by the clock. Returns in how many seconds to call it again. What became
         ready is delivered in a turn, for which `wake` is called."""
-        engine = self.engine
-        engine.tick()
-        now_s = self.clock.monotonic()
-        wall_ms = self.clock.wall_ms()
+        seconds = self.queue_set.tick()
+        if self.rss is not None and self.monitor.rounds != self._rss_rounds:
+            self._rss_rounds = self.monitor.rounds
+            self.rss.look(
+                self.monitor.budget_bytes, self.monitor.counted_bytes, self.clock.monotonic()
+            )
+        return seconds
+
+    def tick_others(self, wall_ms: int, now_s: float) -> bool:
         self.dispatch.retry(now_s)
         has_more = self.timers.tick(wall_ms, now_s)
         for call in (
-            self.streams.tick, self.leases.tick, self.alerts.tick, self._watch_unfinished,
+            self.streams.tick, self.alerts.tick, self._watch_unfinished,
             *self.on_tick,
         ):  # fmt: skip
             try:
@@ -605,25 +621,10 @@ class VHost:
             except Exception as error:  # noqa: BLE001 - it is reported
                 self.dispatch.internal_error("a tick", error)
         self._count_usage()
-        has_more = self.monitor.tick(now_s) or has_more
-        if self.monitor.rounds != self._rounds:
-            self._rounds = self.monitor.rounds
-            if self.rss is not None:
-                self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
-            self._touch_queues_in_ram()
-        engine.flush()
-        due_s = self.timers.next_s(wall_ms, now_s)
-        return self._pace.next_s(engine, due_s, has_more=has_more)
+        return has_more
 
-    def _touch_queues_in_ram(self) -> None:
-        """Look at the queues that hold something in RAM: their shares may have become smaller."""
-        for queue in self.table.served.values():
-            if (
-                isinstance(queue, BrokerQueue)
-                and not queue.is_crashed
-                and queue.amq.backing.ram_bytes()
-            ):
-                self.timers.touch(queue)
+    def others_due_s(self, wall_ms: int, now_s: float) -> float:
+        return self.timers.next_s(wall_ms, now_s)
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -631,22 +632,11 @@ class VHost:
         """Stop in order: queues, a checkpoint, the lock. After a failure, also of a queue that
         cannot stop in order, nothing is written: the next start reads the log."""
         self.alerts.flush()
-        try:
-            if self.engine.failed is None:
-                for queue in self.table.served.values():
-                    if isinstance(queue, BrokerQueue) and not queue.is_crashed:
-                        queue.amq.terminate()
-                self.streams.terminate()
-        except BaseException as error:
-            self.engine.stop(error)
-            raise
-        finally:
-            self.engine.close()
+        self.queue_set.close(self.streams.terminate)
 
     def abandon(self) -> None:
         """Stop as a crash would: nothing is written, files are closed, the lock is released."""
-        self.engine.stop(StoppedError("the vhost was abandoned"))
-        self.engine.close()
+        self.queue_set.abandon("the vhost was abandoned")
 
 
 def _bytes_first(holder: tuple[int, str, Peer]) -> int:

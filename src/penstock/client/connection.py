@@ -23,7 +23,7 @@ keeps a queue of futures, and an answer belongs to the first of it. Some methods
 
 `publish` in confirm mode returns a future that is True (the broker has the message, as safe as it
 was asked to be) or False (refused). Operations of Penstock's own (`call`) have a queue of futures
-of their own, for they may take longer than what is asked after them.
+of their own: they may take longer than what is asked after them.
 
 A consumer is two callbacks, which the connection's thread calls; they must not wait for anything of
 this connection.

@@ -6,7 +6,7 @@ caller's thread; `penstock.aio` waits in a task.
 
 The connection is made when the box is opened. When it was lost, the next call makes another one, in
 a thread of its own, so that a loop need not wait for it. Calls that were under way raise
-ConnectionLostError and are not repeated, for they may have taken effect. After `close` all calls
+ConnectionLostError and are not repeated: they may have taken effect. After `close` all calls
 raise BoxClosedError, also those that are waiting. A forked child may not use the connection of its
 parent: two processes would read each other's answers.
 

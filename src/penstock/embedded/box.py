@@ -151,7 +151,7 @@ class Box(BoxBase):
 
     def backup(self, path: str | Path) -> None:
         """Copy the box as it is now into a new directory, while it is in use. NotAStoreError: the
-        path is not free. OSError, DiskFullError. On a broker: ChannelError 403, for the files would
+        path is not free. OSError, DiskFullError. On a broker: ChannelError 403: the files would
         be written on its machine; its operators run `penstock backup`."""
         self._source.backup(path)
 

@@ -1,62 +1,69 @@
-"""Core: what a box in a directory is made of below its threads.
+"""Core: what a box in a directory is made of below its threads; its settings; its transactions.
 
-    DataDirectory < StorageEngine < AMQQueue, one for each queue in use; MemoryMonitor over them
-                                  < CoreStreams, all streams
+    DataDirectory < QueueSet (engine, queues, memory, what is due)
+                  < CoreStreams, all streams
 
-It is opened whole and closed whole. Queues of the directory are opened when a caller, or a queue
-that dead-letters to them, first names them, so a box with ten thousand queues opens as fast as one
-with ten. The durable options of a queue are its arguments in the topology.
+The core is opened as a whole and closed as a whole. Queues are opened when a caller, or a queue
+that dead-letters to them, first names them. The durable options of a queue are its arguments in the
+topology.
 
-Who waits is kept beside each queue (QueueState) and stream (StreamState). They outlive the core:
-when it is reopened after an interrupt, their `amq` and `parts` are replaced. At a queue three kinds
-wait: getters for a message, putters for room (`maxsize`), joiners for the queue to have nothing
-left. Whoever changes the queue calls `changed`, which wakes at most one getter and one putter; each
-of them, after its turn, calls `changed` again. So calls go on one after the other, as many as there
-is something for, and none is woken for nothing.
+**Waiting.** Waiters are in each queue's QueueState and each stream's StreamState. These outlive the
+core: when it is reopened after an interrupt, their `amq` and `parts` are replaced. At a queue three
+kinds wait: getters for a message, putters for room (`maxsize`), joiners for the queue to have
+nothing left. Whoever changes the queue calls `changed`, which wakes at most one getter and one
+putter; each of them, after its turn, calls `changed` again. So no more are woken than can go on.
 
-Everything is called under the lock of the box, except `release`. Events of the core are reported
-through `event(kind, text)`, which must not call back.
+**Transactions.** While a BoxTransaction is open, the engine's transaction collects what its owner,
+a thread or task, puts into queues, appends to streams and acknowledges. The commit is one decision
+in the log, so after a crash all of it is there or nothing. Others see nothing of it before the
+commit is settled. RAM holds the first MiB of the bodies; the others are in the store, where a
+rollback or a crash drops them. A transaction of more than 256 MiB is refused at its commit. A
+rollback removes what was put. Messages that the transaction acknowledged are returned as after a
+failure, with back-off and counted as an attempt, because their owner has finished with them. Gets,
+nacks and rejects are not part of a transaction: they happen at once. Messages are persistent in a
+transaction, whatever the durability of box and queue: `none` counts as `os`.
 
-Errors of opening are the engine's and the directory's (LockedError names the holder); nothing stays
-open then. `abandon` closes without writing, as a crash would.
+Everything is called under the lock of the box, except `release`. Events are reported through
+`event(kind, text)`, which must not call back.
+
+Opening raises the errors of the engine and the directory (LockedError names the holder), and leaves
+nothing open. `abandon` closes without writing, as a crash would.
 """
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Final
 
 from penstock.clock import Clock, SystemClock
 from penstock.embedded import option_parsing
 from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.events import OnAlert, OnEvent
+from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
-from penstock.errors import OptionError, StoppedError, UnknownQueueError
-from penstock.queues import memory_monitor, priority_queue
-from penstock.queues.amq_queue import IDLE_AGAIN_S, AMQQueue, TickInterval
-from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.budget import format_bytes
-from penstock.queues.delays import find_parts
+from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueueError
+from penstock.queues import priority_queue
+from penstock.queues.alerts import Alert
+from penstock.queues.amq_queue import AMQQueue, Plan
+from penstock.queues.budget import machine_memory
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import KEPT_S, StreamOptions, base_name, partition_names
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.filesystem import Lock, OsFileSystem
 from penstock.storage.options import StorageOptions
-from penstock.storage.routing_table import DurableQueue
 from penstock.storage.streams import Stream
+from penstock.storage.transaction import Published
 
 VHOST: Final = b"/"
 WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
-AGE_CHECK_MS: Final = 1000  # between two looks at a queue with an alert on age
-SLICE: Final = 1000  # queues that one tick looks at
 RETAIN_EVERY_S: Final = 1.0  # between two times that retention is applied
-
-HEADERS: Final = BoxHeaders()
 
 
 class BoxFileSystem(OsFileSystem):
@@ -74,23 +81,24 @@ class BoxFileSystem(OsFileSystem):
 
 
 class QueueState:
-    """One queue of a box, and who waits at it. mode: the durability of puts that name none."""
+    """One queue of a box, and who waits at it. mode: the durability of puts that name none; the
+    core sets it."""
 
     __slots__ = (
         "amq", "due_ms", "getters", "is_consumed", "is_crowded", "is_deleted", "is_touched",
         "joiners", "mode", "name", "putters",
     )  # fmt: skip
 
-    def __init__(self, name: str, amq: AMQQueue, mode: int) -> None:
+    def __init__(self, name: str, amq: AMQQueue) -> None:
         self.name: str = name
         self.amq: AMQQueue = amq
-        self.mode: int = mode
+        self.mode: int = DISK
         self.getters: deque[Waiter] = deque()
         self.putters: deque[Waiter] = deque()
         self.joiners: deque[Waiter] = deque()
         self.is_crowded: bool = False  # a call waits here
-        self.due_ms: int = 0  # when the driver's thread looks at it; 0: nothing is due
-        self.is_touched: bool = False  # the driver's thread will look at it next time
+        self.due_ms: int = 0  # of UsedQueue, as is_touched
+        self.is_touched: bool = False
         self.is_consumed: bool = False  # a message was got since the thread last looked
         self.is_deleted: bool = False
 
@@ -118,6 +126,20 @@ class QueueState:
             while self.joiners:
                 self._wake_first(self.joiners)
         self.is_crowded = bool(self.getters or self.putters or self.joiners)
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether the queue was not deleted."""
+        return not self.is_deleted
+
+    def tick(self, wall_ms: int) -> bool:
+        """Do what is due in the queue. Returns True if there is more to do at once."""
+        if self.is_consumed:
+            self.is_consumed = False
+            self.amq.backing.inhale()
+        has_more = self.amq.tick(wall_ms)
+        self.changed()
+        return has_more
 
     def unfinished(self) -> int:
         """Count the messages that are ready, unacknowledged or delayed."""
@@ -289,9 +311,11 @@ class Settings:
     storage: StorageOptions
 
 
-class Core:
+class Core(QueueOwner[QueueState]):
     """See the head of this module. states: the queues of a core that was abandoned, to be
     opened."""
+
+    headers = BoxHeaders()
 
     def __init__(
         self,
@@ -305,15 +329,9 @@ class Core:
         self.path: str = path
         self.settings: Settings = settings
         self.clock: Clock = SystemClock()
-        self.event = on_event
         self.fs = BoxFileSystem()
-        self.queues: dict[str, QueueState] = {}
+        self._on_event = on_event
         self._on_alert = on_alert
-        self._touched: list[QueueState] = []
-        self._due: list[tuple[int, int, QueueState]] = []  # heap of (wall ms, n, queue)
-        self._due_n: int = 0
-        self._pace: TickInterval = TickInterval(settings.storage.interval_ms)
-        self._rounds: int = 0  # of the monitor that the queues have been touched for
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
             options = settings.storage
@@ -322,18 +340,21 @@ class Core:
                 spill_directory=options.spill_directory,
             )  # fmt: skip
             try:
-                self.engine = StorageEngine(
-                    self.fs, self.data.vhost_path(VHOST), VHOST, clock=self.clock,
-                    rng=random.Random(), options=settings.storage, on_event=self._engine_event,
+                self.queue_set: QueueSet[QueueState] = QueueSet(
+                    self, self.monitor, self.fs, self.data.vhost_path(VHOST), VHOST,
+                    clock=self.clock, rng=random.Random(), storage=options, mode=settings.mode,
+                    is_strict=settings.is_strict,
                 )  # fmt: skip
             except BaseException:
                 self.data.close()
                 raise
+            self.engine: StorageEngine = self.queue_set.engine
             self.streams = CoreStreams(self.engine, self.clock)
-            self._delay_parts = find_parts(self.engine.routing.queues)
-            self._limits: dict[str, int] = {}  # own memory limits of queues that nobody has opened
             try:
-                self._check_limits(is_new=not states)
+                self.queue_set.read_limits()
+                if settings.is_strict and not states:
+                    for name, (given, expected) in self.queue_set.limits_beyond().items():
+                        raise OptionError(f"max_memory of queue {name!r}", given, expected)
             except BaseException as error:
                 self.engine.stop(error)
                 self.engine.close()
@@ -347,31 +368,62 @@ class Core:
     def _reopen(self, states: Mapping[str, QueueState]) -> None:
         """Open the queues of an abandoned core again."""
         for name, state in states.items():
-            if not state.is_deleted and self.has(name):
-                state.amq = self._open_amq(name, self._stored(name))
-                self._add(state)
+            if not state.is_deleted and name in self.queue_set.stored:
+                at = bytes_of(name)
+                state.amq = self.queue_set.open(at, self.stored_options(at))
+                self.queue_set.add(state)
+                self._changed_options(state)
             else:
                 state.is_deleted = True
 
-    def _engine_event(self, kind: str, text: str) -> None:
+    # ---- what the set calls --------------------------------------------------------------------
+
+    def event(self, kind: str, text: str) -> None:
         if kind in ("disk_full", "disk_free"):
             self.monitor.disk_alarm(kind == "disk_full")
-        self.event(kind, text)
+        self._on_event(kind, text)
+
+    def queue_event(self, _queue: str, kind: str, text: str) -> None:
+        self._on_event(kind, text)
+
+    def alert(self, alert: Alert) -> None:
+        self._on_alert(alert)
+
+    def ready(self, name: bytes) -> None:
+        state = self.queue_set.queues.get(text_of(name))
+        if state is not None:
+            self.queue_set.touch(state)
+            if state.is_crowded:
+                state.changed()
+
+    def dead_letter_queue(self, name: bytes) -> AMQQueue | None:
+        state = self.find(text_of(name))
+        if state is None:
+            return None
+        self.queue_set.touch(state)
+        return state.amq
+
+    def stored_options(self, name: bytes) -> QueueOptions:
+        return QueueOptions.decode(priority_queue.stored(self.engine, name)[0])
+
+    def load(self, name: str) -> QueueState:
+        at = bytes_of(name)
+        state = QueueState(name, self.queue_set.open(at, self.stored_options(at)))
+        self._changed_options(state)
+        return state
+
+    def queue_failed(self, _queue: QueueState, error: Exception) -> None:
+        raise error
+
+    def tick_others(self, _wall_ms: int, _now_s: float) -> bool:
+        self.streams.tick()
+        return False
 
     # ---- queues --------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return sorted(name.decode() for name in priority_queue.base_names(self.engine))
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a queue of this name."""
-        if name in self.queues:
-            return True
-        at = name.encode("utf-8", "surrogateescape")
-        return (
-            not self.streams.has(name) and priority_queue.priorities_of(self.engine, at) is not None
-        )
+        return sorted((*self.queue_set.queues, *self.queue_set.stored))
 
     def queue(self, name: str, given: Mapping[str, object]) -> QueueState:
         """Return the queue of this name, declared with these options if it is missing. Those of an
@@ -379,27 +431,19 @@ class Core:
         option_parsing.check_name(name)
         if self.streams.has(name):
             raise OptionError("name", name, "a name that no stream has")
-        if not self.has(name):
-            return self._declare(name, option_parsing.queue_options(given, None, self.whole_bytes))
+        whole_bytes = self.settings.memory_bytes
+        if not self.queue_set.has(name):
+            return self._declare(name, option_parsing.queue_options(given, None, whole_bytes))
         state = self.known(name)
         if given:
-            options = option_parsing.queue_options(given, state.amq.options, self.whole_bytes)
+            options = option_parsing.queue_options(given, state.amq.options, whole_bytes)
             if options != state.amq.options:
                 self._set_options(state, options)
         return state
 
-    @property
-    def whole_bytes(self) -> int:
-        """The budget of the box, of which "max" and fractions of sizes are."""
-        return self.settings.memory_bytes
-
     def find(self, name: str) -> QueueState | None:
         """Return the queue of this name, opened if it is not; None if there is none."""
-        state = self.queues.get(name)
-        if state is None and self.has(name):
-            state = QueueState(name, self._open_amq(name, self._stored(name)), 0)
-            self._add(state)
-        return state
+        return self.queue_set.find(name)
 
     def known(self, name: str) -> QueueState:
         """Return the queue of this name. UnknownQueueError if there is none."""
@@ -410,90 +454,16 @@ class Core:
 
     def _declare(self, name: str, options: QueueOptions) -> QueueState:
         self._check_memory(options, 0)
-        state = QueueState(name, self._open_amq(name, options), 0)
-        self._add(state)
+        state = QueueState(name, self.queue_set.declare(name, options, arguments=options.encode()))
+        self.queue_set.add(state)
+        self._changed_options(state)
         return state
 
-    def _add(self, state: QueueState) -> None:
-        options = state.amq.options
-        own = option_parsing.own_mode(options)
+    def _changed_options(self, state: QueueState) -> None:
+        """Apply the durability of a queue that was opened or has other options."""
+        own = option_parsing.own_mode(state.amq.options)
         state.mode = self.settings.mode if own is None else own
-        state.is_deleted = False
-        self.queues[state.name] = state
-        self.touch(state)
-
-    def _stored(self, name: str) -> QueueOptions:
-        """Return the stored options of a queue."""
-        return QueueOptions.decode(priority_queue.stored(self.engine, name.encode())[0])
-
-    def _check_limits(self, *, is_new: bool) -> None:
-        """At the start: report a warning if the queues' own memory limits do not fit the budget
-        together. OptionError in a new core that is strict; it names the queue that is too much."""
-        declared = self.engine.routing.queues.values()
-        for queue in sorted(declared, key=_number):
-            if memory_monitor.may_have_limit(queue.arguments):
-                name = queue.name.partition(priority_queue.SEPARATOR)[0].decode(
-                    "utf-8", "surrogateescape"
-                )
-                try:
-                    limit = QueueOptions.decode(queue.arguments).max_memory_bytes or 0
-                except (OptionError, ValueError):
-                    continue  # opening the queue raises the error
-                if limit:
-                    self._limits[name] = limit
-        budget_bytes = self.settings.memory_bytes
-        if self.settings.is_strict and is_new:
-            for name, left_bytes in memory_monitor.limits_beyond(
-                self._limits, budget_bytes
-            ).items():
-                limit_text = format_bytes(self._limits[name])
-                expected = memory_monitor.limit_expected(left_bytes, budget_bytes)
-                raise OptionError(f"max_memory of queue {name!r}", limit_text, expected)
-        warning = memory_monitor.limits_warning(self._limits, budget_bytes)
-        if warning is not None:
-            self.event("warning", warning)
-
-    def _open_amq(self, name: str, options: QueueOptions) -> AMQQueue:
-        """Open a queue of the directory, or make a new one."""
-        self._limits.pop(name, None)
-        engine = self.engine
-        at = name.encode()
-        mode = max(self.settings.mode, OS)
-        backing = priority_queue.open_backing(
-            engine, at, arguments=options.encode(), priorities=options.priorities, mode=mode,
-            policy=options.policy, on_event=self.event,
-        )  # fmt: skip
-        memory = options.memory_bytes
-        self.monitor.register(backing, UNLIMITED if memory is None else memory[0])
-        return AMQQueue(
-            engine, at, options, backing, headers=HEADERS, open_part=self._open_part,
-            find=self._find_amq, mode=mode, close_part=self.monitor.unregister,
-            on_event=self.event, on_alert=self._on_alert, on_ready=self._ready,
-            delay_parts=self._delay_parts.pop(at, []),
-        )  # fmt: skip
-
-    def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
-        """Open a part of delayed messages."""
-        part = priority_queue.open_backing(
-            self.engine, name, is_durable=is_durable, mode=max(self.settings.mode, OS),
-            on_event=self.event,
-        )  # fmt: skip
-        self.monitor.register(part)
-        return part
-
-    def _find_amq(self, name: bytes) -> AMQQueue | None:
-        state = self.find(name.decode("utf-8", "surrogateescape"))
-        if state is None:
-            return None
-        self.touch(state)
-        return state.amq
-
-    def _ready(self, name: bytes) -> None:
-        state = self.queues.get(name.decode("utf-8", "surrogateescape"))
-        if state is not None:
-            self.touch(state)
-            if state.is_crowded:
-                state.changed()
+        self.queue_set.touch(state)
 
     def _set_options(self, state: QueueState, options: QueueOptions) -> None:
         amq = state.amq
@@ -502,22 +472,15 @@ class Core:
             self._check_memory(options, old or 0)
         priority_queue.store_arguments(self.engine, amq.name, options.encode())
         amq.set_options(options)
-        memory = options.memory_bytes
         if options.max_memory_bytes != old:
-            self.monitor.unregister(amq.backing)
-            self.monitor.register(amq.backing, UNLIMITED if memory is None else memory[0])
-        self._add(state)
+            self.queue_set.register(amq.backing, options)
+        self._changed_options(state)
         state.changed()
 
     def _check_memory(self, options: QueueOptions, old_bytes: int) -> None:
         """Report a warning if the queues' own limits do not fit the budget; OptionError if
         strict."""
-        if options.max_memory_bytes is None:
-            return
-        more = options.max_memory_bytes - old_bytes
-        warning = self.monitor.check_limits(
-            max(more, 0), strict=self.settings.is_strict, others_bytes=sum(self._limits.values())
-        )
+        warning = self.queue_set.check_limit(options, old_bytes)
         if warning is not None:
             self.event("warning", warning)
 
@@ -525,7 +488,7 @@ class Core:
         """Return the stream of this name, declared with these options if it is missing. An existing
         one must have been made with the same. OptionError: nothing has changed."""
         option_parsing.check_name(name)
-        if self.has(name):
+        if self.queue_set.has(name):
             raise OptionError("name", name, "a name that no queue has")
         state = self.streams.find(name)
         if state is None:
@@ -541,89 +504,16 @@ class Core:
             return self.streams.delete(stream)
         state = self.known(name)
         lsn = state.amq.delete(DISK)
-        self.monitor.unregister(state.amq.backing)
-        del self.queues[name]
+        self.queue_set.remove(state)
         state.is_deleted = True
         state.wake_all()
         return lsn
 
-    def touch(self, state: QueueState) -> None:
-        """Let the next tick look at this queue, in which something has happened."""
-        if not state.is_touched:
-            state.is_touched = True
-            self._touched.append(state)
-
     def wake_all(self) -> None:
         """Wake all that wait: the box is closed."""
-        for state in self.queues.values():
+        for state in self.queue_set.queues.values():
             state.wake_all()
         self.streams.wake_all()
-
-    # ---- time ----------------------------------------------------------------------------------
-
-    def tick(self) -> float:
-        """Do what is due. Returns in how many seconds to call it again."""
-        engine = self.engine
-        engine.tick()
-        wall_ms = self.clock.wall_ms()
-        has_more = self._tick_queues(wall_ms)
-        has_more = self.monitor.tick(self.clock.monotonic()) or has_more
-        self.streams.tick()
-        if self.monitor.rounds != self._rounds:
-            self._rounds = self.monitor.rounds
-            self._touch_those_in_ram()
-        engine.flush()
-        due_s = max(self._due[0][0] - wall_ms, 0) / 1000 if self._due else IDLE_AGAIN_S
-        return self._pace.next_s(engine, due_s, has_more=has_more)
-
-    def _touch_those_in_ram(self) -> None:
-        """Let the next ticks page out queues with bodies in RAM: shares may have become smaller."""
-        for state in self.queues.values():
-            if state.amq.backing.ram_bytes():
-                self.touch(state)
-
-    def _tick_queues(self, wall_ms: int) -> bool:
-        """Tick the queues that were touched and those of which something is due. True: there is
-        more."""
-        states, self._touched = self._touched[:SLICE], self._touched[SLICE:]
-        while self._due and self._due[0][0] <= wall_ms:
-            state = heapq.heappop(self._due)[2]
-            state.due_ms = 0
-            states.append(state)
-        has_more = bool(self._touched)
-        for state in states:
-            state.is_touched = False
-            if state.is_deleted:
-                continue
-            if state.is_consumed:
-                state.is_consumed = False
-                state.amq.backing.inhale()
-            if state.amq.tick(wall_ms):
-                has_more = True
-                self.touch(state)
-            else:
-                self.note_due(state)
-            state.changed()
-        return has_more
-
-    def note_due(self, state: QueueState) -> int:
-        """Note when something of this queue is due next, and return it: ms since 1970, 0 for
-        never."""
-        amq = state.amq
-        when = amq.next_event_ms()
-        if amq.options.alert_age_up is not None and amq.len():
-            soon = self.clock.wall_ms() + AGE_CHECK_MS
-            when = min(when, soon) if when else soon
-        if when and not 0 < state.due_ms <= when:
-            self._due_n += 1
-            state.due_ms = when
-            heapq.heappush(self._due, (when, self._due_n, state))
-        return when
-
-    @property
-    def next_due_ms(self) -> int:
-        """When something is due next, in ms since 1970; 0 for never."""
-        return self._due[0][0] if self._due else 0
 
     def info(self) -> dict[str, int | float | str]:
         """Return the counters that `box.info()` returns."""
@@ -631,7 +521,7 @@ class Core:
         memory = self.monitor.info()
         return {
             "queues": len(priority_queue.base_names(engine)),
-            "queues_open": len(self.queues),
+            "queues_open": len(self.queue_set.queues),
             "lsn": engine.last_lsn,
             "lsn_settled": engine.settled(DISK),
             "syncs": engine.syncs,
@@ -648,21 +538,15 @@ class Core:
     def close(self) -> None:
         """Close in order: queues, a checkpoint, the locks."""
         try:
-            if self.engine.failed is None:
-                for state in self.queues.values():
-                    state.amq.terminate()
+            self.queue_set.close()
         finally:
-            try:
-                self.engine.close()
-            finally:
-                self.data.close()
+            self.data.close()
 
     def abandon(self) -> None:
         """Close all as a crash would, without writing. A second time does nothing."""
         self.fs.on_complete = None
         self.fs.close()
-        self.engine.stop(StoppedError("the core was abandoned"))
-        self.engine.close()
+        self.queue_set.abandon("the core was abandoned")
         self.data.close()
 
     def release(self) -> None:
@@ -675,5 +559,110 @@ class Core:
             lock.release()
 
 
-def _number(queue: DurableQueue) -> int:
-    return queue.number
+# All options of `open`, of which it suggests one when a name is wrong.
+NAMES = (
+    "durability", "memory", "strict", "on_event", "on_alert",
+    *(field.name for field in fields(StorageOptions)),
+)  # fmt: skip
+
+
+def settings_of(
+    path: object, durability: object, memory: object, strict: object, storage: Mapping[str, object]
+) -> tuple[str, Settings]:
+    """Return the directory and the settings. OptionError; TypeError if this is not a path."""
+    if isinstance(path, str) and path.startswith(URLS):
+        raise OptionError(
+            "path", path, "a directory: what opens the box of a broker is penstock.open"
+        )
+    # Absolute, because the program may change its directory. TypeError: not a path.
+    directory = str(Path(path).absolute())  # type: ignore[arg-type]
+    if not isinstance(strict, bool):
+        raise OptionError("strict", strict, "True or False")
+    for name in storage:
+        if name not in NAMES:
+            raise OptionError(name, storage[name], NAMES)
+    mode = box_durability(durability)
+    options = StorageOptions.of(dict(storage))
+    if mode.interval_ms:
+        options = replace(options, interval_ms=mode.interval_ms)
+    memory_bytes = size_bytes("memory", memory, machine_memory(OsFileSystem(0))[0])
+    return directory, Settings(mode.mode, memory_bytes, strict, options)
+
+
+class BoxTransaction:
+    """Puts and acknowledgements that happen together or not at all. mode: the durability of the
+    commit."""
+
+    def __init__(self, core: Core, mode: int) -> None:
+        self.core: Core = core
+        self.mode: int = max(mode, OS)
+        self._transaction = core.engine.begin()
+        self._puts: list[tuple[QueueState, Plan, Published]] = []
+        self._acks: dict[QueueState, list[int]] = {}
+        self._put_counts: dict[QueueState, tuple[int, int]] = {}  # messages, bytes of bodies
+
+    def check(self, core: Core) -> None:
+        """Raise StoppedError unless the box still has the core in which the transaction began."""
+        if self.core is not core:
+            raise StoppedError("a call was interrupted, and the transaction is lost")
+
+    def put(self, state: QueueState, new: NewBody) -> None:
+        """Put a message. QueueFullError (what the transaction has put there already counts),
+        DiskFullError: it was not put."""
+        n, size = self._put_counts.get(state, (0, 0))
+        n, size = n + 1, size + len(new.body)
+        state.amq.before_publish(size, n)
+        plan = state.amq.plan(
+            new.header, priority=new.priority, ttl_ms=new.ttl_ms, delay_ms=new.delay_ms
+        )
+        try:
+            published = self._transaction.publish(
+                [plan.index], plan.header, new.body, plan.expiry_ms
+            )
+        except BaseException:
+            state.amq.unplan(plan)
+            raise
+        self._puts.append((state, plan, published))
+        self._put_counts[state] = n, size
+
+    def append(self, stream: Stream, header: bytes, body: bytes) -> None:
+        """Append a record to a stream; its offset is known when it is committed. DiskFullError."""
+        self._transaction.append_stream(stream, header, body)
+
+    def ack(self, state: QueueState, tags: list[int]) -> None:
+        """Acknowledge deliveries. SettledError if one is not pending or is in the transaction
+        already: then none is acknowledged."""
+        taken = self._acks.setdefault(state, [])
+        for tag in tags:
+            if tag in taken or state.amq.backing.pending(tag) is None:
+                raise SettledError(state.name, tag)
+        for index, entries in state.amq.backing.entries(tags):
+            self._transaction.dequeue(index, entries)
+        taken += tags
+
+    def commit(self) -> list[QueueState]:
+        """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
+        changed. TransactionTooLargeError: it is rolled back. DiskFullError: nothing has changed,
+        commit again or roll back."""
+        lsn = self._transaction.commit(self.mode)
+        for state, tags in self._acks.items():
+            if not state.is_deleted:
+                state.amq.backing.forget(tags)
+        for state, plan, published in self._puts:
+            for _, entry in published.entries:
+                state.amq.planned(plan, entry.seq, entry.message.size, lsn, self.mode)
+        changed = {id(state): state for state in [put[0] for put in self._puts] + [*self._acks]}
+        return [state for state in changed.values() if not state.is_deleted]
+
+    def rollback(self) -> list[QueueState]:
+        """Roll back. Returns the queues whose messages are returned."""
+        if self._transaction.is_open:
+            self._transaction.rollback()
+        for state, plan, _ in self._puts:
+            if not state.is_deleted:
+                state.amq.unplan(plan)
+        for state, tags in self._acks.items():
+            for tag in tags:
+                if not state.is_deleted and state.amq.backing.pending(tag) is not None:
+                    state.amq.nack(tag, mode=OS)
+        return [state for state in self._acks if not state.is_deleted]

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.embedded.box import Box
-from penstock.embedded.core import Core, QueueState, Settings
+from penstock.embedded.core import BoxTransaction, Core, QueueState, Settings, settings_of
 from penstock.embedded.directory_queue import DirectoryQueue
 from penstock.embedded.directory_stream import DirectoryStream
 from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent, alert_reporter, reporter
 from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.option_parsing import Size, mode_of
-from penstock.embedded.settings import settings_of
 from penstock.embedded.sources import BoxSource, Call
-from penstock.embedded.transaction import BoxTransaction
 from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import StorageError
 from penstock.queues.alerts import Alert
@@ -90,7 +88,7 @@ class DirectoryBox(BoxSource):
     def has(self, name: str) -> Call[bool]:
         yield from ()
         with self._driver.gate, self._driver.guard:
-            return self._driver.core.has(name)
+            return self._driver.core.queue_set.has(name)
 
     def info(self) -> Call[dict[str, int | float | str]]:
         yield from ()

@@ -51,9 +51,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from penstock.embedded.core import Core, QueueState
+from penstock.embedded.core import BoxTransaction, Core, QueueState
 from penstock.embedded.library_errors import BoxClosedError
-from penstock.embedded.transaction import BoxTransaction
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,
@@ -216,14 +215,14 @@ class Driver:
         if state.is_crowded:
             state.changed()
         if not state.is_touched:
-            self.core.touch(state)
+            self.core.queue_set.touch(state)
         if self.is_idle:
             self.nudge()
 
     def note_due(self, state: QueueState) -> None:
         """Wake the thread if something of this queue is due earlier than all it knows."""
-        before = self.core.next_due_ms
-        when = self.core.note_due(state)
+        before = self.core.queue_set.next_due_ms
+        when = self.core.queue_set.note_due(state)
         if when and (not before or when < before):
             self.nudge()
 
@@ -451,7 +450,7 @@ class Driver:
 
     def _reopen(self) -> None:
         with self.lock:
-            states, streams = self.core.queues, self.core.streams
+            states, streams = self.core.queue_set.queues, self.core.streams
             try:
                 self.core.abandon()
                 self.core = self._opened(states)
@@ -502,7 +501,7 @@ class Driver:
             try:
                 self.has_acks_to_watch = False
                 self.unwritten_acks = 0
-                seconds = self.core.tick()
+                seconds = self.core.queue_set.tick()
                 self.wake_settled()
             except Exception as error:  # noqa: BLE001  # the thread must go on; the event reports it
                 self.fail()

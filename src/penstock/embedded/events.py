@@ -1,7 +1,7 @@
 """Events: what a box or a stream reports that is not an error of a call.
 
 Each is logged under "penstock" and given to the callback that the user passed to `open`. A callback
-that fails is logged and ends nothing, for it is called in a thread that others need.
+that fails is logged and ends nothing, because it is called in a thread that others need.
 """
 
 import logging

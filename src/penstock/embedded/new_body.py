@@ -1,7 +1,7 @@
 """NewBody: a message to be put, checked and in the form that the core takes.
 
-A body is bytes. The caller encodes text and serialises objects, for a library that guessed would
-have to guess again when it reads them, and pickles run the code that they contain. Headers become
+A body is bytes. The caller encodes text and serialises objects: a library that guessed would have
+to guess again when it reads them, and pickles run the code that they contain. Headers become
 one small byte string (`penstock.queues.headers`), empty if there are none.
 """
 

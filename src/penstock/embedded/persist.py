@@ -26,8 +26,8 @@ of it has been acknowledged for a minute.
 
 **Ends.** When the iterable ends, the loop ends after the last item. An exception of the iterable
 (or of `encode`) is raised in the loop, after all items that came before it. Closing stops the
-producer: it takes no more items. The item that it is waiting for is still put on disk, for it was
-asked for: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
+producer: it takes no more items. The item that it is waiting for was asked for, and is still
+put on disk: closing waits for it for CLOSE_S seconds, and then leaves the producer to finish alone.
 
 The stream is `alone_stream`; async iterables are in `penstock.aio.alone`.
 """
@@ -98,9 +98,7 @@ class Consumer:
             yield from source.commit(CONSUMER, {0: self._given + 1}, is_safe=False)
             self._given = None
         while not self._records:
-            is_ended = (
-                source.is_ended
-            )  # asked before reading, for the last record may come in between
+            is_ended = source.is_ended  # asked before reading: the last record may come in between
             self._records = list((yield from self._feed.chunk()))[::-1]
             if not self._records:
                 if is_ended:

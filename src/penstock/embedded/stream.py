@@ -173,7 +173,7 @@ class Stream(StreamBase):
         durability: str | None = None,
     ) -> int:  # fmt: skip
         """Append one record, and return its offset when it is confirmed: in mode "disk", when it is
-        on disk. In a transaction return -1, for the offset is known only at its end.
+        on disk. In a transaction return -1: the offset is known only at its end.
 
         body: bytes, bytearray or memoryview. key: chooses the partition, and is kept with the
         record. headers: a dict of names to str, bytes, int, float or bool. durability: of this

@@ -10,7 +10,7 @@ Written once for threads and asyncio, for directories and brokers, against `sour
     since=callable                                returns one of these, or None for the first;
                                                   called when the reading begins
 
-With neither it is the first record. A plain number is not a moment, for it could mean so long ago
+With neither it is the first record. A plain number is not a moment: it could mean so long ago
 or so long after 1970.
 
 **A pass** reads from there, chunk by chunk. Without `follow` it reads what was there when it began,

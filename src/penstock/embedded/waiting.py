@@ -80,7 +80,7 @@ class ThreadWaiter(Waiter):
 
 
 def ring(bell: threading.Lock) -> None:
-    """Wake whoever sleeps on this lock, or the next who will. A second time does nothing."""
+    """Wake the thread that sleeps on this lock, or the next. A second time does nothing."""
     try:
         bell.release()
     except RuntimeError:

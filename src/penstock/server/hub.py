@@ -1,6 +1,9 @@
-"""Hub: the loop of one vhost's process: its turns, its timer and its sessions.
+"""Sessions: the clients of one vhost's process, and the loop that runs the vhost's turns (Hub).
 
-    sockets are readable   each session gives its bytes to the core, which notes what is to be done
+    socket -> data_received -> handler.receive          input is handled at once
+    handler -> SocketOutlet.send -> flush -> socket     output is collected for the turn
+
+    sockets are readable   each session passes its bytes to the core, which notes what is to be done
     then, once             turn: deliveries, the log's write, confirms; then one flush per session
     a sync has finished    a worker's thread wakes the loop: completed, which ends with a turn
     time                   tick, when the last one asked for it; sooner while there is work
@@ -8,30 +11,32 @@
 However many clients send in one iteration of the loop, there is one turn for all of them, and so
 one write to the log.
 
-`fail` ends the vhost: the storage has failed, and nothing more may be confirmed. The hub stops at
-once and calls on_failed; the process ends without writing anything, and the next one recovers from
-the disk.
-
-A Session is one client of the vhost, between its transport and its ConnectionHandler.
-
-    socket -> data_received -> handler.receive          what comes in is handled at once
-    handler -> SocketOutlet.send -> flush -> socket     what goes out is collected for the turn
-
 **Output** is joined to writes of about WRITE_BYTES, one or a few for each turn; larger buffers cost
-more in page faults than they save in calls. What the socket does not take waits in the transport;
-beyond HIGH_WATER_BYTES the core is told to deliver nothing more, and the client is not read any
-more either: one that does not read must not fill our memory with answers.
+more in page faults than they save in calls. What the socket does not take waits in the transport.
+Beyond HIGH_WATER_BYTES nothing more is delivered to the client, and it is not read either, because
+answers to a client that does not read them would fill the memory.
 
-**Heartbeats.** A timer of half the interval: nothing was sent since the last time, so a heartbeat
-goes; nothing came for four of them, so the client is gone. While a client is not read on our
-account its silence means nothing.
+**Pace.** A publisher at full speed fills every chunk that is read, and all others wait while it is
+handled. So a chunk is as large as can be handled in about BULK_S: a MiB of a few large bodies, less
+of many small ones. Smaller chunks cost too many turns; larger ones delay the publisher's own
+confirms and the deliveries of all. If another client publishes a little at a time, and so waits for
+each message, chunks shrink to QUICK_S, and after each the publisher is not read for REST_S: most of
+the time the loop is free when a single message arrives. A read of less than SHORT_BYTES that begins
+with a basic.publish shows such a client, and sets this pace for all others for RECENT_S. (Acks
+arrive in short reads as well, but their senders do not wait.)
 
-**The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
-protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that
-they arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
+**Heartbeats.** Every half interval a heartbeat is sent if nothing else was. A client from which
+nothing came for four halves is gone, unless it was not read meanwhile.
 
-An error that the core did not turn into an answer is a defect: it is logged with its traceback and
-closes this connection (541), or stops the vhost if its storage has failed.
+**The end.** After connection.close the client closes the socket itself when it has read close-ok,
+as the protocol says and RabbitMQ does. Otherwise the sending half is shut after the last bytes, so
+that they arrive although the client has sent bytes that nobody reads any more. In both cases the
+client has LINGER_S.
+
+**Errors.** An unexpected error is logged with its traceback and ends its connection (541), or the
+vhost if its storage has failed. `Hub.fail` ends the vhost: nothing more may be confirmed. The hub
+stops at once and calls on_failed; the process ends without writing anything, and the next one
+recovers from the disk.
 """
 
 import asyncio
@@ -43,23 +48,63 @@ from typing import Final, Protocol
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.in_flight import MESSAGES, InFlight, signature
 from penstock.broker.output import Outlet
-from penstock.codec.frames import HEARTBEAT_FRAME
+from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
-from penstock.server.read_pace import FIRST_BYTES, REST_S, ReadPace, next_bytes
+
+LEAST_BYTES: Final = 16 << 10
+FIRST_BYTES: Final = 256 << 10
+MOST_BYTES: Final = 1 << 20
+BULK_S: Final = 0.002
+QUICK_S: Final = 0.0003
+REST_S: Final = 0.002
+RECENT_S: Final = 0.1
+SHORT_BYTES: Final = 2 << 10
+
+
+class ReadPace:
+    """Detects, for one vhost, clients that wait for single messages."""
+
+    def __init__(self) -> None:
+        # The last client that published a little, and the time of the last other one.
+        self._last: object = None
+        self._last_until = 0.0
+        self._other_until = 0.0
+
+    def is_quick(self, who: object, data: bytes, now: float) -> bool:
+        """Take what was just read of a client, at this time (seconds of the loop). Returns whether
+        other clients publish a little at a time."""
+        if len(data) < SHORT_BYTES and begins_with_publish(data):
+            if who is not self._last:
+                self._other_until = self._last_until
+                self._last = who
+            self._last_until = now + RECENT_S
+        return now < (self._other_until if who is self._last else self._last_until)
+
+
+def next_bytes(read_bytes: int, spent_s: float, *, is_quick: bool) -> int:
+    """Return how many bytes to read after a full chunk of read_bytes that took spent_s to
+    handle."""
+    limit_s = QUICK_S if is_quick else BULK_S
+    if spent_s > limit_s:
+        return max(read_bytes >> 1, LEAST_BYTES)
+    if spent_s < limit_s / 4:
+        return min(read_bytes << 1, MOST_BYTES)
+    return read_bytes
+
 
 PARTS_MAX: Final = 512  # in one call; the system's own limit is 1,024
 WRITE_BYTES: Final = 128 << 10
 HIGH_WATER_BYTES: Final = 256 << 10
 LOW_WATER_BYTES: Final = 64 << 10
 LINGER_S: Final = 3.0
-CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take what it is owed
+CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take the last output
 SILENT_HALVES: Final = 4
 
 logger = logging.getLogger(__name__)
 
 
 class SocketOutlet(Outlet):
-    """The way out of one session. Bytes wait here until the turn ends."""
+    """Collects the output of one session until the turn ends."""
 
     def __init__(self, session: "Session") -> None:
         self.is_writable = True
@@ -68,7 +113,6 @@ class SocketOutlet(Outlet):
         self._bytes = 0
 
     def send(self, data: bytes) -> None:
-        """See Outlet."""
         parts = self._parts
         if not parts:
             self._session.hub.has_output(self)
@@ -78,7 +122,7 @@ class SocketOutlet(Outlet):
             self.flush()
 
     def flush(self) -> None:
-        """To the transport with it. Again: nothing."""
+        """Write what was collected to the transport."""
         parts = self._parts
         if parts:
             self._parts = []
@@ -86,25 +130,21 @@ class SocketOutlet(Outlet):
             self._session.write(parts)
 
     def pause(self) -> None:
-        """See Outlet."""
         self._session.pause("core")
 
     def resume(self) -> None:
-        """See Outlet."""
         self._session.resume("core")
 
     def closing(self) -> None:
-        """See Outlet."""
         self._session.must_close()
 
     def close(self, *, client_first: bool) -> None:
-        """See Outlet."""
         self.flush()
         self._session.end(client_first=client_first)
 
 
 class Session(asyncio.Protocol):
-    """`start` comes once, when the socket has become a transport."""
+    """One client of the vhost. `start` is called once, when the socket has a transport."""
 
     def __init__(self, hub: "Hub") -> None:
         self.hub = hub
@@ -114,20 +154,20 @@ class Session(asyncio.Protocol):
         self._in_flight_name = b""
         self.sock: socket.socket | None = None  # the transport's, for sending several parts at once
         self.transport: asyncio.Transport | None = None  # from `connection_made` on
-        self._paused: set[str] = set()  # on whose account it is not read: "core", "output", "pace"
+        self._paused: set[str] = set()  # why it is not read: "start", "core", "output", "pace"
         self._read_bytes = FIRST_BYTES
         self._is_ending = False
         self._has_sent = False
         self._has_received = False
         self._silent_halves = 0
-        self._counted_bytes = 0  # told to the vhost: what waits for the socket while it is full
+        self._counted_bytes = 0  # output that waits for a full socket, as the vhost counts it
         self._heartbeat: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     # ---- the transport -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is ours; it is not read before `start`."""
+        """Take the transport. It is not read before `start`."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
@@ -136,7 +176,7 @@ class Session(asyncio.Protocol):
         self._read_so_much(FIRST_BYTES)
 
     def start(self, handler: ConnectionHandler, leftover: bytes) -> None:
-        """Its handler is there: what was read before the hand-over comes first."""
+        """Begin to read. leftover: bytes that were read before the hand-over."""
         self.handler = handler
         self._in_flight_name = signature(self.user, MESSAGES)
         if handler.facts.heartbeat_s > 0 and not self._is_ending:
@@ -146,7 +186,7 @@ class Session(asyncio.Protocol):
         self.resume("start")
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client."""
+        """Handle bytes from the client."""
         self._has_received = True
         handler = self.handler
         if handler is None or self._is_ending:
@@ -157,8 +197,8 @@ class Session(asyncio.Protocol):
         in_flight.begin_read(self._in_flight_name)
         try:
             handler.receive(data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            self.mistake(error)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            self.unexpected(error)
         in_flight.end_read()
         now = time()
         is_quick = self.hub.pace.is_quick(self, data, now)
@@ -170,15 +210,15 @@ class Session(asyncio.Protocol):
         self.hub.wake()
 
     def _read_so_much(self, read_bytes: int) -> None:
-        """At once, from now on: the transport asks the socket for `max_size`."""
+        """Read at most so many bytes at once from now on, with the transport's `max_size`."""
         self._read_bytes = read_bytes
         self.transport.max_size = read_bytes  # type: ignore[union-attr]
 
     def eof_received(self) -> None:
-        """The client sends nothing more: the transport closes itself."""
+        """Do nothing, so that the transport closes: the client sends nothing more."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone, however that came."""
+        """End the session: the connection is closed or lost."""
         self._is_ending = True
         self.outlet.is_writable = False
         for timer in (self._heartbeat, self._deadline):
@@ -193,11 +233,11 @@ class Session(asyncio.Protocol):
                 handler.lost()
             except Exception as error:
                 self.hub.fail_if_stopped(error)
-                logger.exception("connection %s: while it was taken down", handler.facts.name)
+                logger.exception("connection %s: an error while it ended", handler.facts.name)
             self.hub.wake()
 
     def pause_writing(self) -> None:
-        """More waits than may: the core delivers nothing, the client is not read."""
+        """Stop delivering to the client and reading from it: too much output waits."""
         self.outlet.is_writable = False
         if self.transport is not None:
             self._count_output(self.transport.get_write_buffer_size())
@@ -205,7 +245,7 @@ class Session(asyncio.Protocol):
         self._writable(False)
 
     def resume_writing(self) -> None:
-        """It has taken most of it."""
+        """Deliver and read again: the client has taken most of the output."""
         self._count_output(0)
         if not self._is_ending:
             self.outlet.is_writable = True
@@ -213,7 +253,7 @@ class Session(asyncio.Protocol):
         self.resume("output")
 
     def _count_output(self, number: int) -> None:
-        """What waits for the socket is memory too."""
+        """Count output that waits for the socket as memory of the vhost."""
         if number != self._counted_bytes:
             self.hub.vhost.add_other(number - self._counted_bytes)
             self._counted_bytes = number
@@ -222,15 +262,15 @@ class Session(asyncio.Protocol):
         if self.handler is not None:
             try:
                 self.handler.writable(is_writable)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-                self.mistake(error)
+            except Exception as error:  # noqa: BLE001 - it is reported
+                self.unexpected(error)
             self.hub.wake()
 
     # ---- what the outlet and the hub want ------------------------------------------------------
 
     def write(self, parts: list[bytes]) -> None:
-        """Onto the transport. Behind the end nothing goes; whatever ails a transport is its own
-        client's trouble, and never ends a turn of the others."""
+        """Write to the transport; nothing if the session has ended. An error ends this connection,
+        and not the turn."""
         if self._is_ending or self.transport is None or self.transport.is_closing():
             return
         self._has_sent = True
@@ -241,11 +281,11 @@ class Session(asyncio.Protocol):
             for part in parts:
                 self.transport.write(part)
         except (OSError, RuntimeError) as error:
-            logger.warning("connection of %s: it cannot be written to: %s", self.user, error)
+            logger.warning("connection of %s: writing to it failed: %s", self.user, error)
             self.abort()
 
     def _sent(self, sock: socket.socket, parts: list[bytes]) -> list[bytes]:
-        """Send parts at once, none of them copied, as nothing else waits; what is left of them."""
+        """Send parts in one call, without copying them; nothing else may wait. Returns the rest."""
         try:
             n = sock.sendmsg(parts[:PARTS_MAX])
         except (BlockingIOError, InterruptedError):
@@ -256,23 +296,23 @@ class Session(asyncio.Protocol):
             n -= len(part)
         return []
 
-    def pause(self, account: str) -> None:
-        """Read the client no more, on somebody's account."""
+    def pause(self, reason: str) -> None:
+        """Stop reading from the client for this reason, besides others."""
         if not self._paused and self.transport is not None:
             self.transport.pause_reading()
-        self._paused.add(account)
+        self._paused.add(reason)
 
-    def resume(self, account: str) -> None:
-        """That one would read on; it is read when nobody minds."""
-        if account in self._paused:
-            self._paused.discard(account)
+    def resume(self, reason: str) -> None:
+        """Remove a reason for not reading. The client is read when none is left."""
+        if reason in self._paused:
+            self._paused.discard(reason)
             self._silent_halves = 0
             if not self._paused and self.transport is not None:
                 self.transport.resume_reading()
 
     def end(self, *, client_first: bool) -> None:
-        """Everything was said: shut our half, unless the client does so first, and wait a little
-        for the client's."""
+        """Shut the sending half after the last bytes, unless the client closes first, and wait a
+        little for the client to close."""
         if self._is_ending or self.transport is None:
             return
         self._is_ending = True
@@ -291,7 +331,8 @@ class Session(asyncio.Protocol):
         self._abort_later(CLOSING_S if waits else LINGER_S)
 
     def shutdown(self, code: int, text: str) -> None:
-        """The server closes: the client is told and has CLOSING_S to answer."""
+        """Close the connection for the server. The client gets the reason and has CLOSING_S to
+        answer."""
         if self._is_ending:
             return
         self._abort_later(CLOSING_S)
@@ -302,28 +343,28 @@ class Session(asyncio.Protocol):
         try:
             handler.shutdown(code, text)
         except Exception:
-            logger.exception("connection %s: while it was closed", handler.facts.name)
+            logger.exception("connection %s: an error while it was closed", handler.facts.name)
             self.abort()
         self.hub.wake()
 
     def must_close(self) -> None:
-        """The client is told to close. Nothing that it says now but close-ok is understood, and not
-        even that if its frames cannot be told apart any more."""
+        """Wait for close-ok after connection.close was sent, less long if the client's frames
+        cannot be parsed any more."""
         if self._deadline is None and self.handler is not None:
             self._abort_later(LINGER_S if self.handler.connection.is_broken else CLOSING_S)
 
     def abort(self) -> None:
-        """Drop it, with all that waits."""
+        """Drop the connection, with all output that waits."""
         if self.transport is not None:
             self.transport.abort()
 
-    def mistake(self, error: Exception) -> None:
-        """An error that is nobody's answer: the vhost's end if its storage has failed, else of this
+    def unexpected(self, error: Exception) -> None:
+        """Handle an unexpected error: end the vhost if its storage has failed, else this
         connection."""
         if self.hub.fail_if_stopped(error):
             return
         name = self.handler.facts.name if self.handler is not None else ""
-        logger.error("connection %s: a mistake of ours", name, exc_info=error)
+        logger.error("connection %s: an unexpected error", name, exc_info=error)
         self.shutdown(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
     def _abort_later(self, seconds: float) -> None:
@@ -338,7 +379,8 @@ class Session(asyncio.Protocol):
         self._heartbeat = self.hub.loop.call_later(self.handler.facts.heartbeat_s / 2, self._beat)
 
     def _beat(self) -> None:
-        """Every half interval."""
+        """Send a heartbeat if nothing else was sent in the last half interval. Drop a client that
+        was silent for SILENT_HALVES of them."""
         handler = self.handler
         if handler is None:
             return

@@ -1,11 +1,8 @@
-"""ServeSettings: what a broker is started with, and ReadyFacts: what it says when it is ready.
+"""ServeSettings: what a broker is started with. ReadyFacts: what it reports when it is ready.
 
-They are what the command line hands to the supervisor and gets back, so they name no socket and no
-process. Whoever makes a ServeSettings has checked the values (penstock.config does); what a user
-cannot set, such as how long an orderly stop may take, has its default here, so that a test can have
-it shorter.
-
-`vhost_settings` is the part that a vhost's process needs, as JSON: it crosses a process's border.
+The command line passes the settings to the supervisor and gets the facts back. The values are
+checked by the caller (penstock.config). What a user cannot set, such as how long an orderly stop
+may take, has its default here, so that tests can use shorter times.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -28,8 +25,8 @@ class ServeSettings:
     data: the directory. host, port: to listen at; port 0: a free one. http_port: the same for HTTP;
     None: no HTTP. memory_bytes: for the queues of all vhosts. mode: durability. is_strict: queues'
     own maxima beyond the budget are refused. handshake_timeout_s: from accept to connection.open.
-    half_open_max: clients that are not there yet, half_open_bytes_max: what is kept of what they
-    sent; beyond either, one of them is dropped. guest: where the user guest may come from.
+    half_open_max: clients in the handshake, half_open_bytes_max: bytes kept of what they sent;
+    beyond either, one of them is dropped. guest: where the user guest may come from.
     data_permissions: what is done with a data directory in which others may write. notes: lines for
     the log, of the configuration. http_hosts: names under which HTTP is reached;
     http_connections_max: of all clients, http_address_connections_max: of one address;
@@ -40,7 +37,7 @@ class ServeSettings:
     twice is refused for vhost_refusal_s. The HTTP process is treated as a vhost is, but for the
     strategy. staging_bytes_max: of a sink's rows that no batch has moved yet, in each vhost,
     staging_user_bytes_max: of one user; staging_timeout_s: age at which those of no batch are
-    swept. lease_alert_s: age from which a reader's lease is told of. stream_hold_s_max,
+    swept. lease_alert_s: age from which a reader's lease is reported. stream_hold_s_max,
     stream_hold_bytes_max: how much more than a stream's limits its readers may ask to keep.
     """
 
@@ -70,7 +67,7 @@ class ServeSettings:
     http_connections_max: int = 4096
     http_address_connections_max: int = 1024
     http_user_requests_max: int = 256
-    silent_close_s: float = 1.0  # before a refused client that cannot be told is dropped
+    silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
     vhost_hang_s: float = 30.0
     vhost_start_s: float = 600.0  # a recovery may take so long
     vhost_restarts_max: int = 3
@@ -78,11 +75,11 @@ class ServeSettings:
     vhost_restart_strategy: str = "continue"
     vhost_retry_s: float = 10.0
     vhost_refusal_s: float = 600.0
-    ping_s: float = 2.5  # between two pings; the memory is shared anew as often
+    ping_s: float = 2.5  # between two pings; the memory is divided again as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
 
     def vhost_settings(self, memory_bytes: int) -> dict[str, object]:
-        """What the process of a vhost is told, its memory among it."""
+        """Return the settings of a vhost's process with this memory, as JSON."""
         return {
             "mode": self.mode,
             "memory_bytes": memory_bytes,
@@ -99,8 +96,9 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """host, port, http_port (None: none): where the broker really listens. data: its directory.
-    problems: what already keeps clients from being served, such as a vhost that is down."""
+    """Facts of a broker that is ready. host, port, http_port (None: no HTTP): where it listens.
+    data: its directory. problems: what keeps it from serving clients, such as a vhost that is
+    down."""
 
     host: str
     port: int

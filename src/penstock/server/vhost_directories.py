@@ -1,21 +1,19 @@
-"""Directories of vhosts, and what the node's database says of them, brought together.
+"""Creates and deletes vhosts: a row of the node's database and a directory each.
 
-A vhost is a row in the database and a directory, which cannot change at one instant. So its row
-tells how far it came, and a start finishes what a crash cut short:
+Both cannot change at one instant, so the row has a state, and a start finishes what a crash
+interrupted:
 
     add       row `creating` | directory made, synced | row `ready`
     delete    row `deleting` | process stopped | directory emptied and removed, synced | row gone
 
-A directory without a row is a vhost all the same: the library has made it (a box is a vhost), or
-the database was lost. It is adopted, with no permissions but those that are there.
+A directory without a row is also a vhost: the library has made it (a box is a vhost), or the
+database was lost. It gets a row, and no permissions.
 
-Whoever may write in the data directory can put other files in the place of ours, so before any of
-them is read `secure` takes that right away from everybody but its owner, or refuses.
+Whoever may write in the data directory can replace its files. So before any of them is read
+`secure` removes that right from everybody but the owner, or refuses to start.
 
-When a directory is emptied CURRENT goes first, so that what is left is no store any more, and the
-vhost's name last, so that it can be told whose remains these are.
-
-Not here: processes (supervisor), users (access.users).
+CURRENT is deleted first from a directory, so that the rest is not a store any more, and the vhost's
+name last, so that an operator can see whose files these are.
 """
 
 import errno
@@ -39,16 +37,16 @@ logger = logging.getLogger(__name__)
 
 
 def name_bytes(name: str) -> bytes:
-    """A vhost's name as the storage has it."""
+    """Return a vhost's name as the storage has it."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -> None:
-    """Look whether others than the owner may write in the data directory and those of its vhosts,
-    and in its log and spill directories, which are the others.
+    """Check that nobody but the owner may write in the data directory and those of its vhosts, and
+    in the log and spill directories (`others`).
 
-    what: serve_settings.FIX takes that right away; REFUSE raises PermissionError, as FIX does where
-    it may not change it; IGNORE says so in the log."""
+    what: FIX (serve_settings) removes that right; REFUSE raises PermissionError, as FIX does where
+    it may not change it; IGNORE logs a warning."""
     vhosts = f"{path}/vhosts"
     inside = [f"{vhosts}/{name}" for name in fs.list(vhosts)] if fs.is_dir(vhosts) else []
     for root in others:
@@ -77,8 +75,8 @@ def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -
 
 
 def finish(data: DataDirectory, users: Users) -> None:
-    """At a start: what was cut short is done, what has no row is adopted. PenstockError, OSError:
-    of what is being created or deleted."""
+    """Finish what a crash interrupted, and add rows for directories that have none; at the start.
+    PenstockError, OSError: a vhost could not be created or deleted."""
     for name, state in users.vhosts().items():
         if state == CREATING:
             make(data, users, name)
@@ -88,7 +86,7 @@ def finish(data: DataDirectory, users: Users) -> None:
     try:
         names = data.vhost_names()
     except CorruptionError as error:
-        logger.error("not all vhosts can be told: %s", error)
+        logger.error("not all vhosts could be listed: %s", error)
         return
     for raw in names:
         name = raw.decode("utf-8", "surrogateescape")
@@ -97,18 +95,18 @@ def finish(data: DataDirectory, users: Users) -> None:
                 users.add_vhost(name)
                 users.vhost_made(name)
             except (AMQPError, PenstockError) as error:
-                logger.error("vhost %r is left alone: %s", name, error)
+                logger.error("vhost %r could not be added to the database: %s", name, error)
 
 
 def make(data: DataDirectory, users: Users, name: str) -> None:
-    """The directory of one that is `creating`; it is `ready` then."""
+    """Make the directory of a vhost that is `creating`; it is `ready` then."""
     data.vhost_path(name_bytes(name))
     users.vhost_made(name)
 
 
 def remove(data: DataDirectory, name: str) -> None:
-    """The directory of one that is `deleting`, whose process has ended; `users.vhost_gone` then.
-    May take long, and may run in any thread."""
+    """Delete the directory of a vhost that is `deleting` and whose process has ended. The caller
+    calls `users.vhost_gone` afterwards. This may take long, and may run in any thread."""
     vhosts = data.path + "/vhosts"
     path = f"{vhosts}/{hash_name(name_bytes(name))}"
     if data.fs.exists(path):

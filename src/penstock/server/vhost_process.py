@@ -30,9 +30,10 @@ from typing import Any, Final
 from penstock.access.limits import Limits
 from penstock.access.permissions import Identity
 from penstock.broker import operations
-from penstock.broker.batches import batch_manager
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
+from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.in_flight import SIZE, InFlight
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
@@ -194,6 +195,7 @@ class VhostProcess(LinkedProcess):
             return
         vhost.limits.set(**self._limits)
         vhost.watch_rss(self._rss_bytes, self._heap.give_back)
+        lease_manager(vhost)
         batch_manager(vhost)
         hub = Hub(vhost, self._fail, self._in_flight)
         hub.on_gone = self._gone
@@ -307,7 +309,7 @@ class VhostProcess(LinkedProcess):
             handler = ConnectionHandler(self._vhost, connection, session.outlet, opened, identity)
             session.start(handler, data)
         except Exception as error:  # noqa: BLE001 - the session reports it
-            session.mistake(error)
+            session.unexpected(error)
 
     # ---- operations ----------------------------------------------------------------------------
 

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import everything
-from penstock.broker import background_tasks, batch_moves
-from penstock.broker.batch_moves import BatchRouter, BatchTarget
-from penstock.broker.batches import batch_manager
+from penstock.broker import background_tasks
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.exactly_once import batch_moves
+from penstock.broker.exactly_once.batch_moves import BatchRouter, BatchTarget
+from penstock.broker.exactly_once.batches import batch_manager
 from penstock.storage.filesystem import FileSystem
 from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain

@@ -435,7 +435,7 @@ def test_small_messages_of_another_channel_do_not_keep_a_large_body_back(rig: Br
         client.handler.writable(True)
         client.outlet.is_writable = False  # what others had to say has filled it
         rig.turn()
-    assert not client.handler.output.has_large()
+    assert not client.handler.output.lanes
     assert client.bodies() == [LARGE]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker import leases
+from penstock.broker.exactly_once import leases
 from tests.helpers.operation_rig import OperationRig
 
 KEY = {"queue": "q", "reader": "r"}

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.batches import batch_manager
+from penstock.broker.exactly_once.batches import batch_manager
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 
 

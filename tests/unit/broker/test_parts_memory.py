@@ -4,7 +4,6 @@ import pytest
 
 from penstock.broker.broker_queue import OPEN_PART_BYTES, PART_BYTES, QUEUE_BYTES
 from penstock.broker.broker_stream import PARTITION_BYTES
-from penstock.broker.queue_table import STORED_BYTES
 from penstock.codec.spec import (
     ChannelClose,
     QueueDeclare,
@@ -13,6 +12,7 @@ from penstock.codec.spec import (
     QueueDeleteOk,
 )
 from penstock.queues.priority_queue import PriorityQueue
+from penstock.queues.queue_set import STORED_BYTES
 from tests.helpers.broker_rig import BrokerRig, RigClient
 
 PRIORITIES = {"x-max-priority": 255}
@@ -79,7 +79,7 @@ def test_each_priority_of_a_queue_that_nobody_has_opened_counts(
     rig.turn()
     opened = counted(rig)
     rig.restart()
-    assert list(rig.vhost.table.stored) == ["q"]
+    assert list(rig.vhost.queue_set.stored) == ["q"]
     assert counted(rig) - before == 256 * STORED_BYTES
     rig.vhost.table.find_queue("q", None)
     assert counted(rig) == opened

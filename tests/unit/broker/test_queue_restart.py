@@ -17,6 +17,7 @@ from penstock.queues.backing_queue import Delivery
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.checkpoint import SLICES
 from tests.helpers.broker_rig import BrokerRig
+from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
@@ -158,6 +159,7 @@ def test_a_queue_that_is_not_durable_begins_empty(rig: VHostRig) -> None:
     assert not rig.vhost.table.has("q")
 
 
+@pure_only
 def test_an_error_in_a_tick_is_the_queue_s_own(rig: VHostRig) -> None:
     queue = rig.queue()
     rig.put(queue, b"a")

@@ -410,7 +410,7 @@ def test_ten_thousand_queues_are_not_opened_at_the_start(rig: VHostRig) -> None:
     engine = rig.vhost.engine
     declared = [(b"q%d" % n, b'{"x-max-length":5}', 0) for n in range(10_000)]
     engine.declare_queues(declared)
-    rig.vhost.table.stored.update(dict.fromkeys(name.decode() for name, _, _ in declared))
+    rig.vhost.queue_set.stored.update(dict.fromkeys(name.decode() for name, _, _ in declared))
     for n in range(0, 10_000, 100):
         rig.vhost.topology.bind("amq.topic", "q", f"q{n}", f"k.{n}", {}, is_durable=True)
     engine.sync()

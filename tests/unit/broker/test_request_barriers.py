@@ -326,7 +326,7 @@ def test_confirms_that_fail_end_their_connection_alone(
     client.send(1, ConfirmSelect())
     client.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
     client.publish(1, "", "q", b"1", delivery_mode=2)
-    confirms: Any = client.handler.channels[1].confirms
+    confirms: Any = client.handler.channels[1].publisher.confirms
     monkeypatch.setattr(confirms, "settle", fails)
     rig.turn()
     (closed,) = client.methods(ConnectionClose)
@@ -372,8 +372,7 @@ class FailingDict(dict[str, Any]):
 PARTS: list[tuple[str, Callable[[OperationRig, pytest.MonkeyPatch], None]]] = [
     ("a call that waited", lambda rig, patch: rig.vhost.timers.call_at(0.0, fails)),
     ("streams", lambda rig, patch: patch.setattr(rig.vhost.streams, "_limited", FailingDict())),
-    ("leases", lambda rig, patch: patch.setattr(rig.vhost.leases, "tick", fails)),
-    ("batches", lambda rig, patch: patch.setattr(rig.vhost, "on_tick", [fails])),
+    ("leases and batches", lambda rig, patch: patch.setattr(rig.vhost, "on_tick", [fails])),
     ("an answer", lambda rig, patch: rig.vhost.dispatch.when_settled(0, rig.vhost.mode, fails)),
 ]
 

@@ -1,7 +1,7 @@
 """Unacked: delivery tags, the ring, and what is set aside."""
 
 from penstock.broker.broker_queue import QueueOrStream
-from penstock.broker.unacked import ASIDE_FROM, Unacked
+from penstock.broker.channel import ASIDE_FROM, Unacked
 from tests.helpers.broker_rig import BrokerRig
 
 

@@ -73,12 +73,12 @@ def test_an_idle_box_looks_seldom_and_a_message_wakes_it(
     q.put(b"x")
     assert _tick(box) <= 0.1
     q.put(b"y", delay="1h")
-    assert core.next_due_ms > core.clock.wall_ms()
+    assert core.queue_set.next_due_ms > core.clock.wall_ms()
 
 
 def _tick(box: penstock.Box) -> float:
     with box._driver.lock:
-        return box._driver.core.tick()
+        return box._driver.core.queue_set.tick()
 
 
 def test_a_message_that_grows_old_raises_an_alert(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.embedded.core import settings_of
 from penstock.embedded.directory_box import open_box
-from penstock.embedded.settings import settings_of
 from penstock.errors import NotAStoreError, OptionError
 from penstock.storage.durability import INTERVAL
 

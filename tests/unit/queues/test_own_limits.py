@@ -1,7 +1,7 @@
 """Own limits: which do not fit, and what is said of them."""
 
-from penstock.queues.memory_monitor import limits_beyond, limits_warning, may_have_limit
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.queue_set import limits_beyond, limits_warning, may_have_limit
 
 MIB = 1 << 20
 
@@ -16,8 +16,8 @@ def test_the_older_ones_come_first_and_small_ones_behind_a_large_one_fit() -> No
 def test_a_warning_names_the_largest_and_is_one_line() -> None:
     limits = {f"q{i}": (i + 1) * MIB for i in range(8)}
     assert limits_warning(limits, 45 * MIB) is None
-    text = limits_warning(limits, 44 * MIB)
-    assert text == (
+    told = limits_warning(limits, 44 * MIB)
+    assert told == (
         "the queues' own memory limits come to 36 MiB, 82 % of it: 44 MiB; 'q7' 8 MiB, 'q6' 7 MiB, "
         "'q5' 6 MiB, 'q4' 5 MiB, 'q3' 4 MiB, and 3 more"
     )

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import BasicAck, BasicPublish
-from penstock.server.read_pace import (
+from penstock.server.hub import (
     BULK_S,
     FIRST_BYTES,
     LEAST_BYTES,

@@ -143,7 +143,7 @@ def test_one_that_cannot_be_told_is_left_alone(
         (directory(tmp_path, "/") / ".vhost").write_bytes(b"another")
         vhost_directories.finish(node.data, node.users)
         assert node.users.vhosts() == {"/": READY}
-    assert "not all vhosts can be told" in caplog.text
+    assert "not all vhosts could be listed" in caplog.text
 
 
 @pytest.mark.parametrize("inside", ["", "/vhosts", "/node.db", "/vhosts/one"])

@@ -22,8 +22,13 @@ users who may write to the target of its first batch.
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.batch_moves import BatchTarget
-from penstock.broker.batches import BatchCommit, CommitRequest, batch_manager, check_owner
+from penstock.broker.exactly_once.batch_moves import BatchTarget
+from penstock.broker.exactly_once.batches import (
+    BatchCommit,
+    CommitRequest,
+    batch_manager,
+    check_owner,
+)
 from penstock.broker.operations.arguments import (
     U63_MAX,
     Argument,

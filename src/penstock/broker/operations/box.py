@@ -16,7 +16,7 @@ from penstock.access.permissions import Identity
 from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.channel import Channel
+from penstock.broker.channel import Channel, Delivered
 from penstock.broker.operations.arguments import (
     NAME_BYTES_MAX,
     U63_MAX,
@@ -30,7 +30,6 @@ from penstock.broker.operations.arguments import (
 )
 from penstock.broker.operations.call import CLIENTS, Call, Operation
 from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
-from penstock.broker.unacked import Delivered
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
@@ -119,7 +118,7 @@ def _queues(call: Call) -> None:
         and not isinstance(queue, BrokerStream)
     )  # fmt: skip
     names = sorted(
-        name for name in (*open_names, *known.stored)
+        name for name in (*open_names, *call.vhost.queue_set.stored)
         if name > after and _may_use(call.identity, name)
     )  # fmt: skip
     call.reply(names[:n])
@@ -298,7 +297,7 @@ def _info(call: Call) -> None:
     engine = call.vhost.engine
     memory = call.vhost.monitor.info()
     call.reply({
-        "queues": len(call.vhost.table.served) + len(call.vhost.table.stored),
+        "queues": call.vhost.table.count,
         "queues_open": len(call.vhost.table.served),
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),

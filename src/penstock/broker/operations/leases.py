@@ -16,7 +16,13 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import READER_BYTES_MAX, is_reader
-from penstock.broker.leases import CommitLease, DescribeLease, LeaseMessages, ReleaseLease
+from penstock.broker.exactly_once.leases import (
+    CommitLease,
+    DescribeLease,
+    LeaseMessages,
+    ReleaseLease,
+    lease_manager,
+)
 from penstock.broker.operations.arguments import (
     U63_MAX,
     flag,
@@ -41,7 +47,7 @@ READ_QUEUE: Final = ((READ, "queue", "queue"),)
 def _lease_queue(call: Call) -> None:
     messages, size = call.args.whole_or_none("messages"), call.args.whole_or_none("bytes")
     queue, reader = _owned_reader(call)
-    leases = call.vhost.leases
+    leases = lease_manager(call.vhost)
     leases.request(
         LeaseMessages(
             leases, queue, reader, call.reply, U63_MAX if messages is None else messages,
@@ -51,20 +57,20 @@ def _lease_queue(call: Call) -> None:
 
 
 def _describe_lease(call: Call) -> None:
-    leases = call.vhost.leases
+    leases = lease_manager(call.vhost)
     queue, reader = call.args.text("queue"), call.args.text("reader")
     leases.request(DescribeLease(leases, queue, reader, call.reply))
 
 
 def _commit_lease(call: Call) -> None:
     queue, reader = _owned_reader(call)
-    leases = call.vhost.leases
+    leases = lease_manager(call.vhost)
     leases.request(CommitLease(leases, queue, reader, call.reply, call.args.whole("offset")))
 
 
 def _release_lease(call: Call) -> None:
     queue, reader = _owned_reader(call)
-    leases = call.vhost.leases
+    leases = lease_manager(call.vhost)
     leases.request(ReleaseLease(leases, queue, reader, call.reply))
 
 
@@ -73,7 +79,7 @@ def _owned_reader(call: Call) -> tuple[str, str]:
     key = call.args.text("queue"), call.args.text("reader")
     owner = call.args.text_or_none("owner")
     if owner is not None or not call.is_operator:
-        call.vhost.leases.owners.check(key, owner or "")
+        lease_manager(call.vhost).owners.check(key, owner or "")
     return key
 
 
@@ -81,18 +87,18 @@ def _own_lease(call: Call) -> None:
     args = call.args
     key = args.text("queue"), args.text("reader")
     seconds = float(args.whole("seconds"))
-    owners = call.vhost.leases.owners
+    owners = lease_manager(call.vhost).owners
     call.reply(owners.own(key, args.text("owner"), seconds, is_held=args.flag("is_held")))
 
 
 def _disown_lease(call: Call) -> None:
     args = call.args
     key = args.text("queue"), args.text("reader")
-    call.reply({"disowned": call.vhost.leases.owners.disown(key, args.text("owner"))})
+    call.reply({"disowned": lease_manager(call.vhost).owners.disown(key, args.text("owner"))})
 
 
 def _list_leases(call: Call) -> None:
-    call.reply([row for row in call.vhost.leases.all() if call.may_read(str(row["name"]))])
+    call.reply([row for row in lease_manager(call.vhost).all() if call.may_read(str(row["name"]))])
 
 
 def _describe_queue(call: Call) -> None:
@@ -107,7 +113,7 @@ def _describe_queue(call: Call) -> None:
         found["unacknowledged"] = queue.amq.depth() - queue.len()
         found["bytes"] = queue.amq.body_bytes()
         if queue.is_durable:
-            found["leases"] = call.vhost.leases.of_queue(queue)
+            found["leases"] = lease_manager(call.vhost).of_queue(queue)
     call.reply(found)
 
 

@@ -20,13 +20,14 @@ from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import WATCHERS, Operation
-from penstock.broker.queue_table import bytes_of, indexes_of, text_of
+from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
 from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
+from penstock.queues.queue_set import bytes_of, text_of
 from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding
 from penstock.storage.durability import DISK, MODE_NAMES
@@ -128,7 +129,7 @@ def _stream_counts(stream: BrokerStream) -> Info:
 
 def list_queues(vhost: VHost) -> list[Info]:
     """Return the rows of all queues, by name."""
-    unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.table.stored}
+    unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.queue_set.stored}
     if unopened:
         for index in vhost.engine.queues.values():
             of = unopened.get(text_of(index.name.partition(priority_queue.SEPARATOR)[0]))
@@ -251,7 +252,7 @@ def status(vhost: VHost) -> Info:
     return {
         "name": vhost.name,
         "durability": MODE_NAMES[vhost.mode],
-        "queues": len(vhost.table.served) + len(vhost.table.stored),
+        "queues": vhost.table.count,
         "queues_open": len(vhost.table.served),
         "exchanges": len(vhost.exchanges),
         "streams": len(streams),

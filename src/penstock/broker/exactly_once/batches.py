@@ -42,8 +42,8 @@ from typing import Final, NamedTuple
 
 from penstock.access.permissions import Identity, everything
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask
-from penstock.broker.batch_moves import BatchMove, BatchTarget, StreamClaims
 from penstock.broker.dispatch import Reply
+from penstock.broker.exactly_once.batch_moves import BatchMove, BatchTarget, StreamClaims
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import (

@@ -44,7 +44,6 @@ The pages of a lease are read by whoever may open the files (penstock.http).
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
@@ -60,6 +59,7 @@ from penstock.broker.background_tasks import (
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
 from penstock.broker.queue_table import QueueRestarts, QueueTable
+from penstock.broker.vhost import VHost
 from penstock.errors import (
     INTERNAL_ERROR,
     RESOURCE_ERROR,
@@ -81,25 +81,23 @@ Key = tuple[str, str]  # queue, reader
 
 
 class LeaseManager:
-    """The leases of one vhost. alert_s: age from which a lease is old, in seconds. on_event(kind,
-    text, queue, reader): reports `lease_old`."""
+    """The leases of one vhost. Reports `lease_old`."""
 
-    def __init__(
-        self, table: QueueTable, restarts: QueueRestarts, background: BackgroundTasks,
-        alert_s: float, on_event: Callable[[str, str, str, str], None],
-    ) -> None:  # fmt: skip
-        self.table: QueueTable = table
-        self.restarts: QueueRestarts = restarts
-        self.background: BackgroundTasks = background
-        self.alert_s: float = alert_s
+    def __init__(self, vhost: VHost) -> None:
+        self.table: QueueTable = vhost.table
+        self.restarts: QueueRestarts = vhost.restarts
+        self.background: BackgroundTasks = vhost.background
+        self.alert_s: float = vhost.settings.lease_alert_s
+        table = self.table
         self.owners: LeaseOwners = LeaseOwners(table)
-        self._on_event = on_event
+        self._on_event = vhost.event
         self._clock = table.clock
         self._lines: dict[Key, deque[LeaseRequest]] = {}
         self._lost: dict[Key, int] = {}  # how many messages readers of deleted queues had
         self._reported_s: dict[Key, float] = {}
         self._looked_s: float = -LOOK_S
         table.on_leased_deleted = self._deleted
+        vhost.on_tick.append(self.tick)
         for name in table.leased_names():
             for reader, lease in table.leases(name).items():
                 if lease.is_releasing:  # the vhost ended during the release
@@ -546,3 +544,13 @@ class LeaseOwners:
 def _answer_of(owner: Owner, now_s: float, *, is_owner: bool) -> dict[str, object]:
     left_s = max(owner.until_s - now_s, 0.0)
     return {"is_owner": is_owner, "renewals": owner.renewals, "expires_s": left_s}
+
+
+def lease_manager(vhost: VHost) -> LeaseManager:
+    """Return the LeaseManager of this vhost. Whoever opens a vhost calls this once: releases that
+    the vhost's end has interrupted continue then."""
+    if vhost.leases is None:
+        vhost.leases = LeaseManager(vhost)
+    manager = vhost.leases
+    assert isinstance(manager, LeaseManager)
+    return manager

@@ -3,7 +3,7 @@
     python tools/words.py            write docs/reference/words.md
     python tools/words.py --check    print what is wrong, exit code 1 if anything is
     python tools/words.py --repair   follow functions and tests that moved to another file, in
-                                     tools/words.toml and in the pages that cite code; print the rest
+                                     tools/words.toml and in pages that cite code; print the rest
 
 The words come from the tables in the code: AMQP methods, arguments, exchange types, options, calls
 of the library, commands, HTTP routes, operations, columns. Where a table also has the function,
@@ -37,6 +37,7 @@ SRC = ROOT / "src" / "penstock"
 MAP = ROOT / "tools" / "words.toml"
 PAGE = ROOT / "docs" / "reference" / "words.md"
 CITED = re.compile(r"`((?:src/penstock/)?[\w/]+\.py):([A-Za-z_][\w.]*)`")
+FILED = re.compile(r"`([\w/]+\.py)`")
 TESTED = re.compile(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`")
 # Words that their tests call otherwise: kind and word -> what a test contains instead.
 ALSO = {
@@ -226,8 +227,8 @@ def other_arguments() -> list[Word]:
 def headers() -> list[Word]:
     return plain((
         "x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
-        "x-delay", "x-delivery-count", "CC", "BCC", "x-stream-timestamp", "x-stream-gap", "expiration",
-        "user_id", "reply_to", "delivery_mode", "priority",
+        "x-delay", "x-delivery-count", "CC", "BCC", "x-stream-timestamp", "x-stream-gap",
+        "expiration", "user_id", "reply_to", "delivery_mode", "priority",
     ))  # fmt: skip
 
 
@@ -445,6 +446,15 @@ def citing_pages() -> list[Path]:
     return sorted({path for pattern in CITING for path in ROOT.glob(pattern)})
 
 
+def is_file(name: str) -> bool:
+    """Whether a file of the repository has this name, or this path from its package."""
+    known = {*source_names(), *test_names(), *(p.name for p in ROOT.glob("*.py"))}
+    known |= {
+        p.relative_to(ROOT).as_posix() for d in ("tools", "bench") for p in (ROOT / d).glob("*.py")
+    }
+    return any(path == name or path.endswith(f"/{name}") for path in known)
+
+
 def page_mistakes(page: Path) -> list[str]:
     """What is wrong with the code and the tests that a page cites, one line for each."""
     found = []
@@ -454,6 +464,9 @@ def page_mistakes(page: Path) -> list[str]:
             if not file.startswith(("tests/", "tools/", "bench/", "examples/")):
                 wrong = code_mistake(f"{file}:{name}")
                 found += [f"{start}: `{file}:{name}`: {wrong}"] if wrong else []
+        for file in FILED.findall(line):
+            if not file.startswith("tests/") and not is_file(file):
+                found.append(f"{start}: `{file}`: there is no such file")
         for file, test in TESTED.findall(line):
             wrong = test_mistake(f"{file}::{test}" if test else file)
             found += [f"{start}: {wrong}"] if wrong else []

@@ -467,6 +467,8 @@ def page_mistakes(page: Path) -> list[str]:
         for file in FILED.findall(line):
             if not file.startswith("tests/") and not is_file(file):
                 found.append(f"{start}: `{file}`: there is no such file")
+        for file in re.findall(r"(?<=[ `(])tests/[\w/]+\.py", line):
+            found += [f"{start}: there is no file {file}"] if file not in test_names() else []
         for file, test in TESTED.findall(line):
             wrong = test_mistake(f"{file}::{test}" if test else file)
             found += [f"{start}: {wrong}"] if wrong else []

@@ -448,6 +448,7 @@ def citing_pages() -> list[Path]:
 
 def is_file(name: str) -> bool:
     """Whether a file of the repository has this name, or this path from its package."""
+    name = name.removeprefix("src/penstock/")
     known = {*source_names(), *test_names(), *(p.name for p in ROOT.glob("*.py"))}
     known |= {
         p.relative_to(ROOT).as_posix() for d in ("tools", "bench") for p in (ROOT / d).glob("*.py")

@@ -220,7 +220,8 @@ def other_arguments() -> list[Word]:
     return plain((
         "alternate-exchange", "x-delayed-type", "x-match", "x-priority", "x-stream-offset",
         "x-stream-reader", "x-stream-partition", "mandatory", "prefetch_count", "exclusive",
-        "auto_delete", "no_ack", "amq.rabbitmq.reply-to", "amq.penstock.alert",
+        "auto_delete", "no_ack", "amq.rabbitmq.reply-to", "amq.penstock.alert", "heartbeat",
+        "frame_max", "channel_max", "PLAIN", "AMQPLAIN", "capabilities",
     ))  # fmt: skip
 
 
@@ -356,6 +357,30 @@ def spark_sink_options() -> list[Word]:
     return plain(SINK_NAMES)
 
 
+def pipeline_keys() -> list[Word]:
+    """The keys of a pipeline's file: what the functions that read a table pass to `known`."""
+    from penstock.spark import pipeline_file
+
+    found = []
+    file = SRC / "spark" / "pipeline_file.py"
+    for function in ast.parse(file.read_text(encoding="utf-8")).body:
+        names = dict(vars(pipeline_file))
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+                target = ast.unparse(node.targets[0])
+                if all(isinstance(one, ast.Constant | ast.Starred) for one in node.value.elts):
+                    names[target] = eval(ast.unparse(node.value), names)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".known"):
+                table = ast.unparse(node.func).partition(".")[0]
+                title = {"root": "", "head": "[pipeline] "}.get(table, f"[{function.name[1:]}] ")
+                for key in eval(ast.unparse(node.args[0]), names):
+                    text = f"{title}{key}" if title else f"[{key}]"
+                    code = f"spark/pipeline_file.py:{function.name}"
+                    found.append(Word(text, (f"{key} =", f"{key}=", f"[{key}]", f'"{key}"'), code))
+    return found
+
+
 KINDS: Mapping[str, Callable[[], list[Word]]] = {
     "AMQP method": amqp_methods,
     "Queue argument": queue_arguments,
@@ -374,6 +399,7 @@ KINDS: Mapping[str, Callable[[], list[Word]]] = {
     "Status field": status_fields,
     "Spark source option": spark_source_options,
     "Spark sink option": spark_sink_options,
+    "Pipeline key": pipeline_keys,
 }
 
 

@@ -5,7 +5,6 @@ is right in each case is tested elsewhere; here no name may be missing.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

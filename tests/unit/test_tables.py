@@ -20,7 +20,10 @@ from penstock.routing.exchange_types import TYPES
 from penstock.server.node_operations import OPERATORS_ONLY
 
 ROOT = Path(__file__).parent.parent.parent
-COMPOSED = {"alert_": "alerts", "retry_delay_": "retry_delay"}  # several options, one of the library
+COMPOSED = {
+    "alert_": "alerts",
+    "retry_delay_": "retry_delay",
+}  # several options, one of the library
 
 
 def library_name(option: str) -> str:

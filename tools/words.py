@@ -29,6 +29,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,10 @@ def candidates(file: str, name: str, known: Mapping[str, frozenset[str]]) -> lis
     here = [one for one in ends if one.startswith(f"{file}:")]
     if here or 0 < len(ends) <= NEAR_MAX:
         return here or ends
+    package = file.partition("/")[0] + "/"
     near = difflib.get_close_matches(name, known.get(file, ()), n=NEAR_MAX)
-    return [f"{file}:{one}" for one in near]
+    within = [one for one in ends if one.startswith(package)]
+    return within[:NEAR_MAX] or [f"{file}:{one}" for one in near]
 
 
 def code_mistake(cell: str) -> str:
@@ -181,17 +184,28 @@ def place(function: Any) -> str:
 # ---- the words, from the tables in the code ------------------------------------------------------
 
 
+def of(where: str, name: str) -> Any:
+    """Return the table, class or function of this name, from the file below `where` that has it."""
+    found = [file for file, names in source_names().items() if name in names]
+    found = [file for file in found if file.startswith(where)]
+    above = [file for file in found if file.count("/") == where.count("/")]
+    found = above if len(above) == 1 else found
+    if len(found) != 1:
+        raise SystemExit(f"tools/words.py: {name} stands in {found or 'no file'} below {where!r}")
+    module = "penstock." + found[0].removesuffix(".py").replace("/", ".")
+    return getattr(import_module(module.removesuffix(".__init__")), name)
+
+
 def plain(names: Iterable[str]) -> list[Word]:
     """Words whose tests contain them as they are."""
     return [Word(name, (name,)) for name in names]
 
 
 def amqp_methods() -> list[Word]:
-    from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
     from penstock.codec import spec
     from penstock.codec.method import Method
 
-    handlers = {**BASIC_METHODS, **TOPOLOGY_METHODS}
+    handlers = {**of("broker/", "BASIC_METHODS"), **of("broker/", "TOPOLOGY_METHODS")}
     found = []
     for name, method in vars(spec).items():
         if isinstance(method, type) and issubclass(method, Method) and method is not Method:
@@ -202,18 +216,14 @@ def amqp_methods() -> list[Word]:
 
 
 def queue_arguments() -> list[Word]:
-    from penstock.broker.arguments import ARGUMENTS
-
     return [
         Word(name, (name, re.sub("^x-(alert-)?", "", name).replace("-", "_") + "="))
-        for name in ARGUMENTS
+        for name in of("broker/", "ARGUMENTS")
     ]
 
 
 def exchange_types() -> list[Word]:
-    from penstock.routing.exchange_types import TYPES
-
-    return plain(TYPES)
+    return plain(of("routing/", "TYPES"))
 
 
 def other_arguments() -> list[Word]:
@@ -234,57 +244,48 @@ def headers() -> list[Word]:
 
 
 def broker_options() -> list[Word]:
-    from penstock.config import DEFAULTS
-
-    return plain(DEFAULTS)
+    return plain(of("config", "DEFAULTS"))
 
 
 def limits() -> list[Word]:
-    from penstock.access.limits import OF_USERS, OF_VHOSTS, Limits
-
-    names = [f"[limits] {one.name}" for one in fields(Limits)]
+    names = [f"[limits] {one.name}" for one in fields(of("access/", "Limits"))]
     found = [Word(name, (name.partition(" ")[2],)) for name in names]
-    return found + plain(dict.fromkeys((*OF_USERS, *OF_VHOSTS)))
+    return found + plain(dict.fromkeys((*of("access/", "OF_USERS"), *of("access/", "OF_VHOSTS"))))
 
 
 def storage_options() -> list[Word]:
-    from penstock.storage.options import StorageOptions
-
-    return [Word(f"[storage] {f.name}", (f.name,)) for f in fields(StorageOptions)]
+    return [
+        Word(f"[storage] {f.name}", (f.name,)) for f in fields(of("storage/", "StorageOptions"))
+    ]
 
 
 def library_calls() -> list[Word]:
     import penstock
     from penstock import Box, Job, Queue, Stream
-    from penstock.embedded.stream import Reader
 
     found = [
         Word(f"penstock.{name}", (f"{name}(",), place(getattr(penstock, name)))
         for name in ("open", "open_stream", "persist")
     ]
-    for of in (Box, Queue, Job, Stream, Reader):
-        for name, member in inspect.getmembers(of):
+    for kind in (Box, Queue, Job, Stream, of("embedded/", "Reader")):
+        for name, member in inspect.getmembers(kind):
             inner = member.fget if isinstance(member, property) else member
             if not name.startswith("_") and inspect.isfunction(inner):
                 forms = (f".{name}",)
-                found.append(Word(f"{of.__name__}.{name}", forms, place(inner)))
+                found.append(Word(f"{kind.__name__}.{name}", forms, place(inner)))
     return found
 
 
 def library_options() -> list[Word]:
-    from penstock.embedded.option_parsing import QueueGiven, StreamGiven
-
     return [
         Word(f"{call}({name}=)", (f"{name}=", f'"{name}"'))
-        for call, given in (("queue", QueueGiven), ("stream", StreamGiven))
-        for name in given.__annotations__
+        for call, given in (("queue", "QueueGiven"), ("stream", "StreamGiven"))
+        for name in of("embedded/", given).__annotations__
     ]
 
 
 def commands() -> list[Word]:
     import click
-
-    from penstock.cli.main import cli
 
     def below(group: click.Group, name: str) -> Iterator[Word]:
         context = click.Context(group)
@@ -297,26 +298,24 @@ def commands() -> list[Word]:
                 assert command.callback is not None
                 yield Word(f"{name} {one}", (f'"{one}', f" {one}"), place(command.callback))
 
-    return list(below(cli, "penstock"))
+    return list(below(of("cli/", "cli"), "penstock"))
 
 
 def http_routes() -> list[Word]:
-    from penstock.http.api import API, Api
-    from penstock.http.lease_endpoints import LeaseEndpoints
-    from penstock.http.staging_endpoints import StagingEndpoints
-    from penstock.http.stream_endpoints import StreamEndpoints
-
+    api, start = of("http/", "Api"), of("http/", "API")
     found = [
-        Word("GET /health", ("/health",), place(Api._health)),
-        Word("GET /api/overview", ("/api/overview",), place(Api._overview)),
+        Word("GET /health", ("/health",), place(api._health)),
+        Word("GET /api/overview", ("/api/overview",), place(api._overview)),
     ]
-    for of in (StreamEndpoints, LeaseEndpoints, StagingEndpoints):
-        word = of.__name__.removesuffix("Endpoints").lower()
-        word = word + "s" if word != "staging" else word
-        for address, methods, endpoint in of.routes(object.__new__(of)):
+    for word, name in (
+        ("streams", "StreamEndpoints"), ("leases", "LeaseEndpoints"),
+        ("staging", "StagingEndpoints"),
+    ):  # fmt: skip
+        kind = of("http/", name)
+        for address, methods, endpoint in kind.routes(object.__new__(kind)):
             last = address.rpartition("/")[2]
             form = last if "{" not in last else word
-            found.append(Word(f"{methods[0]} {API}/{word}/{address}", (form,), place(endpoint)))
+            found.append(Word(f"{methods[0]} {start}/{word}/{address}", (form,), place(endpoint)))
     return found
 
 
@@ -327,11 +326,9 @@ def operations() -> list[Word]:
 
 
 def columns() -> list[Word]:
-    from penstock.cli.lists import COLUMNS
-
     return [
         Word(f"{command} {name}", (f'"{name}"', f"{name}=", f" {name}"))
-        for command, (first, others) in COLUMNS.items()
+        for command, (first, others) in of("cli/", "COLUMNS").items()
         for name in (*first, *others)
     ]
 
@@ -346,25 +343,19 @@ def status_fields() -> list[Word]:
 
 
 def spark_source_options() -> list[Word]:
-    from penstock.spark.options import SOURCE_NAMES
-
-    return plain(SOURCE_NAMES)
+    return plain(of("spark/", "SOURCE_NAMES"))
 
 
 def spark_sink_options() -> list[Word]:
-    from penstock.spark.options import SINK_NAMES
-
-    return plain(SINK_NAMES)
+    return plain(of("spark/", "SINK_NAMES"))
 
 
 def pipeline_keys() -> list[Word]:
     """The keys of a pipeline's file: what the functions that read a table pass to `known`."""
-    from penstock.spark import pipeline_file
-
     found = []
-    file = SRC / "spark" / "pipeline_file.py"
-    for function in ast.parse(file.read_text(encoding="utf-8")).body:
-        names = dict(vars(pipeline_file))
+    file, _, _ = place(of("spark/", "parse_pipeline")).partition(":")
+    for function in ast.parse((SRC / file).read_text(encoding="utf-8")).body:
+        names = dict(vars(sys.modules[of("spark/", "parse_pipeline").__module__]))
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
                 target = ast.unparse(node.targets[0])
@@ -376,7 +367,7 @@ def pipeline_keys() -> list[Word]:
                 title = {"root": "", "head": "[pipeline] "}.get(table, f"[{function.name[1:]}] ")
                 for key in eval(ast.unparse(node.args[0]), names):
                     text = f"{title}{key}" if title else f"[{key}]"
-                    code = f"spark/pipeline_file.py:{function.name}"
+                    code = f"{file}:{function.name}"
                     found.append(Word(text, (f"{key} =", f"{key}=", f"[{key}]", f'"{key}"'), code))
     return found
 

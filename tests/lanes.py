@@ -40,7 +40,7 @@ OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWE
 PYTEST: Final = (".venv/bin/python", *OPTIONS)
 PURE: Final = ("nice", "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS)
 UNIT: Final = "tests/unit"
-PATHS: Final = "tests/test_paths.py"
+PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
 COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "storage")
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
@@ -146,7 +146,7 @@ def lanes(make: Sequence[str] = ("make",)) -> list[Lane]:
     """Return those of `make test`. The first needs no compiled environment. make: the command."""
     rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
     return [
-        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED), PATHS)),
+        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED), *PATHS)),
         Lane("spark", (*PYTEST, SPARK)),
         Lane("brokers", (*PYTEST, *BROKERS)),
         Lane("unit", (*PYTEST, UNIT)),

@@ -459,7 +459,7 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "list_batches": (
         ("query", "batch", "target", "rows", "is_done", "waits_for"),
-        ("pages", "page", "frame", "bytes", "time_us"),
+        ("owner", "pages", "page", "frame", "bytes", "time_us"),
     ),
     "list_vhosts": (
         ("name", "state", "since", "why"),

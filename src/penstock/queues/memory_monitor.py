@@ -44,12 +44,12 @@ that is smaller still.
   With 10,000 queues no call takes more than a few ms.
 
 **Own limits.** Queues may have memory limits of their own, which should fit the budget together. A
-declare checks one more (`check_limits`). A start checks all (`limits_beyond`), because the budget
+declare checks one more (`check_limits`). A start checks all (`queue_set.limits_beyond`), because the budget
 may be smaller than before: in the order of declaration, a queue that does not fit beside those
 before it does not fit at all, and smaller ones after it still may.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from penstock.clock import Clock
@@ -434,28 +434,6 @@ def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
 
 # ---- queues' own limits --------------------------------------------------------------------------
 
-NAMED_MAX: Final = 5  # queues that a warning names
-# The stored arguments of a queue with a limit of its own contain one of these.
-MARKS: Final = (b'"x-queue-max-memory-bytes"', b'"flow_to_disk"')
-
-
-def may_have_limit(arguments: bytes) -> bool:
-    """Return whether a queue with these stored arguments may have a limit of its own."""
-    return any(mark in arguments for mark in MARKS)
-
-
-def limits_beyond(limits: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """Return the queues whose own limits do not fit, with the bytes that were left for each.
-    limits: of all queues that have one, oldest first."""
-    left = budget_bytes
-    found: dict[str, int] = {}
-    for name, limit in limits.items():
-        if limit > left:
-            found[name] = left
-        else:
-            left -= limit
-    return found
-
 
 def limit_expected(left_bytes: int, budget_bytes: int) -> str:
     """Return which limit a queue may have, for an OptionError."""
@@ -472,18 +450,3 @@ def limits_text(total: int, budget_bytes: int) -> str | None:
     part = f"{100 * total / budget_bytes:.0f} % of it" if budget_bytes else "too much"
     budget = format_bytes(budget_bytes)
     return f"the queues' own memory limits come to {format_bytes(total)}, {part}: {budget}"
-
-
-def limits_warning(limits: Mapping[str, int], budget_bytes: int) -> str | None:
-    """Return a warning as `limits_text` does, with the largest of the limits, or None."""
-    text = limits_text(sum(limits.values()), budget_bytes)
-    if text is None:
-        return None
-    largest = sorted(limits.items(), key=_most_first)
-    named = ", ".join(f"{name!r} {format_bytes(limit)}" for name, limit in largest[:NAMED_MAX])
-    more = f", and {len(largest) - NAMED_MAX} more" if len(largest) > NAMED_MAX else ""
-    return f"{text}; {named}{more}"
-
-
-def _most_first(one: tuple[str, int]) -> tuple[int, str]:
-    return -one[1], one[0]

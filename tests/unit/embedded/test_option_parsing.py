@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.embedded.option_parsing import (
+    QueueGiven,
     box_durability,
     mode_of,
     own_mode,
@@ -37,18 +38,16 @@ def test_what_is_no_time(given: object) -> None:
 
 
 def test_every_option_has_its_place() -> None:
-    options = queue_options(
-        {
-            "priorities": 3, "max_memory": "16 MiB", "min_memory": 0.25, "max_length": 10,
-            "max_length_bytes": "1 MiB", "overflow": "reject-publish-dlx", "ttl": "1h", "delay": 2,
-            "dead_letter_to": "dead", "max_attempts": 5, "retry_delay": (1, "1h"), "lazy": True,
-            "policy": "eager", "durability": "os",
-            "alerts": {"count": 100, "depth": ("2 MiB", "1 MiB"), "age": ("1h", 60), "size": 10,
-                       "repeat_gap": "2m"},
-        },
-        None,
-        32 * MIB,
-    )  # fmt: skip
+    given = {
+        "priorities": 3, "max_memory": "16 MiB", "min_memory": 0.25, "max_length": 10,
+        "max_length_bytes": "1 MiB", "overflow": "reject-publish-dlx", "ttl": "1h", "delay": 2,
+        "dead_letter_to": "dead", "max_attempts": 5, "retry_delay": (1, "1h"), "lazy": True,
+        "policy": "eager", "durability": "os",
+        "alerts": {"count": 100, "depth": ("2 MiB", "1 MiB"), "age": ("1h", 60), "size": 10,
+                   "repeat_gap": "2m"},
+    }  # fmt: skip
+    assert {*given, "maxsize"} == set(QueueGiven.__annotations__), "and what it becomes, below"
+    options = queue_options(given, None, 32 * MIB)
     assert options == QueueOptions(
         priorities=3, max_memory_bytes=16 * MIB, min_memory_bytes=8 * MIB, max_length=10,
         max_length_bytes=MIB, overflow="reject-publish-dlx", ttl_ms=3_600_000, delay_ms=2000,

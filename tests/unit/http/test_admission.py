@@ -1,9 +1,12 @@
+import asyncio
+
 import pytest
 from starlette.datastructures import Headers
 
-from penstock.http.api import Admission, host_name
+from penstock.http.api import Admission, Api, host_name
 from penstock.http.requests import HttpError
 from penstock.server.control import ControlError
+from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import HttpRig
 
 
@@ -64,3 +67,35 @@ def test_the_application_asks_it_before_it_asks_for_a_password(tmp_path: object)
         assert rig.ask("/health", user=None, headers={"host": "evil.test"}).status == 503
     finally:
         rig.close()
+
+
+def test_one_user_has_so_many_requests_at_once(tmp_path: object) -> None:
+    """http_user_requests_max: a request that has ended no longer counts."""
+    rig = HttpRig(tmp_path)  # type: ignore[arg-type]
+
+    async def one_turn_later(*_: object, **__: object) -> list[object]:
+        await asyncio.sleep(0)
+        return []
+
+    rig.node.call = one_turn_later  # type: ignore[method-assign,assignment]
+    try:
+        rig.user_requests_max = 1
+
+        async def twice(app: Api) -> Reply:
+            await ask(app, "/api/streams/%2F")
+            return await ask(app, "/api/streams/%2F")
+
+        assert rig.run(twice).status == 200
+
+        async def two_at_once(app: Api) -> Reply:
+            first, second = await asyncio.gather(
+                ask(app, "/api/streams/%2F"), ask(app, "/api/streams/%2F")
+            )
+            assert first.status == 200
+            return second
+
+        refused = rig.run(two_at_once)
+        assert refused.status == 429
+        assert "1 requests under way" in refused.json()["reason"]
+    finally:
+        rig.threads.shutdown()

@@ -1,0 +1,64 @@
+"""Each column and field of what the broker itself answers, by the names that users see.
+
+`status` and the lists that no vhost answers: vhosts, users, permissions and limits. Whether a value
+is right in each case is tested elsewhere; here no name may be missing.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.cli.node import COLUMNS
+from tests.helpers.live_broker import LiveBroker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
+    with LiveBroker(tmp_path_factory.mktemp("rows") / "data") as broker:
+        yield broker
+
+
+def test_status_has_every_field(broker: LiveBroker) -> None:
+    found = broker.control("status")
+    expected = {
+        "product": "Penstock", "durability": "disk", "host": broker.host, "port": broker.port,
+        "data": str(broker.data), "log_directory": str(broker.data),
+        "spill_directory": str(broker.data), "is_ready": True, "is_healthy": True, "problems": [],
+        "half_open": 0, "http": None,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    others = {
+        "version", "build", "uptime_s", "memory_bytes", "counted_bytes", "disk_free_bytes",
+        "disk_free_limit_bytes", "connections", "accepted", "vhosts",
+    }  # fmt: skip
+    assert sorted(found) == sorted({*expected, *others})
+    assert found["uptime_s"] >= 0
+    assert found["accepted"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (
+            "list_vhosts",
+            [
+                "name", "state", "since", "why", "pid", "error", "retry_in_s", "blocked_reason",
+                "refused", "restarts", "memory_bytes", "counted_bytes", "connections",
+                "depth_bytes", "rss_bytes", "returned_bytes",
+            ],
+        ),
+        ("list_users", ["name", "tags"]),
+        ("list_permissions", ["user", "vhost", "configure", "write", "read"]),
+        ("list_user_limits", ["user", "max-connections", "max-channels", "max-publish-rate"]),
+        (
+            "list_vhost_limits",
+            ["vhost", "max-connections", "max-queues", "max-exchanges", "max-bindings"],
+        ),
+    ],
+)  # fmt: skip
+def test_each_list_has_its_columns(broker: LiveBroker, command: str, names: list[str]) -> None:
+    rows = broker.control(command)
+    first, others = COLUMNS[command]
+    assert rows
+    for row in rows:
+        assert sorted(row) == sorted(names) == sorted({*first, *others})

@@ -1,0 +1,62 @@
+"""What a new row of one table needs elsewhere: CONTRIBUTING.md walks through each.
+
+A queue argument stands in QueueOptions, in the broker's table and among the library's options; each
+argument, exchange type, option and command has its place in the documentation; and an operation for
+operators alone is refused over HTTP.
+"""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from penstock.access.limits import Limits
+from penstock.broker.arguments import ARGUMENTS
+from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations.call import OPERATORS
+from penstock.config import DEFAULTS
+from penstock.embedded.option_parsing import QueueGiven, StreamGiven
+from penstock.queues.queue_options import NUMBER_RANGES, QueueOptions
+from penstock.routing.exchange_types import TYPES
+from penstock.server.node_operations import OPERATORS_ONLY
+
+ROOT = Path(__file__).parent.parent.parent
+COMPOSED = {
+    "alert_": "alerts",
+    "retry_delay_": "retry_delay",
+}  # several options, one of the library
+
+
+def library_name(option: str) -> str:
+    """The name that the library has for an option of QueueOptions."""
+    for start, name in COMPOSED.items():
+        if option.startswith(start):
+            return name
+    given = QueueGiven.__annotations__
+    return option if option in given else option.removesuffix("_bytes").removesuffix("_ms")
+
+
+def test_each_option_of_a_queue_is_one_of_the_library() -> None:
+    options = {field.name for field in fields(QueueOptions)} - {"extra"}
+    missing = {name for name in options if library_name(name) not in QueueGiven.__annotations__}
+    assert not missing, "add them to QueueGiven in embedded/option_parsing.py"
+
+
+def test_each_numeric_argument_is_in_the_table_of_the_broker() -> None:
+    assert not set(NUMBER_RANGES) - set(ARGUMENTS), "add them to ARGUMENTS in broker/arguments.py"
+
+
+def test_the_documentation_has_each_word() -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "words.md"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    names = {
+        *ARGUMENTS, *TYPES, *DEFAULTS, *(field.name for field in fields(Limits)),
+        *QueueGiven.__annotations__, *StreamGiven.__annotations__,
+    }  # fmt: skip
+    words = set(re.findall(r"[\w.-]+", text))
+    assert not names - words
+
+
+def test_an_operation_for_operators_alone_is_not_available_over_http() -> None:
+    """The HTTP process calls for its users; its list is that of the table."""
+    found = {one.name for one in OPERATIONS.values() if one.audience == OPERATORS}
+    assert found == OPERATORS_ONLY

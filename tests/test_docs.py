@@ -22,7 +22,7 @@ from penstock.storage.options import StorageOptions
 from tests.helpers.live_broker import LiveBroker
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`penstock\s+([^`]+)`")
 
@@ -89,7 +89,7 @@ def test_the_commands_of_users_run_as_written(
     broker: LiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA", str(broker.data))
-    for line in lines_of(ROOT / "docs" / "users.md"):
+    for line in lines_of(ROOT / "docs" / "guides" / "users.md"):
         words = shlex.split(line, comments=True)[1:]
         done = CliRunner().invoke(cli, words, input="secret word\nsecret word\n")
         assert done.exit_code == 0, (line, done.output, done.exception)
@@ -111,7 +111,7 @@ def number(text: object) -> object:
 
 
 def test_the_table_of_limits_has_each_option_with_its_default() -> None:
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
     told = {(table, name): number(value.strip("` ")) for table, name, value in ROW.findall(page)}
     limits = {("", name): value for name, value in DEFAULTS.items() if name not in NO_LIMITS}
     limits |= {("limits", name): value for name, value in asdict(Limits()).items()}
@@ -120,7 +120,7 @@ def test_the_table_of_limits_has_each_option_with_its_default() -> None:
 
 
 def test_defaults_in_the_sentences_about_security_are_those_of_the_options() -> None:
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
     told = re.findall(r"([\d.,]+(?: [KMG]iB| s)?) \(`(\w+)`\)", page)
     assert {name for _, name in told} >= {"half_open_max", "http_connections_max", "vhost_retry"}
     for value, name in told:

@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.live_broker import LiveBroker
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PROGRAMS = sorted((ROOT / "examples").glob("embedded_*.py"))
 ADDRESS = "localhost:5672"
 HTTP_ADDRESS = "localhost:15672"

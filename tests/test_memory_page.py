@@ -1,6 +1,6 @@
 """docs/how-it-works/memory.md says what there is to be seen: every counter of a queue, every event of paging.
 
-The Python of the page runs in test_examples; here its tables are held against the code.
+The Python of the page runs in test_docs; here its tables are held against the code.
 """
 
 import re

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 
-# The errors that Penstock raises, by the module that defines them; docs/reference/library-errors.md.
+# The errors that Penstock raises, by the module that defines them; docs/reference/errors.md.
 _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",

@@ -1,6 +1,6 @@
 """How far one vhost, one broker and its HTTP process go: the figures of docs/reference/scaling.md.
 
-    python bench/scaling.py                 all of it, about three minutes; writes docs/reference/scaling.md
+    python bench/scaling.py                 all, three minutes; writes docs/reference/scaling.md
     python bench/scaling.py --quick         the same with smaller numbers; only prints
     python bench/scaling.py --only http
 

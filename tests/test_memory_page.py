@@ -1,4 +1,4 @@
-"""docs/how-it-works/memory.md says what there is to be seen: every counter of a queue, every event of paging.
+"""docs/how-it-works/memory.md lists every counter of a queue and every event of paging.
 
 The Python of the page runs in test_docs; here its tables are held against the code.
 """

@@ -1,7 +1,8 @@
 """Penstock answers scripted sessions as RabbitMQ did when they were recorded.
 
 The sessions and how they are recorded: tests/conformance/compared. What differs is listed there,
-with the heading of docs/reference/compatibility.md that has the reason; its answers are recorded as well.
+with the heading of docs/reference/compatibility.md that has the reason; its answers are recorded,
+too.
 """
 
 from collections.abc import Callable

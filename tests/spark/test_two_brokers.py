@@ -1,4 +1,4 @@
-"""The program of docs/reference/scaling.md, as it stands there: one query that reads two brokers."""
+"""The program of docs/reference/scaling.md, unchanged: one query that reads two brokers."""
 
 import re
 from collections.abc import Iterator

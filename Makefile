@@ -52,7 +52,7 @@ help:
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
 	@echo "make audit   known vulnerabilities of the versions in constraints.txt (needs the network)"
 	@echo "make sbom    what make run installs, as CycloneDX: build/sbom.cdx.json"
-	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/memory.png"
+	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
 

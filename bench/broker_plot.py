@@ -1,4 +1,4 @@
-"""docs/broker-cpu.png and docs/broker-latency.png, of the last full run of the broker's bench."""
+"""docs/reference/broker-cpu.png and broker-latency.png, of the last full run of this bench."""
 
 import statistics
 from pathlib import Path

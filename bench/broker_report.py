@@ -53,7 +53,7 @@ GROUPS = {
         "### Other shapes",
         "*Varied*: sizes from 128 to 384 B, another property list in each message, 1,000 keys of a "
         "topic exchange to 8 queues, 1,000 more bindings that match nothing, each message acked by "
-        "itself. Others: 256 B unless something else is said.",
+        "itself. Others: 256 B unless stated otherwise.",
     ),
     "queues": ("### Many queues", "Durable queues, one channel; CPU per queue, then per message."),
 }
@@ -156,7 +156,7 @@ def versions(figures: Result) -> str:
 LATENCY_NOTE = (
     "At 5,000 messages per second of 256 B, from when each was due to be sent until it arrived, "
     "in ms; medians of the runs. Each delivery is acked by itself. The backlog is built by another "
-    "producer as fast as it is let, of persistent messages with confirms."
+    "producer as fast as the broker allows, of persistent messages with confirms."
 )
 MILLION_NOTE = (
     "Persistent messages of 256 B, published with confirms into a queue without a consumer. RAM "

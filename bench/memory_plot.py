@@ -1,4 +1,4 @@
-"""docs/memory.png: RAM and throughput while ten million messages go in, and out again.
+"""docs/how-it-works/memory.png: RAM and throughput while ten million messages go in, and out again.
 
     make plot                                    ten million of 100 B, a budget of 64 MiB
     make plot ARGS='--count 200000 --out /tmp/memory.png'
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=100, help="bytes of a body, at least 8")
     parser.add_argument("--memory", default="64 MiB", help="the box's budget")
     parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "plot")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "memory.png")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "how-it-works" / "memory.png")
     given = parser.parse_args()
     if given.count < BATCH or given.count % BATCH or given.size < 8:
         parser.error("--count is a multiple of 100, --size at least 8")

@@ -1,4 +1,4 @@
-"""docs/performance.md, and the kept results that it is made of.
+"""docs/reference/performance.md, and the kept results that it is made of.
 
 One file of results per part of the bench, a run a line; the page shows the last full run of each.
 """
@@ -15,7 +15,7 @@ import spark_report
 from report import Result
 from runner import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "reference" / "performance.md"
 REPORTS = {
     "storage": report,
     "queues": queue_report,

@@ -186,7 +186,7 @@ CLIFF_NOTE = (
     "µs of each of {count:,} publishes of {size:,} B to a VariableQueue, flushed one by one, "
     "past a limit of {limit:g} MiB. *steps* is Penstock. *at once* is modelled in the bench: "
     "when the limit is passed, all that is in RAM is paged out in that publish, as Qpid's Flow "
-    "to Disk Design tells of the broker before it. *unlimited* keeps all in RAM. Medians of "
+    "to Disk Design describes the broker before it. *unlimited* keeps all in RAM. Medians of "
     "{runs} runs; the clock on the wall includes what others do to the disk."
 )
 RETURNS_NOTE = (

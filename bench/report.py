@@ -127,10 +127,10 @@ INTRODUCTION = """
 This page is written by `make bench`, from the last full runs in `bench/results`: the storage engine
 first, then the queues with the embedded library, then the broker. Each figure names its durability
 mode: `disk` confirms after an fdatasync that covers the message, `os` after the write to the kernel
-(survives the death of the process, not of the machine); what is the same in all of them says `any`.
+(survives the death of the process, not of the machine); `any` marks what is the same in all.
 Three numbers are least / median / most of several runs. For the storage engine, CPU is that of the
 thread that owns it unless the worker thread, which syncs and prepares segments of the log, is
-named; a body has 256 B and a group 100 messages unless something else is said.
+named; a body has 256 B and a group 100 messages unless stated otherwise.
 """
 
 

@@ -4,11 +4,12 @@
     make bench ARGS=--quick         the same with smaller numbers, about four minutes
     make bench ARGS='--part queues --only flat'          one scenario
     make bench ARGS='--part broker'                      the broker, about twelve minutes
-    python bench/run.py --render    docs/performance.md anew, from the last full runs that were kept
+    python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
 Three parts: the storage engine (here), the queues with the embedded library (queue_bench.py), and
 the broker beside RabbitMQ (broker_bench.py). A full run of a part is appended to bench/results with
-commit, machine and date, and rendered to docs/performance.md; a quick one only if --save says so.
+commit, machine and date, and rendered to docs/reference/performance.md; a quick one only with
+--save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
 just written that log.
 """
@@ -172,7 +173,9 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
     parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
-    parser.add_argument("--render", action="store_true", help="only docs/performance.md anew")
+    parser.add_argument(
+        "--render", action="store_true", help="only docs/reference/performance.md anew"
+    )
     given = parser.parse_args()
     if given.render:
         page.render()

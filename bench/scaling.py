@@ -1,6 +1,6 @@
-"""How far one vhost, one broker and its HTTP process go: the figures of docs/scaling.md.
+"""How far one vhost, one broker and its HTTP process go: the figures of docs/reference/scaling.md.
 
-    python bench/scaling.py                 all of it, about three minutes; writes docs/scaling.md
+    python bench/scaling.py                 all, three minutes; writes docs/reference/scaling.md
     python bench/scaling.py --quick         the same with smaller numbers; only prints
     python bench/scaling.py --only http
 
@@ -36,7 +36,7 @@ from penstock_node import PenstockNode
 from report import Result, markdown, where
 from runner import ROOT, Runner
 
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "reference" / "scaling.md"
 MARKS = ("<!-- figures: written by bench/scaling.py -->", "<!-- end of the figures -->")
 SIZES = (256, 1024)
 SECOND = "second"  # the other vhost
@@ -292,7 +292,7 @@ def main() -> int:
                         help="on the disk to measure; deleted afterwards")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], choices=names)
     parser.add_argument("--no-save", action="store_true", help="do not keep a full run")
-    parser.add_argument("--render", action="store_true", help="only docs/scaling.md anew")
+    parser.add_argument("--render", action="store_true", help="only docs/reference/scaling.md anew")
     given = parser.parse_args()
     if given.render:
         kept = page.last("scaling")

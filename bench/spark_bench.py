@@ -5,7 +5,7 @@
     make bench-spark ARGS='--only scan'
 
 The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
-rendered to docs/performance.md.
+rendered to docs/reference/performance.md.
 """
 
 import argparse

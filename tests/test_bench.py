@@ -241,11 +241,11 @@ def test_what_the_plot_is_made_of(tmp_path: Path) -> None:
 
 
 def test_the_page_names_goal_mode_and_machine() -> None:
-    """docs/performance.md is what the last kept full runs render to."""
+    """docs/reference/performance.md is what the last kept full runs render to."""
     code = "import sys; sys.path.insert(0, 'bench'); import page; print(page.text(), end='')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
     assert done.stdout == page
     for text in ("`make bench`", "commit", "cores", "| goal", "≤ 1.0 µs", "| os "):
         assert text in page

@@ -259,7 +259,7 @@ def names_of(requirements: list[str]) -> set[str]:
 def test_each_dependency_says_why() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
-    text = (ROOT / "docs" / "dependencies.md").read_text()
+    text = (ROOT / "docs" / "reference" / "dependencies.md").read_text()
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     for requirement in (requirement for one in lists for requirement in one):
         name = requirement.replace(">", "=").replace("[", "=").split("=")[0]

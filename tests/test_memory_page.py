@@ -1,6 +1,6 @@
-"""docs/memory.md says what there is to be seen: every counter of a queue, every event of paging.
+"""docs/how-it-works/memory.md lists every counter of a queue and every event of paging.
 
-The Python of the page runs in test_examples; here its tables are held against the code.
+The Python of the page runs in test_docs; here its tables are held against the code.
 """
 
 import re
@@ -11,7 +11,7 @@ from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.rows import ROW_BYTES
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "memory.md").read_text()
+PAGE = (ROOT / "docs" / "how-it-works" / "memory.md").read_text()
 EVENT = re.compile(r"""(?:tell|_tell|_event)\(\s*"([a-z_]+)",""")
 
 

@@ -1,9 +1,10 @@
 """Penstock: a durable message broker in Python, and its queues as a library.
 
-`penstock.open(path)` opens a box of durable queues and streams in this process (docs/embedded.md),
-`penstock.open("amqp://...")` one on a broker (docs/client.md), and `penstock.aio.open` either for
-asyncio. `penstock.open_stream` and `penstock.persist` use a directory for one stream
-(docs/persist.md). Importing this package loads nothing else; a name is loaded when first used.
+`penstock.open(path)` opens a box of durable queues and streams in this process
+(docs/start/library.md), `penstock.open("amqp://...")` one on a broker (docs/guides/client.md), and
+`penstock.aio.open` either for asyncio. `penstock.open_stream` and `penstock.persist` use a
+directory for one stream (docs/guides/persist.md). Importing this package loads nothing else; a name
+is loaded when first used.
 `penstock.client` talks to any broker of AMQP 0-9-1, `penstock.storage` is the storage engine,
 `penstock.cli` the commands.
 """
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 __version__: Final = VERSION
 
-# The errors that Penstock raises, by the module that defines them; docs/library-errors.md.
+# The errors that Penstock raises, by the module that defines them; docs/reference/errors.md.
 _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",

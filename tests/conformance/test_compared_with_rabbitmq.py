@@ -1,7 +1,8 @@
 """Penstock answers scripted sessions as RabbitMQ did when they were recorded.
 
 The sessions and how they are recorded: tests/conformance/compared. What differs is listed there,
-with the heading of docs/compatibility.md that has the reason; its answers are recorded as well.
+with the heading of docs/reference/compatibility.md that has the reason; its answers are recorded,
+too.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tests.helpers.live_broker import Broker
 pytestmark = pytest.mark.penstock_only
 RABBITMQ = read_transcripts(THEIRS)
 PENSTOCK = read_transcripts(OURS)
-PAGE = Path(__file__).parent.parent.parent / "docs" / "compatibility.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "compatibility.md"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

@@ -1,4 +1,4 @@
-"""The program of docs/scaling.md, as it stands there: one query that reads two brokers."""
+"""The program of docs/reference/scaling.md, unchanged: one query that reads two brokers."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "scaling.md"
 COUNTS = {"east": 700, "west": 400}
 
 

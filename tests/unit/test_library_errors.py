@@ -11,9 +11,9 @@ import penstock.embedded.library_errors
 import penstock.errors
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROW = re.compile(r"^\| `(\w+)` \|([^|]*)\|[^|]*\|([^|]*)\|$", re.MULTILINE)
-PAGE = (ROOT / "docs" / "library-errors.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
 MODULES = (penstock.errors, penstock.embedded.library_errors)
 
 

@@ -216,7 +216,7 @@ def check_pattern(verb: str, pattern: str) -> None:
     try:
         Pattern(pattern)
     except ValueError as error:
-        expected = f"a regular expression of RE2, docs/users.md ({error})"
+        expected = f"a regular expression of RE2, docs/guides/users.md ({error})"
         raise OptionError(verb, pattern[:100], expected) from error
 
 

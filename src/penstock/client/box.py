@@ -3,7 +3,7 @@
 The vhost of the URL is the box: its durable queues and streams, made and used by the same calls as
 those of a directory. Other clients of the broker see ordinary queues and messages, and a box sees
 theirs. Several boxes may use one vhost at a time, and the broker, not the box, decides about memory
-and disk; docs/client.md says what else differs from a directory.
+and disk; docs/guides/client.md says what else differs from a directory.
 """
 
 from collections.abc import Callable, Mapping

@@ -5,7 +5,7 @@
         box.stream("events", max_age="7d").append(b"picture 7 was asked for")
 
 This is the box for threads; what differs between a directory and a broker is in the BoxSource
-behind it (`sources`), and in docs/client.md. `penstock.aio` has the same box for asyncio.
+behind it (`sources`), and in docs/guides/client.md. `penstock.aio` has the same box for asyncio.
 """
 
 from collections.abc import Iterator
@@ -111,10 +111,11 @@ class Box(BoxBase):
     def queue(self, name: str, **options: Unpack[QueueGiven]) -> Queue:
         """Return the queue of this name, made if it is missing.
 
-        docs/embedded.md lists the options. In a directory, options that are given are stored as the
-        queue's own, also for a queue that exists; those that are not given stay as they are. On a
-        broker an option must be as the queue has it, for other clients use the queue too. Raises
-        OptionError for an unknown option, a value out of range, or one that cannot be changed.
+        docs/start/library.md lists the options. In a directory, options that are given are stored
+        as the queue's own, also for a queue that exists; those that are not given stay as they are.
+        On a broker an option must be as the queue has it, because other clients use the queue too.
+        Raises OptionError for an unknown option, a value out of range, or one that cannot be
+        changed.
         """
         driver = self._driver
         return Queue(driver, driver.run(self._source.queue(name, options)))
@@ -122,9 +123,9 @@ class Box(BoxBase):
     def stream(self, name: str, **options: Unpack[StreamGiven]) -> Stream:
         """Return the stream of this name, made if it is missing.
 
-        max_age, max_bytes, max_records: retention, for each partition. docs/streams.md describes
-        them, and partitions and page_bytes. Raises OptionError for an option that is unknown, out
-        of range or not as the stream was made with, and if a queue has the name.
+        max_age, max_bytes, max_records: retention, for each partition. docs/guides/streams.md
+        describes them, and partitions and page_bytes. Raises OptionError for an option that is
+        unknown, out of range or not as the stream was made with, and if a queue has the name.
         """
         driver = self._driver
         return Stream(driver, driver.run(self._source.stream(name, options)))

@@ -261,7 +261,7 @@ def persist(
     on_event: OnEvent | None = None,
 ) -> Persisted[T]:  # fmt: skip
     """Return an iterator over the items of an iterable that go by way of the disk: at least once,
-    in order, across crashes. docs/persist.md says what is promised.
+    in order, across crashes. docs/guides/persist.md says what is promised.
 
     directory: used for this alone; made if it is missing. encode, decode: turn an item into bytes
     and back; without them items are bytes. force_every, page_bytes, on_event: see `open_stream`.

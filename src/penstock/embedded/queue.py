@@ -67,7 +67,7 @@ class QueueBase:
         return self._driver.run(self._source.counts()).delayed
 
     def info(self) -> dict[str, int | float | str]:
-        """Return the queue's counters; docs/memory.md lists them."""
+        """Return the queue's counters; docs/how-it-works/memory.md lists them."""
         return self._driver.run(self._source.info())
 
     def _checked(self, jobs: Iterable[JobBase]) -> list[JobBase]:

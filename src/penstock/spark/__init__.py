@@ -6,8 +6,9 @@
     spark.readStream.format("penstock").option("url", "http://localhost:15672").option(
         "subscribe", "events").load()
 
-Guides: docs/spark-source.md, docs/sinks.md, docs/clusters.md. Importing this package imports no
-pyspark: a name is loaded at its first use. No other package of Penstock imports pyspark.
+Guides: docs/guides/spark-source.md, docs/guides/sinks.md, docs/guides/clusters.md. Importing this
+package imports no pyspark: a name is loaded at its first use. No other package of Penstock imports
+pyspark.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -23,7 +23,7 @@ is named after its directory.
 **Leases.** A classic queue gives each message to one consumer. A query takes its messages durably:
 the broker leases them to a named reader, numbers them in the order of delivery, and keeps them for
 the reader across crashes until they are committed, which acknowledges them
-(docs/classic-queue-sources.md). So planning and reading treat a lease as a stream with one
+(docs/guides/classic-queue-sources.md). So planning and reading treat a lease as a stream with one
 partition: `first` is what is committed, `head` what is leased, and ready messages can be leased
 beyond that.
 

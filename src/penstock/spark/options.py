@@ -14,7 +14,7 @@ option to use instead, an unknown name with the nearest known one.
     startingTimestamp | startingOffsetsByTimestamp | startingOffsets   where to begin
     endingTimestamp | endingOffsetsByTimestamp | endingOffsets         where to end, batch only
 
-Of three, the first that is given counts. docs/spark-source.md lists all options with their
+Of three, the first that is given counts. docs/guides/spark-source.md lists all options with their
 defaults. A timestamp is a whole number of milliseconds since 1970, as Kafka's, or an ISO 8601 time,
 in UTC without a zone.
 
@@ -269,7 +269,7 @@ def _refuse_kafkas(options: Mapping[str, str]) -> None:
         if name in KAFKAS:
             raise OptionError(name, value, f"{KAFKAS[name]}: '{name}' is an option of Kafka's")
         if name.startswith("kafka."):
-            expected = "no option of Kafka's clients: see docs/spark-source.md"
+            expected = "no option of Kafka's clients: see docs/guides/spark-source.md"
             raise OptionError(name, value, expected)
 
 

@@ -42,7 +42,7 @@ all of them work from a zip. Executors need pyarrow and numpy, as for any Python
 zlib-ng, if installed, makes checksums several times as fast. Equal sources give equal bytes: the
 zip has no times in it.
 
-If penstock can be installed on all machines, see docs/clusters.md. pyspark is imported in
+If penstock can be installed on all machines, see docs/guides/clusters.md. pyspark is imported in
 functions only.
 """
 

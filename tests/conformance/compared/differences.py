@@ -1,5 +1,5 @@
 """What stays different from RabbitMQ, and why: patterns of sessions, under the heading of
-docs/compatibility.md that has the reason."""
+docs/reference/compatibility.md that has the reason."""
 
 from fnmatch import fnmatchcase
 

@@ -412,7 +412,7 @@ def test_streams_have_none_of_qpids_arguments() -> None:
 
 
 def test_the_table_of_arguments_has_all_of_them() -> None:
-    page = Path(__file__).parents[3] / "docs" / "ttl-and-limits.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "ttl-and-limits.md"
     table = page.read_text(encoding="utf-8").partition("## All arguments")[2]
     told: dict[str, set[str]] = {}
     for line in table.splitlines():

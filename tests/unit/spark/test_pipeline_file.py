@@ -215,13 +215,13 @@ def test_the_examples_are_right(path: Path) -> None:
 
 
 def test_the_file_of_the_documentation_is_right() -> None:
-    page = (ROOT / "docs" / "pipelines.md").read_text()
+    page = (ROOT / "docs" / "guides" / "pipelines.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert parsed(text).name == "flights"
 
 
 def test_the_file_of_the_lakehouse_is_right() -> None:
-    page = (ROOT / "docs" / "lakehouse.md").read_text()
+    page = (ROOT / "docs" / "guides" / "lakehouse.md").read_text()
     first, catalog = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     spec = parsed(first)
     assert [sink.kind for sink in spec.sinks] == ["delta", "iceberg"]
@@ -229,7 +229,7 @@ def test_the_file_of_the_lakehouse_is_right() -> None:
 
 
 def test_every_key_is_in_the_documentation() -> None:
-    page = (ROOT / "docs" / "pipelines.md").read_text()
+    page = (ROOT / "docs" / "guides" / "pipelines.md").read_text()
     head = pipeline_file.__doc__ or ""
     keys = re.findall(r"^    (\w+) = ", head, re.MULTILINE)
     assert len(keys) > 15

@@ -251,12 +251,12 @@ def test_each_option_of_kafkas_guide_is_ours_or_says_what_to_use(name: str) -> N
 
 
 def test_each_option_stands_in_the_guide() -> None:
-    guide = (Path(__file__).parents[3] / "docs" / "spark-source.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "spark-source.md").read_text()
     assert not [name for name in OPTIONS if f"`{name}`" not in guide]
 
 
 def test_the_defaults_in_the_guide_are_true() -> None:
-    guide = (Path(__file__).parents[3] / "docs" / "spark-source.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "spark-source.md").read_text()
     rows = {
         row.split("|")[1].strip(): row.split("|")[2].strip()
         for row in guide.splitlines()

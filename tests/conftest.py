@@ -16,8 +16,8 @@ from penstock.queues.vq_state import CHECKS
 from tests.helpers.few_cases import few_cases
 from tests.helpers.quick_spark import quicken
 
-CRASH_IMAGES = 5_000
-CRASH_IMAGES_SMALL = 2_000
+CRASH_IMAGES = 2_000
+CRASH_IMAGES_SMALL = 1_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")
 CHECKS.is_on = os.environ["PENSTOCK_CHECK"] == "1"

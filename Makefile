@@ -34,7 +34,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark plot format clean FORCE
+.PHONY: audit sbom help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark mutants plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -47,6 +47,7 @@ help:
 	@echo "make conformance  client libraries' own test suites on a live broker (needs PyPI); answers beside RabbitMQ's"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
 	@echo "make crash-spark  exactly once through Spark, with 21 kills of driver, tasks and broker at random"
+	@echo "make mutants  30 changes of src drawn at random: do the tests notice? About an hour"
 	@echo "make soak    ten million messages through a queue of 64 MiB: RAM, order, nothing lost"
 	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
@@ -101,6 +102,9 @@ crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
 	PENSTOCK_CRASH_IMAGES=small $(PURE_PYTEST) $(CRASH_TESTS) $(MACHINE_TESTS)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/robustness/test_budget.py --timeout=0 -s
+
+mutants: .venv/ready
+	.venv/bin/python tools/mutate.py $(ARGS)
 
 soak: .venv/ready
 	.venv/bin/python -m tests.memory.soak $(ARGS)

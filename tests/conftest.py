@@ -4,6 +4,7 @@ HYPOTHESIS_PROFILE  dev (the default), ci or nightly. Only nightly looks elsewhe
                     `make test` says of a commit, it says again.
 PENSTOCK_CRASH_IMAGES  how many crash images all crash tests make together: a number, or "small".
 PENSTOCK_CHECK=1  what can check its own invariants does so after every operation; set here.
+--cases N  of a test with parameters only so many cases: those that differ the most.
 """
 
 import os
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.queues.queue_ram import CHECKS
+from tests.helpers.few_cases import few_cases
 from tests.helpers.quick_spark import quicken
 
-CRASH_IMAGES = 5_000
-CRASH_IMAGES_SMALL = 2_000
+CRASH_IMAGES = 2_000
+CRASH_IMAGES_SMALL = 1_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")
 CHECKS.is_on = os.environ["PENSTOCK_CHECK"] == "1"
@@ -50,3 +52,13 @@ def quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--update-golden: see tests/helpers/golden.py."""
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+    parser.addoption("--cases", type=int, default=0, help="of each test so many cases at most")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that --cases does not want."""
+    most = config.getoption("--cases")
+    if most:
+        kept = set(few_cases(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]

@@ -9,25 +9,34 @@ verdict; the exit status is 0 if everything passed and 1 if not. A lane without 
 has failed.
 With --durations the SLOWEST tests of all lanes are listed before the verdict.
 
+Most lanes keep their files in memory, if there is room (quick_directory): what waits for a disk
+that all lanes share is most of their time otherwise. Lane `crash` has the real disk. The lanes that
+wait the most come first where two want a processor: the others are NICE.
+
     lint         format, style, types, imports
     unit         the unit tests, compiled
-    uncompiled   the unit tests of packages with compiled modules again, uncompiled, but without
-                 checks of invariants after each operation: `unit` has these; and the lengths of
-                 paths. It needs no compiled environment, so it begins while that is made
+    uncompiled   the unit tests of packages with compiled modules again, uncompiled: of a test with
+                 parameters only CASES (tests/helpers/few_cases.py), none that starts processes, and
+                 no checks of invariants after each operation: `unit` has all of that; and the
+                 lengths of paths. It needs no compiled environment, so it begins while that is made
     brokers      tests that start brokers, mostly waiting for them
-    spark, long  tests that start Spark; `long`, with clusters, starts after `brokers`
+    spark, long  tests that start Spark; `long`, with clusters, starts after `lint`
     crash        crash images, faults and mutants
     main         everything else
 """
 
 import argparse
+import contextlib
+import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,7 +47,12 @@ POLL_S: Final = 0.5
 LOGS: Final = Path("build")
 OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWEST}")
 PYTEST: Final = (".venv/bin/python", *OPTIONS)
-PURE: Final = ("nice", "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS)
+NICE: Final = ("nice", "-n", "5")
+CASES: Final = "--cases=2"
+PURE: Final = (*NICE, "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS, CASES)
+IN_MEMORY: Final = Path("/dev/shm")
+ROOM_BYTES: Final = 4 << 30  # what the files of all lanes may take, and as much again is left
+AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
 COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "storage")
@@ -62,11 +76,13 @@ FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 
 @dataclass
 class Lane:
-    """command: what it runs. after: the lane whose end it waits for. In `text`, what it wrote."""
+    """command: what it runs. after: the lane whose end it waits for. temporary: where its temporary
+    files are, "" for the usual place. In `text`, what it wrote."""
 
     name: str
     command: Sequence[str]
     after: str = ""
+    temporary: str = ""
     process: "subprocess.Popen[bytes] | None" = None
     started_s: float = 0.0
     seconds: float = 0.0
@@ -81,10 +97,12 @@ class Lane:
     def start(self) -> None:
         """Run it."""
         self.started_s = time.monotonic()
+        places = dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), self.temporary)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-            )
+                self.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env={**os.environ, **(places if self.temporary else {})},
+            )  # fmt: skip
 
     def look(self) -> bool:
         """Whether it has ended, just now or before."""
@@ -142,19 +160,42 @@ class Lane:
         return [name for _, name in NAMED.findall(self.text)]
 
 
-def lanes(make: Sequence[str] = ("make",)) -> list[Lane]:
-    """Return those of `make test`. The first needs no compiled environment. make: the command."""
+def lanes(make: Sequence[str] = ("make",), quick: str = "") -> list[Lane]:
+    """Return those of `make test`. The first needs no compiled environment. make: the command;
+    quick: a directory in memory, "" if there is none."""
     rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
+    pure = [f"{UNIT}/{package}" for package in COMPILED]
     return [
-        Lane("uncompiled", (*PURE, *(f"{UNIT}/{package}" for package in COMPILED), *PATHS)),
-        Lane("spark", (*PYTEST, SPARK)),
-        Lane("brokers", (*PYTEST, *BROKERS)),
-        Lane("unit", (*PYTEST, UNIT)),
-        Lane("crash", (*PYTEST, CRASH)),
-        Lane("main", (*PYTEST, "tests", *rest)),
+        Lane("uncompiled", (*PURE, "-m", "not real", *pure, *PATHS), temporary=quick),
+        Lane("spark", (*PYTEST, SPARK), temporary=quick),
+        Lane("brokers", (*PYTEST, *BROKERS), temporary=quick),
+        Lane("unit", (*NICE, *PYTEST, UNIT), temporary=quick),
+        Lane("crash", (*NICE, *PYTEST, CRASH)),
+        Lane("main", (*NICE, *PYTEST, "tests", *rest), temporary=quick),
         Lane("lint", (*make, "lint")),
-        Lane("long", (*PYTEST, *LONG), after="brokers"),
+        Lane("long", (*PYTEST, *LONG), after="lint", temporary=quick),
     ]
+
+
+@contextlib.contextmanager
+def quick_directory(where: Path = IN_MEMORY) -> Iterator[str]:
+    """A directory in memory for the files of tests, until the end; "" if there is no room there, or
+    too little memory available."""
+    try:
+        available = AVAILABLE.search(Path("/proc/meminfo").read_text())
+        least_bytes = min(
+            shutil.disk_usage(where).free, int(available[1]) << 10 if available else 0
+        )
+    except OSError:
+        least_bytes = 0
+    if least_bytes < 2 * ROOM_BYTES:
+        yield ""
+        return
+    directory = tempfile.mkdtemp(prefix="tests-", dir=where)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_S) -> None:
@@ -225,7 +266,16 @@ def main() -> int:
         print(line, flush=True)
 
     make = (*shlex.split(given.make), "--no-print-directory")
-    known = lanes(make)
+    with quick_directory() as quick:
+        return run_all(make, quick, has_durations=given.durations, say=say)
+
+
+def run_all(
+    make: Sequence[str], quick: str, *, has_durations: bool, say: Callable[[str], None]
+) -> int:
+    """Make the compiled environment beside the first lane, then run the others; return the exit
+    status."""
+    known = lanes(make, quick)
     known[0].start()
     status = 1
     try:
@@ -238,7 +288,7 @@ def main() -> int:
         say("make test: FAILED: the compiled environment could not be made")
         return 1
     run(known, say)
-    if given.durations:
+    if has_durations:
         say("\nthe slowest tests:")
         for line in slowest(known):
             say(line)

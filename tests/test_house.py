@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
-import pytest
 
 import penstock
 from penstock.cli import main as cli_main
@@ -112,13 +111,19 @@ def commands(group: click.Command, name: str) -> Iterator[str]:
             yield from commands(command, f"{name} {below}")
 
 
+def with_words(paths: Iterable[Path], words: Iterable[str]) -> list[str]:
+    """ "file: word" for each of the words that stands in one of the files."""
+    texts = {path: path.read_text() for path in paths}
+    return [f"{name_of(p)}: {word}" for p, text in texts.items() for word in words if word in text]
+
+
 # --- how long, how opened ---
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_function_fits_a_screen(path: Path) -> None:
+def test_a_function_fits_a_screen() -> None:
     long = [
-        f"{name}: {lines} lines"
+        f"{name_of(path)}::{name}: {lines} lines"
+        for path in SOURCES
         for name, lines in functions(path)
         if lines > FUNCTION_LINES_MAX and f"{name_of(path)}::{name}" not in LONG_FUNCTIONS
     ]
@@ -132,22 +137,21 @@ def test_every_exception_to_the_length_is_still_needed() -> None:
         assert max(lines, default=0) > FUNCTION_LINES_MAX, name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_opens_with_what_it_is(path: Path) -> None:
-    head = ast.get_docstring(ast.parse(path.read_text())) or ""
-    assert len([line for line in head.splitlines() if line.strip()]) >= 3
+def test_a_module_opens_with_what_it_is() -> None:
+    short = []
+    for path in SOURCES:
+        head = ast.get_docstring(ast.parse(path.read_text())) or ""
+        if len([line for line in head.splitlines() if line.strip()]) < 3:
+            short.append(name_of(path))
+    assert not short
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_is_left_undone(path: Path) -> None:
-    text = path.read_text()
-    assert not [word for word in UNDONE if word in text]
+def test_nothing_is_left_undone() -> None:
+    assert not with_words(SOURCES, UNDONE)
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_nothing_names_a_place_outside_the_project(path: Path) -> None:
-    text = path.read_text()
-    assert not [word for word in ELSEWHERE if word in text]
+def test_nothing_names_a_place_outside_the_project() -> None:
+    assert not with_words(WRITTEN, ELSEWHERE)
 
 
 # --- what goes with what ---

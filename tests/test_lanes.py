@@ -99,6 +99,28 @@ def test_the_uncompiled_lane_has_every_package_with_compiled_modules() -> None:
     assert packages == set(lanes.COMPILED)
 
 
+def test_a_lane_has_its_temporary_files_where_it_is_told(tmp_path: Path) -> None:
+    shows = f"import tempfile; print(tempfile.gettempdir()); {PASSES}"
+    with lanes.quick_directory(tmp_path) as quick:
+        assert quick.startswith(str(tmp_path)) or not quick
+        there = Lane("there", (sys.executable, "-c", shows, "pytest"), temporary=str(tmp_path))
+        run([there], [].append, show_s=0.01)
+        assert str(tmp_path) in there.text.splitlines()
+        (tmp_path / "left").touch()
+    assert not quick or not Path(quick).exists()
+
+
+def test_without_room_in_memory_the_files_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lanes.quick_directory(tmp_path / "missing") as quick:
+        assert quick == ""
+    monkeypatch.setattr(lanes, "ROOM_BYTES", 1 << 60)
+    with lanes.quick_directory(tmp_path) as quick:
+        assert quick == ""
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_directory_of_tests_is_in_a_lane() -> None:
     """What `main` leaves out is in another lane."""
     (main,) = [one for one in lanes.lanes() if one.name == "main"]

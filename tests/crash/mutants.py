@@ -15,11 +15,16 @@ The names follow the crash model that the design was first proved with.
 """
 
 import argparse
+import atexit
+import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,6 +38,9 @@ STREAM_IMAGES = 20
 BATCHES = "batches"  # the plan of lives with batches
 DISKS = "disks"  # the plan of stores on several disks, and of moves
 SECONDS_MAX = 120
+CONTROL_RUNS = 60  # of the copy with nothing replaced
+CONTROL_RUNS_FEW = 12
+CONTROL_RUNS_FROM = 100_000  # crash images from which on all of them are made
 
 
 class Mutant:
@@ -362,32 +370,59 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def build(mutant: Mutant, directory: Path) -> None:
-    """A copy of the package in `directory`/penstock, with the one text replaced."""
-    target = directory / "penstock"
-    shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    if mutant.old:
-        found = [p for p in sorted(target.rglob("*.py")) if mutant.old in p.read_text()]
-        texts = [path.read_text() for path in found]
-        if len(found) != 1 or texts[0].count(mutant.old) != 1:
-            raise AssertionError(f"{mutant}: its text must stand exactly once, not in {found}")
-        found[0].write_text(texts[0].replace(mutant.old, mutant.new))
+@functools.cache
+def _copy() -> Path:
+    """The one copy of the package, where the bytecode of what is not replaced stays from one
+    mutant to the next. It goes when this process ends."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-mutants-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    without = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(SOURCE, directory / "penstock", ignore=without)
+    return directory
+
+
+@functools.cache
+def _texts() -> dict[Path, str]:
+    """The text of each module, by its path in the package."""
+    return {path.relative_to(SOURCE): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+
+
+@contextlib.contextmanager
+def build(mutant: Mutant) -> Iterator[Path]:
+    """A directory with a copy of the package in which the one text is replaced, until the end."""
+    directory = _copy()
+    if not mutant.old:
+        yield directory
+        return
+    found = [path for path, text in _texts().items() if mutant.old in text]
+    if len(found) != 1 or _texts()[found[0]].count(mutant.old) != 1:
+        raise AssertionError(f"{mutant}: its text must stand exactly once, not in {found}")
+    module = directory / "penstock" / found[0]
+    _replace(module, _texts()[found[0]].replace(mutant.old, mutant.new))
+    try:
+        yield directory
+    finally:
+        _replace(module, _texts()[found[0]])
+
+
+def _replace(module: Path, text: str) -> None:
+    """Write it; its bytecode goes, which Python might take for that of the new text."""
+    module.write_text(text)
+    Path(cache_from_source(str(module))).unlink(missing_ok=True)
+
+
+def control_runs(crash_images: int) -> int:
+    """How often a finder looks at the copy with nothing replaced, which the tests of lives look at
+    anyway: often enough to see that it does not notice what is right."""
+    return CONTROL_RUNS if crash_images >= CONTROL_RUNS_FROM else CONTROL_RUNS_FEW
 
 
 def find(mutant: Mutant, runs: int = RUNS_MAX) -> tuple[int, str]:
     """(runs until it was noticed, what was noticed); (runs, "") if it never was."""
-    with tempfile.TemporaryDirectory() as directory:
-        build(mutant, Path(directory))
+    with build(mutant) as directory:
         environment = {**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.crash.mutants",
-            "--find",
-            str(runs),
-            "--plan",
-            mutant.plan,
-        ]
+        command = [sys.executable, "-m", "tests.crash.mutants", "--find", str(runs)]
+        command += ["--plan", mutant.plan]
         try:
             done = subprocess.run(
                 command, env=environment, cwd=ROOT, capture_output=True, text=True,

@@ -12,14 +12,13 @@ from tests.crash.batch_lives import BatchExplorer, Unit
 from tests.crash.batch_mutants import BATCH_MUTANTS
 from tests.crash.failing_calls import CASES, SEED, check_nth, check_refused, with_streams
 from tests.crash.images import Counts
-from tests.crash.mutants import BATCHES, CONTROL, RUNS_MAX, Mutant, find
+from tests.crash.mutants import BATCHES, CONTROL, RUNS_MAX, Mutant, control_runs, find
 from tests.helpers.batch_driver import BatchDriver
 from tests.helpers.tiny_engine import OPTIONS
 
 pytestmark = pytest.mark.crash
 
 LIVES_SEED = 1
-CONTROL_RUNS = 60
 SHARE = 8  # of all images wanted, one in so many is of batches
 WORKLOAD = (
     "stage", "append", "decide", "move_slice", "move_slice", "publish", "move_slice", "sync",
@@ -47,8 +46,8 @@ def test_a_broken_promise_is_noticed(mutant: Mutant) -> None:
     assert noticed, f"{mutant} breaks {mutant.rule}, and {RUNS_MAX} runs noticed nothing"
 
 
-def test_what_is_not_broken_is_not_noticed() -> None:
-    _, noticed = find(Mutant(CONTROL.name, "", "", "", BATCHES), CONTROL_RUNS)
+def test_what_is_not_broken_is_not_noticed(crash_images: int) -> None:
+    _, noticed = find(Mutant(CONTROL.name, "", "", "", BATCHES), control_runs(crash_images))
     assert not noticed, noticed
 
 

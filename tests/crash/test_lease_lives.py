@@ -8,12 +8,11 @@ import pytest
 from tests.crash import triple_unit
 from tests.crash.lease_lives import LeaseExplorer, Unit
 from tests.crash.lease_mutants import LEASE_MUTANTS
-from tests.crash.mutants import CONTROL, LEASES, RUNS_MAX, Mutant, find
+from tests.crash.mutants import CONTROL, LEASES, RUNS_MAX, Mutant, control_runs, find
 
 pytestmark = pytest.mark.crash
 
 SEED = 1
-CONTROL_RUNS = 60
 SHARE = 3  # of all images wanted, so many parts are not of leases
 
 
@@ -44,6 +43,6 @@ def test_a_broken_promise_is_noticed(mutant: Mutant) -> None:
     assert noticed, f"{mutant} breaks {mutant.rule}, and {RUNS_MAX} runs noticed nothing"
 
 
-def test_what_is_not_broken_is_not_noticed() -> None:
-    _, noticed = find(Mutant(CONTROL.name, "", "", "", LEASES), CONTROL_RUNS)
+def test_what_is_not_broken_is_not_noticed(crash_images: int) -> None:
+    _, noticed = find(Mutant(CONTROL.name, "", "", "", LEASES), control_runs(crash_images))
     assert not noticed, noticed

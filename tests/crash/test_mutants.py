@@ -2,11 +2,9 @@
 
 import pytest
 
-from tests.crash.mutants import CONTROL, MUTANTS, RUNS_MAX, Mutant, find
+from tests.crash.mutants import CONTROL, MUTANTS, RUNS_MAX, Mutant, control_runs, find
 
 pytestmark = pytest.mark.crash
-
-CONTROL_RUNS = 60
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=repr)
@@ -16,9 +14,9 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("plan", sorted({mutant.plan for mutant in MUTANTS}))
-def test_what_is_not_broken_is_not_noticed(plan: str) -> None:
+def test_what_is_not_broken_is_not_noticed(plan: str, crash_images: int) -> None:
     control = Mutant(CONTROL.name, "", "", "", plan)
-    _, noticed = find(control, CONTROL_RUNS)
+    _, noticed = find(control, control_runs(crash_images))
     assert not noticed, noticed
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from tests.crash.mutants import CONTROL, QUEUES, Mutant, find
+from tests.crash.mutants import CONTROL, QUEUES, Mutant, control_runs, find
 from tests.crash.queue_mutants import QUEUE_MUTANTS, RUNS_MAX
 
 pytestmark = pytest.mark.crash
 
-CONTROL_RUNS = 20
 PROMISES = {
     "attempts", "delays", "expiry", "held", "lost", "one place", "order", "redelivered",
     "transient",
@@ -21,8 +20,8 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     assert not noticed.startswith("hangs"), noticed
 
 
-def test_what_is_not_broken_is_not_noticed() -> None:
-    _, noticed = find(Mutant(CONTROL.name, "", "", "", QUEUES), CONTROL_RUNS)
+def test_what_is_not_broken_is_not_noticed(crash_images: int) -> None:
+    _, noticed = find(Mutant(CONTROL.name, "", "", "", QUEUES), control_runs(crash_images))
     assert not noticed, noticed
 
 

@@ -6,14 +6,13 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are print
 import pytest
 
 from tests.crash import triple_unit
-from tests.crash.mutants import CONTROL, RUNS_MAX, STREAMS, Mutant, find
+from tests.crash.mutants import CONTROL, RUNS_MAX, STREAMS, Mutant, control_runs, find
 from tests.crash.stream_lives import StreamExplorer, Unit
 from tests.crash.stream_mutants import STREAM_MUTANTS
 
 pytestmark = pytest.mark.crash
 
 SEED = 1
-CONTROL_RUNS = 60
 SHARE = 3  # of all images wanted, so many parts are not of streams
 
 
@@ -44,6 +43,6 @@ def test_a_broken_promise_is_noticed(mutant: Mutant) -> None:
     assert noticed, f"{mutant} breaks {mutant.rule}, and {RUNS_MAX} runs noticed nothing"
 
 
-def test_what_is_not_broken_is_not_noticed() -> None:
-    _, noticed = find(Mutant(CONTROL.name, "", "", "", STREAMS), CONTROL_RUNS)
+def test_what_is_not_broken_is_not_noticed(crash_images: int) -> None:
+    _, noticed = find(Mutant(CONTROL.name, "", "", "", STREAMS), control_runs(crash_images))
     assert not noticed, noticed

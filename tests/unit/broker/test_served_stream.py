@@ -118,6 +118,7 @@ def test_what_is_published_is_persistent_whatever_its_mode(rig: BrokerRig, c: Ri
     publish(c, b"1", delivery_mode=1)
     publish(c, b"2", delivery_mode=2)
     publish(c, b"3")
+    assert rig.vhost.table.find_queue("s").published == 3
     rig.restart()
     assert count(rig) == 3
     c = rig.client().open()
@@ -179,12 +180,14 @@ def test_large_bodies_are_spooled_and_read_back(rig: BrokerRig, c: RigClient) ->
         c.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
     large = bytes(range(256)) * (3 << 12)
     publish(c, large)
+    publish(c, b"alone", to="q")
+    assert rig.vhost.table.find_queue("q").published == 1
     c.publish(1, "all", "", large[::-1], delivery_mode=2)
     rig.turn()
     consume(c, offset="first")
     assert bodies(c) == [large, large[::-1]]
     consuming(c, "q", tag="q", no_ack=True)
-    assert deliveries(c)[0][2] == large[::-1]
+    assert [body for _, _, body in deliveries(c)] == [b"alone", large[::-1]]
 
 
 def test_fan_out_to_queues_and_streams_is_one_record(rig: BrokerRig, c: RigClient) -> None:
@@ -202,12 +205,12 @@ def test_fan_out_to_queues_and_streams_is_one_record(rig: BrokerRig, c: RigClien
     assert rig.vhost.engine.last_lsn == before + 1
     rig.turn()
     assert c.methods(BasicAck)[0].delivery_tag == 1
-    assert [rig.vhost.table.find_queue(n).len() for n in ("s", "s2", "q", "q2", "transient")] == [
-        1
-    ] * 5
+    targets = [rig.vhost.table.find_queue(n) for n in ("s", "s2", "q", "q2", "transient")]
+    assert [(target.len(), target.published) for target in targets] == [(1, 1)] * 5
     before = rig.vhost.engine.last_lsn
     c.publish(1, "all", "k", b"y", delivery_mode=1)  # of the queues none is to keep it
     assert rig.vhost.engine.last_lsn == before + 1
+    assert [target.published for target in targets] == [2] * 5
     rig.restart()
     lengths = [rig.vhost.table.find_queue(name).len() for name in ("s", "s2", "q", "q2")]
     assert lengths == [2, 2, 1, 1]
@@ -218,14 +221,17 @@ def test_a_queue_that_refuses_does_not_keep_the_stream_from_having_it(
 ) -> None:
     declare(c)
     declared(c, "q", x_max_length=0, x_overflow="reject-publish")
+    declared(c, "one", x_max_length=1, x_overflow="reject-publish")
     c.call(1, ExchangeDeclare(exchange="all", type="fanout"), ExchangeDeclareOk)
-    for name in ("s", "q"):
+    for name in ("s", "q", "one"):
         c.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
     c.call(1, ConfirmSelect(), ConfirmSelectOk)
     c.publish(1, "all", "", b"x", delivery_mode=2)
     rig.turn()
     assert len(c.methods(BasicNack)) == 1
     assert count(rig) == 1
+    targets = [rig.vhost.table.find_queue(name) for name in ("s", "one", "q")]
+    assert [target.published for target in targets] == [1, 1, 0]
 
 
 def test_copies_and_headers_exchanges_lead_to_streams_too(rig: BrokerRig, c: RigClient) -> None:
@@ -356,7 +362,9 @@ def test_a_stream_takes_dead_letters(rig: BrokerRig, c: RigClient, mode: int) ->
     ((tag, _, _),) = deliveries(c)
     c.send(1, BasicNack(delivery_tag=tag, requeue=False))
     rig.turn()
-    assert [rig.vhost.table.find_queue(name).len() for name in ("s", "dead", "q")] == [1, 1, 0]
+    targets = [rig.vhost.table.find_queue(name) for name in ("s", "dead", "q")]
+    assert [target.len() for target in targets] == [1, 1, 0]
+    assert [target.published for target in targets] == [1, 0, 1]
     consume(c, offset="first", tag="s")
     (record,) = records(c)
     assert record.body == b"x"

@@ -256,10 +256,12 @@ def test_async_errors_come_after_what_was_given(tmp_path: Path) -> None:
 
 def test_an_async_producer_is_cancelled_where_it_waits(tmp_path: Path) -> None:
     ended = []
+    is_waiting = asyncio.Event()
 
     async def source() -> AsyncIterator[bytes]:
         yield b"a"
         try:
+            is_waiting.set()
             await asyncio.Event().wait()
         finally:
             ended.append(True)
@@ -268,6 +270,7 @@ def test_an_async_producer_is_cancelled_where_it_waits(tmp_path: Path) -> None:
         async with contextlib.aclosing(aio.persist(source(), tmp_path / "d")) as items:
             async for item in items:
                 assert item == b"a"
+                await is_waiting.wait()
                 break
         assert [item async for item in aio.persist(counting(0), tmp_path / "d")] == [b"a"]
 

@@ -241,6 +241,23 @@ def test_what_fills_the_queue_leaves_something_for_what_is_more_urgent() -> None
     assert alphas(q)[2] == 100
 
 
+@pytest.mark.parametrize("size", [0, 10, BODY, 300])
+def test_no_more_is_paged_out_than_fills_the_pool(size: int) -> None:
+    """The pool has an eighth of the budget; a message is paged out whole."""
+    _, q = opened()
+    cost = ALPHA_BYTES + size
+    limit = 24 * cost
+    q.set_limits(limit, 0)
+    for _ in range(5):
+        q.publish(b"", b"x" * size, OS, priority=2)
+    for priority in [0, 0, 0, 0, 1, *[0, 0, 0, 0, 0, 0, 0, 1] * 2]:
+        low_before = alphas(q)[0]
+        pool_before = q.budget.pool_bytes
+        q.publish(b"", b"x" * size, OS, priority=priority)
+    assert alphas(q)[0] < low_before, "the last one had its room of the lowest priority"
+    assert pool_before < q.budget.pool_bytes <= limit // 8 + cost
+
+
 def test_the_share_counts_if_it_is_the_smaller_one() -> None:
     _, q = opened()
     put(q, 0, 100)

@@ -11,6 +11,7 @@ from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.queue_segment import (
     HAS_ENTRY,
     HEADER_BYTES,
+    READ_BYTES,
     SLOT_BYTES,
     USED,
     Handles,
@@ -20,6 +21,7 @@ from penstock.storage.queue_segment import (
     put_slot,
     queue_seed,
 )
+from tests.helpers.faulty_file import FaultyFile
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 
@@ -362,3 +364,45 @@ def test_bodies_are_written_alone_and_slots_later() -> None:
     assert [(m.id, m.expiry_ms, m.time) for m in read] == [(100, 0, 5), (101, 9, 5), (103, 27, 5)]
     with pytest.raises(CorruptionError):
         files.messages([2])
+
+
+class Reads:
+    """Counts the reads of entries."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        pread = FaultyFile.pread
+
+        def counted(file: FaultyFile, length: int, offset: int) -> bytes:
+            if file.path.endswith(".qs"):
+                self.sizes.append(length)
+            return pread(file, length, offset)
+
+        monkeypatch.setattr(FaultyFile, "pread", counted)
+
+
+def test_entries_that_lie_behind_one_another_are_read_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also with one between them that has no entry, and one that is not asked for."""
+    kinds = [message(b"x" * 100) for _ in range(SLOTS)]
+    kinds[2] = message()
+    _, segments = written(*(Entry(24 + i, one) for i, one in enumerate(kinds)))
+    slots = segments.slots([24, 25, 26, 28, 29, 31])
+    segments.entries_of(slots[:1])  # reads the file's header as well
+    reads = Reads(monkeypatch)
+    found = segments.entries_of(slots)
+    assert [m.body for m in found] == [kinds[i].body for i in (0, 1, 2, 4, 5, 7)]
+    assert len(reads.sizes) == 1
+    assert 5 * 100 < reads.sizes[0] < 8 * 120
+
+
+def test_a_large_entry_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [message(b"x" * (READ_BYTES // 8)) for _ in range(SLOTS)]
+    _, segments = written(*(Entry(24 + i, one) for i, one in enumerate(kinds)))
+    slots = segments.slots(list(range(24, 32)))
+    segments.entries_of(slots[:1])
+    reads = Reads(monkeypatch)
+    assert len(segments.entries_of(slots)) == SLOTS
+    assert len(reads.sizes) == SLOTS
+    assert max(reads.sizes) < READ_BYTES // 8 + 64

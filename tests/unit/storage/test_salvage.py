@@ -11,7 +11,7 @@ from penstock.errors import DiskFullError, LockedError, NotAStoreError
 from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import SalvageReport, salvage
+from penstock.storage.salvage import DEFAULT_SLOTS, SalvageReport, guess_slots, salvage
 from penstock.storage.salvage_files import unwind
 from penstock.storage.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, CrashNow, FaultyFileSystem
@@ -26,6 +26,7 @@ from tests.helpers.tool_stores import (
 )
 
 NEW = "/new"
+SLOTS_AT = 24  # of the number of slots in the header of a .qi
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["clean", "killed"])
@@ -152,6 +153,22 @@ def test_without_checkpoint_and_log_the_slots_are_taken() -> None:
     assert report.taken >= 14
     assert report.losses
     assert b"big" in content(fs, NEW)  # by its .queue_name
+
+
+def test_the_size_of_a_segment_is_what_most_of_its_headers_say() -> None:
+    """Of a store without its checkpoint; the first file and the last are of another size."""
+    fs = FaultyFileSystem()
+    for directory in ("/vhost", "/vhost/queues", "/vhost/queues/q.1"):
+        fs.mkdir(directory)
+    for name, slots in zip(
+        ("0.qi", "1.qi", "2.qi", "3.qs", "4.qi", "5.qi"), (8, 16, 16, 16, 8, 3), strict=True
+    ):
+        file = fs.open(f"/vhost/queues/q.1/{name}", create=True)
+        file.pwrite(bytes(SLOTS_AT) + slots.to_bytes(4, "big"), 0)
+        file.close()
+    assert guess_slots(fs, "/vhost") == 16
+    assert guess_slots(fs, "/other") == DEFAULT_SLOTS
+    assert not any(fs.handles.values())
 
 
 def test_each_section_of_the_checkpoint_stands_for_itself(killed: FaultyFileSystem) -> None:

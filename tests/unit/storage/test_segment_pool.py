@@ -125,6 +125,25 @@ def test_close_with_one_on_its_way() -> None:
     assert not rig.fs.completed(True)
 
 
+def test_at_the_end_only_the_segment_in_use_is_open() -> None:
+    rig = PoolRig()
+    for _ in range(3):
+        rig.pool.prepare_ahead()
+        rig.settle()
+        rig.pool.next(64)
+    rig.pool.prepare_ahead()
+    rig.settle()
+    assert sum(rig.fs.handles.values()) == len(rig.pool.in_use) + 1, "and the one ahead"
+    rig.pool.release_before(rig.pool.in_use[-1].number, rig.pool.in_use[-1])
+    rig.settle()
+    rig.pool.end()
+    rig.settle()
+    assert sum(rig.fs.handles.values()) == len(rig.pool.in_use) == 1
+    assert rig.numbers() == [rig.pool.in_use[0].number]
+    rig.pool.close()
+    assert not any(rig.fs.handles.values())
+
+
 def test_it_starts_once() -> None:
     rig = PoolRig()
     with pytest.raises(AssertionError, match="once"):

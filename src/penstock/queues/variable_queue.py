@@ -857,6 +857,7 @@ class VariableQueue(BackingQueue):
             self._dequeue(entries, mode)
             for entry in entries:
                 self._drop_pending(entry)
+            self._release(entries)
             state.rates.n_ack_out += len(entries)
             if state.is_flowed:
                 self.paging.note_recovered()
@@ -906,8 +907,6 @@ class VariableQueue(BackingQueue):
         state.unacked_bytes -= entry.message.size
         if self._counted:
             self._counted.discard(seq)
-        if not entry.message.persistent:
-            self._release(entry)
 
     def _die(self, entry: Entry, mode: int) -> None:
         """An entry that was never pending dies."""
@@ -915,17 +914,33 @@ class VariableQueue(BackingQueue):
         if message.persistent:
             self.engine.dequeue(self._index, [entry], mode)
         else:
-            self._release(entry)
+            self._release([entry])
         if isinstance(message, SharedMessage):
             message.shared.leave(self.state.shared)
 
-    def _release(self, entry: Entry) -> None:
-        """A transient message is gone."""
-        state = self.state
-        if state.places.pop(entry.seq, None) is not None or entry.on_slot:
-            self._index.keep_transients(entry.seq // self._index.slots, -1)
-        state.transient_attempts.pop(entry.seq, None)
-        self.engine.release(entry.message)
+    def _release(self, entries: list[Entry]) -> None:
+        """Free what the files and the store keep for those of dead messages that are transient."""
+        state, index = self.state, self._index
+        places, attempts = state.places, state.transient_attempts
+        number, count = -1, 0  # how many are in the files of this segment
+        for entry in entries:
+            message = entry.message
+            if message.persistent:
+                continue
+            seq = entry.seq
+            if places.pop(seq, None) is not None or entry.on_slot:
+                segment = seq // index.slots
+                if segment != number and count:
+                    index.keep_transients(number, -count)
+                    count = 0
+                number = segment
+                count += 1
+            if attempts:
+                attempts.pop(seq, None)
+            if message.store_file:
+                self.engine.release(message)
+        if count:
+            index.keep_transients(number, -count)
 
     def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
         state = self.state
@@ -1049,9 +1064,11 @@ class VariableQueue(BackingQueue):
         return [(self._index, found)] if found else []
 
     def forget(self, tags: list[int]) -> None:
-        for entry in self._pending_entries(tags):
+        entries = self._pending_entries(tags)
+        for entry in entries:
             self._drop_pending(entry)
-            self.state.rates.n_ack_out += 1
+        self._release(entries)
+        self.state.rates.n_ack_out += len(entries)
         self._after()
 
     def ackfold(self, fun: Callable[[Delivery, A], A], acc: A, tags: list[int]) -> A:
@@ -1109,9 +1126,7 @@ class VariableQueue(BackingQueue):
                 self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
             state.transient_attempts.pop(seq, None)
         if state.has_transients:
-            for entry in [*state.q4, *state.q1, *state.back.values()]:
-                if not entry.message.persistent:
-                    self._release(entry)
+            self._release([*state.q4, *state.q1, *state.back.values()])
         state.clear_ready()
         self._after()
 
@@ -1300,10 +1315,9 @@ class VariableQueue(BackingQueue):
     def leased(self, taken: list[Taken], lsn: int) -> None:
         mark = self.mark
         for one in taken:
+            self._release(one.entries)
             for entry in one.entries:
-                if not entry.message.persistent:
-                    self._release(entry)
-                elif entry.seq >= mark.delivered:
+                if entry.message.persistent and entry.seq >= mark.delivered:
                     mark.delivered = entry.seq + 1
             if one.mark:
                 mark.logged(one.mark, lsn)

@@ -331,23 +331,34 @@ class VQState:
         bits[rel >> 3] |= 1 << (rel & 7)
 
     def clear_transients(self, start: int, stop: int) -> None:
-        """Transient seqs from start to stop - 1, of one segment, are not in delta any more."""
+        """Remove transient seqs from start to stop - 1, of one segment, from delta."""
         slots = self.index.slots
         bits = self.delta_transients.get(start // slots)
         if bits is None:
             return
-        for seq in range(start, stop):
+        seq = start
+        while seq < stop:
             rel = seq % slots
-            bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
-        if not any(bits):
+            whole = (stop - seq) >> 3
+            if whole and not rel & 7:
+                bits[rel >> 3 : (rel >> 3) + whole] = bytes(whole)
+                seq += whole << 3
+            else:
+                bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+                seq += 1
+        if bits.count(0) == len(bits):
             del self.delta_transients[start // slots]
 
     def transients_between(self, start: int, stop: int) -> list[int]:
-        """Transient seqs of delta from start to stop - 1, of one segment, ascending."""
+        """Return the transient seqs of delta from start to stop - 1, of one segment, ascending."""
         slots = self.index.slots
         bits = self.delta_transients.get(start // slots)
         if bits is None:
             return []
+        rel, n = start % slots, stop - start
+        part = bits[rel >> 3 : (rel + n + 7) >> 3]
+        if int.from_bytes(part, "little") >> (rel & 7) & ((1 << n) - 1) == (1 << n) - 1:
+            return list(range(start, stop))  # the common case: nothing here is persistent or dead
         rels = ((seq, seq % slots) for seq in range(start, stop))
         return [seq for seq, rel in rels if bits[rel >> 3] >> (rel & 7) & 1]
 
@@ -374,10 +385,10 @@ class VQState:
         if self.delta_transients:
             transients = self.transients_between(start, stop)
             if transients:
-                seqs = sorted(seqs + transients)
-        if self.ram_pending or self.disk_pending.count or self.set_aside:
+                seqs = sorted(seqs + transients) if seqs else transients
+        ram, aside = self.ram_pending, self.set_aside
+        if self.disk_pending.count or aside or not ram.keys().isdisjoint(seqs):
             paged = set(self.disk_pending.seqs_between(start, stop))
-            ram, aside = self.ram_pending, self.set_aside
             seqs = [s for s in seqs if s not in ram and s not in paged and s not in aside]
         if self.in_hand:
             seqs = [s for s in seqs if s not in self.in_hand]

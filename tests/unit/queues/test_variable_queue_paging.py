@@ -454,3 +454,22 @@ def test_after_a_crash_all_of_two_segments_is_there_and_redelivered(limit: int) 
     got = world.take(2 * SLOTS)
     assert world.numbers(got) == list(range(2 * SLOTS))
     assert all(d.is_redelivered for d in got), "they are below the mark, for all that is known"
+
+
+def test_the_marks_of_transient_messages_in_delta_are_those_of_a_set(world: World) -> None:
+    state = real(world.q).state
+    rng = random.Random(15)
+    for _ in range(300):
+        marked: set[int] = set()
+        for seq in range(SLOTS):
+            if rng.random() < rng.choice((0.3, 0.9, 1.0)):
+                state.mark_transient(SLOTS + seq)
+                marked.add(SLOTS + seq)
+        while marked:
+            start, stop = sorted(rng.sample(range(SLOTS, 2 * SLOTS + 1), 2))
+            found = state.transients_between(start, stop)
+            assert found == sorted(seq for seq in marked if start <= seq < stop)
+            state.clear_transients(start, stop)
+            marked -= set(found)
+            assert bool(state.delta_transients) == bool(marked)
+        state.delta_transients.clear()

@@ -96,6 +96,10 @@ HOT_MODULES = (
     "penstock.broker.connection_handler",
     "penstock.broker.background_tasks",
     "penstock.broker.batch_moves",
+    "penstock.broker.in_flight",
+    "penstock.server.poller",
+    "penstock.server.read_pace",
+    "penstock.server.hub",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

@@ -76,7 +76,7 @@ class Facts(Protocol):
         """The connection's name."""
 
     @property
-    def heartbeat_s(self) -> int:
+    def heartbeat_s(self) -> float:
         """The interval of heartbeats, 0 for none."""
 
 
@@ -197,7 +197,7 @@ class Session(Source):
         if handler.facts.heartbeat_s > 0 and not self._is_ending:
             self._beat_later()
         if leftover:
-            self._received(leftover)
+            self.received(leftover)
         self.resume("start")
 
     # ---- the socket ----------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Session(Source):
             self.abort()
             return
         if data:
-            self._received(data)
+            self.received(data)
             return
         self._has_eof = True
         self._is_ending = True
@@ -240,7 +240,8 @@ class Session(Source):
         else:
             self.abort()
 
-    def _received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
+        """Handle bytes of the client."""
         self._has_received = True
         handler = self.handler
         if handler is None or self._is_ending:
@@ -367,6 +368,11 @@ class Session(Source):
         if self.waiting_bytes > HIGH_WATER_BYTES and self.outlet.is_writable:
             self._take_no_more()
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the client is read when it sends something."""
+        return not self._paused and not self._is_closed
+
     def _take_no_more(self) -> None:
         """Too much waits: the core delivers nothing, the client is not read."""
         self.outlet.is_writable = False
@@ -431,7 +437,7 @@ class Session(Source):
         self._paused.clear()
         self._watch()
         # What waits for the socket goes first, so a client that takes it slowly has more time.
-        self._abort_later(CLOSING_S if waits else LINGER_S)
+        self._abort_later(CLOSING_S if waits else self.hub.linger_s)
 
     def shutdown(self, code: int, text: str) -> None:
         """Send the client this reply; it has CLOSING_S to answer."""
@@ -454,7 +460,7 @@ class Session(Source):
         close-ok is understood, and not even that if its frames cannot be told apart any more."""
         handler = self.handler
         if self._deadline is None and handler is not None:
-            self._abort_later(LINGER_S if handler.connection.is_broken else CLOSING_S)
+            self._abort_later(self.hub.linger_s if handler.connection.is_broken else CLOSING_S)
 
     def defect(self, error: Exception) -> None:
         """Handle an error that is not an answer: it stops the vhost if its storage has failed, else
@@ -558,6 +564,7 @@ class Hub(Turns):
         # Called with the user of a session that ended, and after each tick of the vhost.
         self.on_gone: Callable[[str], None] = _nobody_counts
         self.on_tick: Callable[[], None] = _nothing
+        self.linger_s: float = LINGER_S
         self._on_failed: Callable[[BaseException], None] = on_failed
         self._on_empty: Callable[[], None] = _nothing
         self._is_running: bool = False  # a step of the vhost runs; its output is flushed after it
